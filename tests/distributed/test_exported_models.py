@@ -145,8 +145,10 @@ def test_an_untouched_qwen_vl_comes_out_bit_for_bit(kind: str, tmp_path: Path) -
     ("kind", "cls"),
     [
         ("qwen2_vl", "Qwen2VisionTransformerPretrainedModel"),
-        ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
-        ("qwen3_vl", "Qwen3VLVisionModel"),
+        pytest.param(
+            "qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", marks=pytest.mark.sweep
+        ),
+        pytest.param("qwen3_vl", "Qwen3VLVisionModel", marks=pytest.mark.sweep),
     ],
 )
 def test_the_vision_part_of_a_qwen_vl_by_itself(kind: str, cls: str, tmp_path: Path) -> None:

@@ -87,10 +87,8 @@ WINDOW_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(x, marks=pytest.mark.sweep) if x != "sp cp" else x for x in WINDOW_LAYOUTS],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", WINDOW_LAYOUTS)
 def test_windows(layout: str) -> None:
     vision, language = WINDOW_LAYOUTS[layout]
     made = spec({"vision": box(0, model=MODEL, **vision), "language": language}, **LARGE)
@@ -112,10 +110,8 @@ STACK_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(x, marks=pytest.mark.sweep) if x != "pp sp" else x for x in STACK_LAYOUTS],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", STACK_LAYOUTS)
 def test_rows_of_several_layers(layout: str) -> None:
     assert failures(verdicts(stacked(*STACK_LAYOUTS[layout]))) == []
 

@@ -41,6 +41,18 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "merge_size": 2, "min_pixels": 16 * 16, "max_pixels": 48 * 40},
     ),
+    # Qwen3-VL has the same with other settings.
+    "qwen3-vl": (
+        "qwen2_vl",
+        "Qwen2VLImageProcessorPil",
+        {
+            "patch_size": 8,
+            "merge_size": 2,
+            "size": {"shortest_edge": 32 * 32, "longest_edge": 80 * 64},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+    ),
 }
 SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32)]
 

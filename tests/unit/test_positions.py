@@ -52,17 +52,20 @@ def several_images() -> Spec:
     )
 
 
-def theirs(made: Spec, inputs: UnreadStep, sample: int) -> tuple[torch.Tensor, int] | None:
+def theirs(
+    kind: str, made: Spec, inputs: UnreadStep, sample: int
+) -> tuple[torch.Tensor, int] | None:
     """Return what `transformers` says of each document alone, and how many images there were.
 
     None where two images stand side by side: it takes them for one, since its texts part them.
     """
-    from transformers import Qwen2VLConfig
-    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+    import transformers
+
+    model = getattr(transformers, f"{kind}Model")
 
     class Bare:
-        config = Qwen2VLConfig()
-        get_vision_position_ids = Qwen2VLModel.get_vision_position_ids
+        config = getattr(transformers, f"{kind}Config")()
+        get_vision_position_ids = model.get_vision_position_ids
 
     tokens, _ = inputs.text(sample)
     documents = inputs.documents(sample)
@@ -75,13 +78,13 @@ def theirs(made: Spec, inputs: UnreadStep, sample: int) -> tuple[torch.Tensor, i
         ids = torch.from_numpy(tokens[places])[None]
         grids = [(1, 2 * s.height, 2 * s.width) for s in spans if s.position in places]
         kinds = (ids == placeholder_id(made, "vision")).int()
-        found.append(
-            Qwen2VLModel.get_rope_index(Bare(), ids, kinds, torch.tensor(grids or [(1, 0, 0)]))[0]
-        )
+        grid = torch.tensor(grids or [(1, 0, 0)])
+        found.append(model.get_rope_index(Bare(), ids, kinds, grid)[0])
     return torch.cat(found, dim=2)[:, 0], len(spans)
 
 
-def test_position_ids_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("kind", ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"])
+def test_position_ids_are_those_of_transformers(kind: str) -> None:
     made = several_images()
     layout = build_layout(made)
     inputs = step_inputs(build_dataset(made), "train", tuple(range(SAMPLES)), 0)
@@ -90,7 +93,7 @@ def test_position_ids_are_those_of_transformers() -> None:
     assert ours.shape == (3, SAMPLES, SEQ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = {sample: theirs(made, inputs, sample) for sample in range(SAMPLES)}
+        wanted = {sample: theirs(kind, made, inputs, sample) for sample in range(SAMPLES)}
     compared = {sample: each for sample, each in wanted.items() if each is not None}
     for sample, (ids, _) in compared.items():
         assert torch.equal(ours[:, sample], ids), sample
