@@ -3,10 +3,17 @@
 from typing import Any
 
 import pytest
+from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
+
+from mimo_launch.bench import measure_device
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train.rank_session import RankSession
 
 SIGLIP: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [3, 4], "activation": "gelu_tanh",
@@ -129,3 +136,17 @@ def test_colocated(model: dict[str, Any]) -> None:
     modules = {"vision": box(0, dp=4, model=model), "language": box(0, tp=2, dp=2)}
     made = spec(modules, microbatches=2, **DATA)
     assert failures(verdicts(made)) == []
+
+
+def rates_on_rank(made: Spec) -> dict[str, float]:
+    measure_device.seconds_of = lambda run, device: (run(), 1.0)[1]  # type: ignore[assignment]
+    with RankSession(Plan.of(made)) as session:
+        return measure_device.compute_rates(session)
+
+
+@pytest.mark.parametrize("model", [STACK, MODEL], ids=["several layers", "windows"])
+def test_a_block_of_any_tower_can_be_timed(model: dict[str, Any]) -> None:
+    modules = {"vision": box(0, model=model), "language": box(0, model={"layers": 4})}
+    made = spec(modules, max_patches=24)
+    [rates] = run_ranks(rates_on_rank, made, world_size=1)
+    assert rates["vision_linear"] > 0

@@ -91,13 +91,14 @@ def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
 
 def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
     """Return a function that runs forward and backward, from a loss or a random gradient."""
-    gradient = torch.randn_like(hidden)
+    with torch.no_grad():
+        made: Tensor = network(hidden, batch)
+    gradient = torch.randn_like(made) if made.dim() else None
 
     def run() -> None:
         network.zero_grad()
         hidden.grad = None
-        out: Tensor = network(hidden, batch)
-        torch.autograd.backward(out, gradient if out.dim() else None)
+        torch.autograd.backward(network(hidden, batch), gradient)
 
     return run
 
