@@ -194,6 +194,25 @@ GENERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision": box(0), "language": box(0, pp=2), "drawer": box(2, **flow())},
         {"kind": "interleaved", "virtual_stages": 2, "microbatches": 4},
     ),
+    "connectors behind language, cut in other ways than both ends": (
+        {
+            "language": box(0, dp=2),
+            "adapter": box(1, tp=2, cp=2, **SP, **connector("language", queries=3)),
+            "last": box(0, dp=2, **connector("adapter")),
+            "drawer": box(1, dp=2, **FULL, **flow(reads=["last"])),
+        },
+        {},
+    ),
+    "a frozen connector behind language, a talker, and a flow beside it": (
+        {
+            "vision": box(0),
+            "language": box(0, tp=2, pp=2, **SP),
+            "adapter": box(1, pp=2, frozen=True, **connector("language")),
+            "talker": box(3, **talker(reads=["adapter"])),
+            "drawer": box(0, **flow()),
+        },
+        {"packing": True},
+    ),
     "bubble filling": (
         {"vision": box(0, dp=2), "language": box(0, pp=2), "drawer": box(2, **flow())},
         {"kind": "bubble_filling", "microbatches": 4, "encoder_microbatches": 2},
@@ -271,7 +290,8 @@ def test_a_run_that_reads_and_draws_digits_is_evaluated_as_one_rank_would() -> N
     modules = {
         "vision": box(0, model={"patch": 4}),
         "language": box(0, model={"vocab": "digits"}),
-        "drawer": box(1, **flow(model={"kind": "flow", "patch": 4})),
+        "adapter": box(1, **connector("language", queries=2)),
+        "drawer": box(1, **flow(model={"kind": "flow", "patch": 4}, reads=["adapter"])),
     }
     data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 2}
     made = made_of(modules, {"eval": {"samples": 6}}, data=data)

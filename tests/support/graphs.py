@@ -31,6 +31,8 @@ from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.spec import Spec
 
 CONNECTORS, GENERATORS = ("merger", "joiner"), ("drawer", "painter")
+# Connectors between language and each of the generators.
+ADAPTERS = {"drawer": "adapter", "painter": "bender"}
 # How many encoders of arrays, connectors and generators there are; none is a star.
 SHAPES = [(1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 0), (1, 2, 1), (1, 0, 1), (2, 0, 2),
           (3, 2, 1), (3, 1, 2), (1, 2, 2), (0, 0, 2), (0, 0, 1)]  # fmt: skip
@@ -75,6 +77,7 @@ def _graph_specs(draw: st.DrawFn, max_ranks: int, languages: tuple[str, ...]) ->
             (ENCODERS, CONNECTORS, GENERATORS), draw(st.sampled_from(SHAPES)), strict=True
         )
     )
+    adapters = {name: ADAPTERS[name] for name in generators if draw(st.sampled_from([0, 1, 0]))}
     together = draw(st.sampled_from([n for n in range(1, k * groups + 1) if k * groups % n == 0]))
     most = draw(st.sampled_from([room, -(-room // 2)]))
     least = draw(st.sampled_from([-(-most // 2), 1]))
@@ -83,8 +86,9 @@ def _graph_specs(draw: st.DrawFn, max_ranks: int, languages: tuple[str, ...]) ->
     first = draw(st.integers(0, room - prod(language)))
     intervals = {"language": range(first, first + prod(language))}
     grids = {"language": language}
-    for name in (*encoders, *connectors, *generators):
-        share, at_once = language[2] * mbs, together if name in generators else k
+    for name in (*encoders, *connectors, *generators, *adapters.values()):
+        behind = name in generators or name in adapters.values()
+        share, at_once = language[2] * mbs, together if behind else k
         place = placed(intervals["language"], room, share, at_once, supported_only=False)
         intervals[name], grids[name] = draw(place)
     order = draw(st.permutations(list(intervals)))
@@ -96,6 +100,9 @@ def _graph_specs(draw: st.DrawFn, max_ranks: int, languages: tuple[str, ...]) ->
     kind, virtual_stages = draw(one_schedule(KINDS, language[3]))
     modules["language"]["model"] |= _repeated(modules["language"]["model"], virtual_stages)
     _connect(modules, draw(_reads(encoders, connectors, modules)))
+    for generator, adapter in adapters.items():
+        modules[adapter]["reads"], modules[generator]["reads"] = ["language"], [adapter]
+        modules[adapter].pop("placeholder", None)
     if all(module.get("frozen") is True for module in modules.values()):
         del modules["language"]["frozen"]
     if generators and draw(st.sampled_from([False, False, True])):
@@ -205,7 +212,10 @@ def graph_features(made: Spec) -> set[str]:
     layout = build_layout(made)
     found = {made.schedule.kind, *(["packed records"] if made.data.packing else [])}
     found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
-    found |= {f"generators {len(made.generators)}", f"encoders {len(made.encoders)}"}
+    found |= {f"generators {len(layout.losses) - 1}", f"encoders {len(made.encoders)}"}
+    found |= (
+        {"connector behind language"} if made.modules.keys() & set(ADAPTERS.values()) else set()
+    )
     for bridge in layout.bridges.values():
         source, target = layout[bridge.source], layout[bridge.target]
         mine, theirs = set(source.grid.ranks), set(target.grid.ranks)

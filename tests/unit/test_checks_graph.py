@@ -186,6 +186,43 @@ FAULTS: dict[str, tuple[Modules, list[str], list[str | int], str]] = {
         ["modules", "m", "reads"],
         "write `reads: [vision]` in `m`",
     ),
+    "a connector behind language that nobody reads": (
+        {
+            "m": box(**connector("language")),
+            "g": box(**flow(reads=["m"])),
+            "n": box(**connector("m")),
+        },
+        ["module-without-reader"],
+        ["modules", "n"],
+        "write `reads: [n]` in a generator, or delete `n`",
+    ),
+    "a connector in front of two generators": (
+        {
+            "m": box(**connector("language")),
+            "g": box(**flow(reads=["m"])),
+            "h": box(**flow(reads=["m"])),
+        },
+        ["wrong-kind-for-role"],
+        ["modules", "m"],
+        "add a connector for `h`, or write `reads: [language]` in it",
+    ),
+    "a connector behind language that sees an image": (
+        {
+            **VISION,
+            "m": box(**connector("language", "vision")),
+            "g": box(**flow(reads=["m"])),
+            "language": box(reads=["vision"]),
+        },
+        ["wrong-kind-for-role"],
+        ["modules", "m", "reads"],
+        "write `reads: [language]` in `m`",
+    ),
+    "a generator that reads a connector and language": (
+        {"m": box(**connector("language")), "g": box(**flow(reads=["language", "m"]))},
+        ["reads-unlike-kind"],
+        ["modules", "g", "reads"],
+        "write `reads: [m]` in `g`",
+    ),
     "the projector of a generator": (
         {**VISION, "g": box(**flow(frozen="except_projector"))},
         ["frozen-without-projector"],

@@ -108,8 +108,9 @@ def read_by(made: Spec, views: StepViews, data: StepData, bridge: Bridge) -> Own
     """Place the rows at the tokens of an encoder or a generator that reads them."""
     name, module = bridge.target, made.modules[bridge.target]
     sources, model = made.sources_of(name), module.model
-    beside = model.kind == "flow" or model.queries is not None
-    in_turn = model.kind == "flow" or model.merge == "rows"
+    makes = model.kind in ("flow", "talker")
+    beside = makes or model.queries is not None
+    in_turn = makes or model.merge == "rows"
     per_cp = module.grid.tp if module.sequence_parallel else 1
     found: Owned = {}
     for forward in range(made.schedule.microbatches // bridge.target_group):

@@ -192,6 +192,20 @@ def test_targets_that_nothing_can_be_learnt_from_are_bad_samples(
         opened(shard_spec(tmp_path, tokenizer, {"drawer": box(**FLOW)}))
 
 
+def test_a_connector_in_front_of_a_generator_gets_the_rows_of_its_targets(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    write_shard(tmp_path / "a.tar", [("x", {"target.png": image_bytes(8, 8), "txt": "A dog."})])
+    drawer = {**FLOW, "reads": ["adapter"]}
+    modules = {"adapter": box(**connector("language", queries=3)), "drawer": box(**drawer)}
+    found = opened(shard_spec(tmp_path, tokenizer, modules, template="caption", target_reads=4))
+    spans = found.describe("train", 0).spans
+    ((adapter,), (made,)) = spans["adapter"], spans["drawer"]
+    assert (adapter.height, adapter.width, adapter.reads) == (1, 3, 4)
+    assert (made.height, made.width) == (2, 2)
+    assert (adapter.position, adapter.reads) == (made.position, made.reads)
+
+
 def codes_bytes(codes: Any) -> bytes:
     out = BytesIO()
     np.save(out, codes)

@@ -150,7 +150,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
                 help=_without(spec, name, source),
                 related=(Related(path=("modules", source, "model", "kind"), label="no rows"),),
             )
-        elif kind.computes_loss and source != LANGUAGE:
+        elif kind.computes_loss and source != LANGUAGE and source not in spec.generators:
             yield Diagnostic(
                 code="reads-unlike-kind",
                 headline=f"`{name}` reads `{source}`, and `kind: {module.model.kind}` takes rows "
@@ -185,23 +185,16 @@ def _or_takes_rows(spec: Spec, name: str) -> str:
 
 
 def loss_is_behind_language(spec: Spec, name: str) -> Findings:
-    """A module behind language has a loss of its own, and one in front of it has none."""
+    """A module with a loss stands behind language, and a connector there serves one of them."""
     kind, path = kind_of(spec.modules[name].model), ("modules", name)
-    if kind.reads_tokens or kind.computes_loss == (name in spec.generators):
+    if kind.reads_tokens:
+        return
+    if name in spec.generators:
+        yield from _behind_language(spec, name)
+        return
+    if not kind.computes_loss:
         return
     written = f"`kind: {kind.model.kind}`"
-    if not kind.computes_loss:
-        # A module that reads such a one is behind language, too, but not at fault.
-        if LANGUAGE in spec.sources_of(name):
-            yield Diagnostic(
-                code="wrong-kind-for-role",
-                headline=f"`{name}` reads `{LANGUAGE}`, and {written} computes no loss",
-                path=(*path, "reads"),
-                why="what stands behind `language` has a loss; encoders stand in front of it",
-                help=_without(spec, name, LANGUAGE),
-                related=(Related(path=(*path, "model", "kind"), label="an encoder"),),
-            )
-        return
     given = spec.modules[name].reads
     yield Diagnostic(
         code="wrong-kind-for-role",
@@ -212,15 +205,91 @@ def loss_is_behind_language(spec: Spec, name: str) -> Findings:
     )
 
 
+def _behind_language(spec: Spec, name: str) -> Findings:
+    """A generator reads one module, and a connector in front of one nothing that is shown."""
+    module, path = spec.modules[name], ("modules", name)
+    kind, reads = kind_of(module.model), spec.sources_of(name)
+    if kind.computes_loss:
+        if len(reads) > 1:
+            yield Diagnostic(
+                code="reads-unlike-kind",
+                headline=f"`{name}` reads {len(reads)} modules, and `kind: {module.model.kind}` "
+                "takes rows of one",
+                path=(*path, "reads"),
+                why="a connector can read several, and make rows of theirs",
+                help=f"write `reads: [{next((x for x in reads if x != LANGUAGE), LANGUAGE)}]` in "
+                f"`{name}`",
+            )
+        return
+    served = _served(spec, name)
+    shown = [each for each in reads if each in spec.encoders]
+    # A module that reads such a one is behind language, too, but not at fault.
+    if not served and LANGUAGE in reads:
+        yield Diagnostic(
+            code="wrong-kind-for-role",
+            headline=f"`{name}` reads `{LANGUAGE}`, and `kind: {module.model.kind}` computes no "
+            "loss",
+            path=(*path, "reads"),
+            why="what stands behind `language` has a loss, or a generator reads it; encoders "
+            "stand in front of it",
+            help=_without(spec, name, LANGUAGE),
+            related=(Related(path=(*path, "model", "kind"), label="an encoder"),),
+        )
+    elif len(served) > 1:
+        yield Diagnostic(
+            code="wrong-kind-for-role",
+            headline=f"`{name}` stands in front of " + " and ".join(f"`{each}`" for each in served),
+            path=path,
+            at_key=True,
+            why=f"behind `{LANGUAGE}` each row belongs to an image that one generator makes",
+            help=f"add a connector for `{served[1]}`, or write `reads: [{LANGUAGE}]` in it",
+        )
+    elif served and shown:
+        yield Diagnostic(
+            code="wrong-kind-for-role",
+            headline=f"`{name}` stands behind `{LANGUAGE}` and reads `{shown[0]}`, which stands in "
+            "front of it",
+            path=(*path, "reads"),
+            why="its rows belong to what a generator makes, not to an image that is shown; "
+            f"`{LANGUAGE}` can read `{shown[0]}` and pass on what it makes of it",
+            help=f"write `reads: {_names(each for each in reads if each not in shown)}` in "
+            f"`{name}`",
+        )
+
+
+def _served(spec: Spec, name: str) -> list[str]:
+    """Return the modules with a loss that get rows made of those of a module behind language."""
+    found, left = dict[str, None](), [name]
+    while left:
+        one = left.pop()
+        readers = [n for n, m in spec.modules.items() if one in (m.reads or ()) and n not in found]
+        found |= dict.fromkeys(readers)
+        left += readers
+    return [each for each in found if kind_of(spec.modules[each].model).computes_loss]
+
+
 def rows_have_reader(spec: Spec, name: str) -> Findings:
     """Some module reads the rows of each encoder."""
-    if LANGUAGE not in spec.modules or name not in spec.encoders:
+    if LANGUAGE not in spec.modules or name == LANGUAGE:
         return
     if kind_of(spec.modules[name].model).computes_loss:
         return
     if any(name in spec.sources_of(each) for each in spec.modules):
         return
     language = spec.sources_of(LANGUAGE)
+    if name in spec.generators:
+        # One that reads language itself is of the wrong kind for its role.
+        first = [n for n in spec.generators if LANGUAGE in spec.sources_of(n)]
+        if all(kind_of(spec.modules[n].model).computes_loss or _served(spec, n) for n in first):
+            yield Diagnostic(
+                code="module-without-reader",
+                headline=f"no module reads `{name}`",
+                path=("modules", name),
+                at_key=True,
+                why=f"it would compute for nothing: behind `{LANGUAGE}`, a generator reads it",
+                help=f"write `reads: [{name}]` in a generator, or delete `{name}`",
+            )
+        return
     yield Diagnostic(
         code="module-without-reader",
         headline=f"no module reads `{name}`",

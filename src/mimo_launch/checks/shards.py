@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
+from mimo_launch.data.sample_sizes import makers
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
@@ -201,7 +202,7 @@ def members_for_encoders(spec: Spec) -> Findings:
     ends = ", ".join(sorted({*found, *targets})) or "nothing"
     related = (Related(path=("data", "shards"), label="these shards"),)
     why = f"its first {len(names)} members end in {ends}"
-    for name in spec.generators:
+    for name in makers(spec):
         made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
         kind = kind_of(spec.modules[name].model)
         what, ending, fits = "images", "png", {*IMAGE_FORMATS}

@@ -31,7 +31,14 @@ from mimo_launch.data.random_draws import (
     split_key,
     threshold,
 )
-from mimo_launch.data.sample_sizes import ImageSize, longest_sample, size_of_digit, spans_behind
+from mimo_launch.data.sample_sizes import (
+    ImageSize,
+    longest_sample,
+    makers,
+    size_of_digit,
+    spans_behind,
+    spans_to_make,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -302,12 +309,13 @@ class DigitStrips:
 
     def _drawn_shape(self, num_digits: int) -> _Shape:
         """Return the shape of a sample to draw, which asks for it with its second token."""
-        spans = {}
-        for name in self._spec.generators:
-            size, places = size_of_digit(self._models[name]), range(2, 2 + num_digits)
-            spans[name] = tuple(
-                ImageSpan(place, size.height, size.width, reads=1) for place in places
-            )
+        spans: dict[str, tuple[ImageSpan, ...]] = {}
+        for maker in makers(self._spec):
+            size = size_of_digit(self._models[maker])
+            for place in range(2, 2 + num_digits):
+                made = ImageSpan(place, size.height, size.width, reads=1)
+                for name, span in spans_to_make(self._spec, maker, made):
+                    spans[name] = (*spans.get(name, ()), span)
         return _Shape(num_digits, num_digits + 3, 0, 1, True, spans)
 
     def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:

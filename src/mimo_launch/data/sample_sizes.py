@@ -80,6 +80,22 @@ def spans_behind(
         yield each, ImageSpan(position, size.height, size.width)
 
 
+def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
+    """Yield what a generator makes of some tokens, and for it each connector in front of it."""
+    yield name, made
+    for source in spec.sources_of(name):
+        if source != LANGUAGE:
+            size = size_made(spec, source, lambda _: ImageSize(1, made.num_positions))
+            yield from spans_to_make(
+                spec, source, ImageSpan(made.position, size.height, size.width, reads=made.reads)
+            )
+
+
+def makers(spec: Spec) -> list[str]:
+    """Return the modules behind language that make images or clips, without connectors."""
+    return [n for n, m in spec.generators.items() if kind_of(m.model).computes_loss]
+
+
 def made_together(spec: Spec, name: str) -> list[str]:
     """Return a module that language reads and those behind it that no other one has behind it."""
     own = spec.sources_of(LANGUAGE)
@@ -313,7 +329,7 @@ def nominal_step_data(spec: Spec) -> StepData:
         # Three in five of the text tokens that follow text; images separate the first two of them.
         pairs = num_text - 1 - (rows > 0)
         num_tokens, num_labels = rows + num_text, max(1, pairs * 3 // 5)
-    for generator in spec.generators:
+    for generator in makers(spec):
         size, places, reads = nominal_image(spec, generator), range(1), 1
         if isinstance(spec.data, DigitsData):
             # An image of each digit, made of its word, which stands behind the request to draw.
@@ -322,7 +338,10 @@ def nominal_step_data(spec: Spec) -> StepData:
             reads = min(spec.data.target_reads, num_tokens)
             places = range(num_tokens - reads, num_tokens - reads + 1)
         width = size.width // len(places)
-        spans[generator] = tuple(ImageSpan(at, size.height, width, reads=reads) for at in places)
+        for at in places:
+            made = ImageSpan(at, size.height, width, reads=reads)
+            for name, span in spans_to_make(spec, generator, made):
+                spans[name] = (*spans.get(name, ()), span)
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)

@@ -29,9 +29,11 @@ from mimo_launch.data.sample_sizes import (
     ImageSize,
     largest_image,
     longest_sample,
+    makers,
     shown_together,
     sizes_drawn,
     spans_behind,
+    spans_to_make,
 )
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
@@ -88,7 +90,9 @@ class SyntheticSamples:
         self._first = shown_together(spec)
         self._extra_limit = max(self._text_limit, threshold(0.5))
         # Then one for each image that is to be made.
-        self._made = [(name, i) for i in range(data.max_images) for name in spec.generators]
+        self._made = [(name, i) for i in range(data.max_images) for name in makers(spec)]
+        # A connector whose tokens are the rows that it reads needs two: one sees only itself.
+        self._least_reads = {name: 1 + _joins_rows(spec, name) for name in spec.generators}
         width = 1 + _WORDS_PER_IMAGE * (len(self._slots) + len(self._made))
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
@@ -144,10 +148,12 @@ class SyntheticSamples:
             at = number * _WORDS_PER_IMAGE
             present, tall, wide, reads, place = words[at : at + _WORDS_PER_IMAGE]
             if present >= (self._extra_limit if image else self._text_limit):
-                size, read = self._size(name, tall=tall, wide=wide), 1 + pick(reads, MAX_READS)
+                size, least = self._size(name, tall=tall, wide=wide), self._least_reads[name]
+                read = least + pick(reads, MAX_READS + 1 - least)
                 position = pick(place, num_text + rows - read + 1)
                 made = ImageSpan(position, size.height, size.width, reads=read)
-                spans[name] = (*spans.get(name, ()), made)
+                for module, span in spans_to_make(self._spec, name, made):
+                    spans[module] = (*spans.get(module, ()), span)
         # Every place but the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
         return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
@@ -241,3 +247,10 @@ class SyntheticSamples:
         narrowest, widest = heights[pick(tall, len(heights))]
         width = narrowest.width + pick(wide, widest.width - narrowest.width + 1)
         return ImageSize(narrowest.height, width)
+
+
+def _joins_rows(spec: Spec, name: str) -> bool:
+    """Return whether a connector without tokens of its own stands between language and a module."""
+    sources = [each for each in spec.sources_of(name) if each != LANGUAGE]
+    joins = (not kind_of(spec.modules[each].model).reads_beside for each in sources)
+    return any(joins) or any(_joins_rows(spec, each) for each in sources)

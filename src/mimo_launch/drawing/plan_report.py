@@ -180,7 +180,7 @@ def _role_of(layout: Layout, module: ModuleLayout) -> str:
     """Return what a module is to the others."""
     if module.is_language:
         return LANGUAGE
-    if module not in layout.encoders:
+    if module.computes_loss:
         return "generator"
     return "connector" if module.reads else "encoder"
 

@@ -170,14 +170,15 @@ class Oracle:
         found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
         spans = self.dataset.describe(split, index).spans
         text_SD = self.weights["language.embedding.weight"][tokens]
-        for name in self.spec.generators:
+        for name in (each for each in self.losses if each != LANGUAGE):
+            (source,) = self.spec.sources_of(name)
             total, number = loss.new_zeros(()), 0
             reads_text = kind_of(self.spec.modules[name].model).reads_text
-            sent_SD = x_SD + text_SD if reads_text else x_SD
+            sent_SD = x_SD + text_SD if reads_text and source == LANGUAGE else x_SD
             images = self.dataset.images(split, index, name)
             for place, (image, span) in enumerate(zip(images, spans.get(name, ()), strict=True)):
                 first = span.position
-                read_rD = sent_SD[first : first + span.num_positions]
+                read_rD = self._sent(source, sent_SD[first : first + span.num_positions])
                 draw = partial(
                     noise_of, self.spec.train.seed, step, index, place, heldout=split == "heldout"
                 )
@@ -188,6 +189,16 @@ class Oracle:
             found[name] = total, number
         return found
 
+    def _sent(self, name: str, read_rD: Tensor) -> Tensor:
+        """Return the rows that language, or a connector behind it, makes of rows of language."""
+        if name == LANGUAGE:
+            return read_rD
+        model = self.spec.modules[name].model
+        if not isinstance(model, ConnectorModel):
+            raise TypeError(f"{name}: a model of kind {model.kind} behind language sends no rows")
+        read = {source: self._sent(source, read_rD) for source in self.spec.sources_of(name)}
+        return connect(self.weights, name, model, read)
+
     def _generated(
         self,
         name: str,
@@ -196,10 +207,10 @@ class Oracle:
         draw: Callable[[tuple[int, int]], Noise],
     ) -> tuple[Tensor, int]:
         """Return the loss of a generator for one image or clip, and its right codes."""
+        model, (source,) = self.spec.modules[name].model, self.spec.sources_of(name)
         if name in self.custom:
-            return self.custom[name].loss(self.weights, image, read_rD, draw), 0
-        model = self.spec.modules[name].model
-        return GENERATORS[model.kind](self.weights, name, model, image, read_rD, draw)
+            return self.custom[name].loss(self.weights, image, {source: read_rD}, draw), 0
+        return GENERATORS[model.kind](self.weights, name, model, image, {source: read_rD}, draw)
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the logits behind each token of a record, [S, words]; see `stream`."""

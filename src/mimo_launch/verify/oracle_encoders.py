@@ -25,7 +25,6 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches, PatchTargets, Reader, pack
 from mimo_launch.models.row_places import RowPlaces
-from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -160,12 +159,12 @@ def velocity_loss(
     name: str,
     model: Model,
     image: np.ndarray,
-    read_rL: Tensor,
+    read: Mapping[str, Tensor],
     draw: Callable[[tuple[int, int]], Noise],
 ) -> tuple[Tensor, int]:
     """Return the loss of a flow generator for one image, summed over its patches, and 0.
 
-    `read_rL` are the rows of language that it reads. Raises: TypeError for another model.
+    `read` are the rows that it reads of a module. Raises: TypeError for another model.
     """
     if not isinstance(model, FlowModel):
         raise TypeError(f"no oracle for generator {name} of kind {model.kind}")
@@ -174,8 +173,8 @@ def velocity_loss(
     noise_NP = torch.from_numpy(noise).double()
     x_ND = linear(weights, (1 - time) * noise_NP + time * patches_NP, f"{name}.patch")
     x_ND = x_ND + _sincos(height, width, model.hidden) + _embedded_time(weights, name, model, time)
-    rows = linear(weights, read_rL, f"{name}.reads.{LANGUAGE}")
-    x_ND = _blocks(weights, torch.cat([x_ND, rows]), name, model, eps=1e-5)[: height * width]
+    rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
+    x_ND = _blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
     velocity = linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
     return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum(), 0
 
@@ -344,10 +343,11 @@ class OneRankEncoder:
         self,
         weights: Mapping[str, Tensor],
         array: np.ndarray,
-        read_rD: Tensor,
+        read: Mapping[str, Tensor],
         draw: Callable[[tuple[int, int]], Noise],
     ) -> Tensor:
-        """Return the summed loss of one image that is made of these rows of language."""
+        """Return the summed loss of one image that is made of these rows of one module."""
+        ((source, read_rD),) = read.items()
         packed, device = self._packed(array), self.context.device
         patches = self._patches(array)
         size, extra = len(patches.values), len(read_rD)
@@ -366,8 +366,8 @@ class OneRankEncoder:
             extra_tokens=extra,
             extras=(extra,),
             own=range(size),
-            rows={LANGUAGE: read_rD},
-            row_places={LANGUAGE: RowPlaces((extra,), torch.arange(size, size + extra))},
+            rows={source: read_rD},
+            row_places={source: RowPlaces((extra,), torch.arange(size, size + extra))},
             made=target,
         )
         return self._called(weights, full)

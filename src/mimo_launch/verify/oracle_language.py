@@ -80,7 +80,7 @@ def speech_loss(
     name: str,
     model: Model,
     codes: np.ndarray,
-    read_rE: Tensor,
+    read: Mapping[str, Tensor],
     draw: Callable[[tuple[int, int]], Noise],
 ) -> tuple[Tensor, int]:
     """Return the loss of a talker for one clip, summed over its rows, and its right codes.
@@ -90,6 +90,7 @@ def speech_loss(
     if not isinstance(model, TalkerModel):
         raise TypeError(f"no oracle for talker {name} of kind {model.kind}")
     clip = [[model.start_code] * len(codes), *codes.T.tolist(), [model.end_code] * len(codes)]
+    (read_rE,) = read.values()
     table = weights[f"{name}.codes.weight"]
     frames = [
         torch.stack([table[book * model.vocab + code] for book, code in enumerate(frame)]).sum(0)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Media
-from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made
+from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made, spans_to_make
 from mimo_launch.data.webdataset.decode_media import (
     Marker,
     Medium,
@@ -351,8 +351,9 @@ class ShardInputs:
         read = before[-self._most_reads :]
         for reader in self._generators:
             if mine := reader.members(members):
-                span = ImageSpan(read.start, *reader.rows(sizes[mine[number]]), reads=len(read))
-                yield PlacedMedium(self.names.index(reader.module), number, span)
+                made = ImageSpan(read.start, *reader.rows(sizes[mine[number]]), reads=len(read))
+                for name, span in spans_to_make(self._spec, reader.module, made):
+                    yield PlacedMedium(self.names.index(name), number, span)
 
 
 def _readers(spec: Spec) -> Iterator[MemberReader]:
