@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.distributed.test_graphs import ENCODERS, GENERATORS, made_of
-from tests.support.graphs import connector, flow
+from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
@@ -426,6 +426,13 @@ def test_weights_of_connectors_do_not_come_from_models_of_transformers(tmp_path:
     assert item.why.endswith("it reads the model types mimo_launch_connector")
     found = findings({**VISION, "m": box(**connector("vision"))}, init_from=str(tmp_path))
     assert {item.path[1] for item in found} == {"vision", "m", "language"}
+
+
+def test_a_talker_behind_a_connector_reads_no_text() -> None:
+    modules = {"m": box(**connector("language")), "t": box(**talker(reads=["m"], reads_text=True))}
+    [item] = findings(modules)
+    assert (item.code, item.path[-1]) == ("setting-without-effect", "reads_text")
+    assert findings({"t": box(**talker(reads_text=True))}) == []
 
 
 def test_many_modules_that_read_all_before_them_take_no_time() -> None:

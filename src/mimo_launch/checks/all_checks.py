@@ -34,6 +34,7 @@ from mimo_launch.spec.spec import (
     HybridModel,
     LanguageModel,
     Spec,
+    TalkerModel,
     VitModel,
 )
 
@@ -162,6 +163,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
     SpecRule(training_settings.target_settings_used),
+    ModelRule(TalkerModel, training_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, training_settings.vision_settings_used),
     ModelRule(DecoderModel, training_settings.mrope_setting_used),

@@ -10,7 +10,14 @@ from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import DecoderModel, Spec, SyntheticData, VitModel, WebdatasetData
+from mimo_launch.spec.spec import (
+    DecoderModel,
+    Spec,
+    SyntheticData,
+    TalkerModel,
+    VitModel,
+    WebdatasetData,
+)
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -227,6 +234,18 @@ def target_settings_used(spec: Spec) -> Findings:
                 f"`{key}` without a generator does nothing",
                 "only a generator, such as `kind: flow`, learns to make the targets of shards",
             )
+
+
+def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
+    """A talker behind a connector gets rows of that, without embeddings of tokens."""
+    sources = spec.sources_of(name)
+    if model.reads_text and LANGUAGE not in sources and sources:
+        yield _no_effect(
+            ("modules", name, "model", "reads_text"),
+            f"`reads_text` of `{name}` does nothing",
+            f"`{name}` reads `{sources[0]}`; embeddings of tokens are added to rows of "
+            f"`{LANGUAGE}` that a talker reads itself",
+        )
 
 
 def image_sizes_used(spec: Spec) -> Findings:
