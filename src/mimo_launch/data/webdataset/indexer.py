@@ -32,10 +32,10 @@ from mimo_launch.data.webdataset.decode_media import (
 )
 from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
 from mimo_launch.data.webdataset.media_rows import (
-    MediumSize,
     PlacedMedium,
     ShardInputs,
 )
+from mimo_launch.data.webdataset.member_readers import MediumSize
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
 from mimo_launch.data.webdataset.tar_files import (

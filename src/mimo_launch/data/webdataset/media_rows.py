@@ -1,193 +1,27 @@
-"""Rows of images and clips: how many a module makes of each, and their places in a sample.
+"""Places of the rows of images, clips and targets in a sample.
 
 Decides: that every image goes to every image encoder, and every clip to every audio encoder; that
 their rows, or those of connectors, replace the marker, module after module as language reads them;
-which targets a generator gets, and which tokens each of them is made of.
-Relies on: `hugging_face.image_processor` and `log_mel` for sizes; `decode_media` for contents.
+which tokens a target is made of.
+Relies on: `member_readers` for the rows of each member.
 Leaves: which members of which files are read to `samples`.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made, spans_to_make
-from mimo_launch.data.webdataset.decode_media import (
-    Marker,
-    Medium,
-    decode_clip,
-    decode_codes,
-    decode_image,
-    medium_of,
-    process,
-)
-from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
+from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.member_readers import MediumSize, readers_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Clips, Codes, Images, Spec, WebdatasetData
-
-# Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks
-# and frames of codes.
-MediumSize = tuple[int, int]
-Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberReader(ABC):
-    """What one module reads of a sample: images or clips that are shown, or targets to make."""
-
-    medium: ClassVar[Medium | None]
-    module: str
-    makes: bool
-
-    def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
-        """Return the suffixes that it reads, of those in a sample, in order.
-
-        A generator gets the targets under its name or, if there are none, those without a name.
-        """
-        if not self.makes:
-            return () if self.medium is None else found.get(self.medium, ())
-        targets = [each for each in found.get("target", ()) if self.takes(each)]
-        own = [each for each in targets if target_of(each)[0] == self.module]
-        return own or [each for each in targets if not target_of(each)[0]]
-
-    def takes(self, suffix: str) -> bool:
-        """Return whether the contents of a member are of the form that it reads."""
-        return medium_of(suffix) == self.medium
-
-    @property
-    @abstractmethod
-    def sizing(self) -> list[object]:
-        """What the number of rows depends on: if it differs, an index is out of date."""
-
-    @abstractmethod
-    def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return the height and width in rows of a member. Raises: BadSample."""
-
-    @abstractmethod
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
-        """Return the input of the module, or its target, of a member that becomes `span`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageReader(MemberReader):
-    """The images of one encoder or generator: the rows of each, and their pixels."""
-
-    medium: ClassVar[Medium] = "image"
-    images: Images
-    recipe: ImageRecipe
-
-    @property
-    def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
-        side, recipe = self.images.row_side, self.recipe
-        return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop]
-
-    def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return the height and width in rows of an image. Raises: BadSample."""
-        try:
-            height, width = self.recipe.size(*size)
-        except ImageTooThin as error:
-            raise BadSample(str(error)) from error
-        side = self.images.row_side
-        if min(height, width) < side:
-            raise BadSample(f"an image of {size[1]} x {size[0]} pixels is too small for one row")
-        return height // side, width // side
-
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
-        """Return the pixels of an image that becomes `span`, [channels, height, width]."""
-        image = decode_image(suffix, data, channels=self.images.channels)
-        _, height, width = self.images.input_shape(span.height, span.width)
-        # Pixels at the right and below that make no whole row go; convolutions drop them, too.
-        return process(image, self.recipe)[:, :height, :width]
-
-    def pixels(self, array: Media) -> npt.NDArray[np.uint8]:
-        """Return an array as pixels to look at, [channels, height, width]: black to white."""
-        mean, std = (np.array(each)[:, None, None] for each in (self.recipe.mean, self.recipe.std))
-        values = (array * std + mean) / self.recipe.scale
-        pixels: npt.NDArray[np.uint8] = np.round(values.clip(0, 255)).astype(np.uint8)
-        return pixels
-
-
-@dataclass(frozen=True, slots=True)
-class ClipReader(MemberReader):
-    """The clips of one encoder: the rows that it makes of each, and their spectrograms."""
-
-    medium: ClassVar[Medium] = "audio"
-    clips: Clips
-
-    @property
-    def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
-        clips = self.clips
-        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row]
-
-    def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return 1 and the number of rows of a clip. Raises: BadSample."""
-        # Only for sound: it imports torch, which an index of images does not need.
-        from mimo_launch.data.log_mel import ClipTooLong, num_frames
-
-        if min(size) < 1:
-            raise BadSample("a clip without samples")
-        try:
-            return 1, num_frames(self.clips, *size) // self.clips.frames_per_row
-        except ClipTooLong as error:
-            raise BadSample(f"for `{self.module}`, {error}") from error
-
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
-        """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.log_mel import HOP, RATE, log_mel
-
-        mels, frames = self.clips.input_shape(span.height, span.width)
-        # One second more than needed: resampling looks a little ahead.
-        clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
-        return log_mel(*clip, mels, frames=frames)
-
-
-@dataclass(frozen=True, slots=True)
-class CodesReader(MemberReader):
-    """The clips of codec tokens of one talker."""
-
-    medium: ClassVar[Medium | None] = None
-    codes: Codes
-
-    def takes(self, suffix: str) -> bool:
-        """Return whether a member is an array, as numpy writes it."""
-        return suffix.endswith(f".{CODES_SUFFIX}")
-
-    @property
-    def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
-        return [self.module, self.codes.codebooks]
-
-    def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return 1 and the number of rows of a clip. Raises: BadSample."""
-        if size[0] != self.codes.codebooks:
-            raise BadSample(
-                f"its codes are of {size[0]} codebooks, those of `{self.module}` of "
-                f"{self.codes.codebooks}"
-            )
-        return self.codes.size_in_rows(size)
-
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
-        """Return the codes of a clip, int64 [codebooks, frames]. Raises: BadSample."""
-        codes, found = self.codes, decode_codes(suffix, data)
-        taken = (found == codes.start_code) | (found == codes.end_code)
-        wrong = found[(found < 0) | (found >= codes.vocab) | taken]
-        if len(wrong):
-            raise BadSample(
-                f"its .{suffix} has the code {wrong[0]}; `{self.module}` says 0 to "
-                f"{codes.vocab - 1} without {codes.start_code} and {codes.end_code}"
-            )
-        return found
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +44,7 @@ class ShardInputs:
         """Prepare the readers. Raises: ProcessorError."""
         self._spec, self._most_reads = spec, data.target_reads
         self.names = (*spec.encoders, *spec.generators)
-        self.readers = {each.module: each for each in _readers(spec)}
+        self.readers = {each.module: each for each in readers_of(spec)}
         self.in_text = {name: self._medium(name) for name in spec.sources_of(LANGUAGE)}
         self._together = {name: tuple(made_together(spec, name)) for name in self.in_text}
         self._added = [
@@ -354,17 +188,6 @@ class ShardInputs:
                 made = ImageSpan(read.start, *reader.rows(sizes[mine[number]]), reads=len(read))
                 for name, span in spans_to_make(self._spec, reader.module, made):
                     yield PlacedMedium(self.names.index(name), number, span)
-
-
-def _readers(spec: Spec) -> Iterator[MemberReader]:
-    for name in (*spec.encoders, *spec.generators):
-        kind, makes = kind_of(spec.modules[name].model), name in spec.generators
-        if (clips := kind.clips) is not None:
-            yield ClipReader(name, makes, clips)
-        elif (images := kind.images) is not None:
-            yield ImageReader(name, makes, images, recipe_of(spec, name))
-        elif (codes := kind.codes) is not None:
-            yield CodesReader(name, makes, codes)
 
 
 def _targets(number: int) -> str:

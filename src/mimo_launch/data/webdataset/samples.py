@@ -20,7 +20,7 @@ from mimo_launch.data.webdataset.decode_media import Marker, marker_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD
 from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.media_rows import ImageReader
+from mimo_launch.data.webdataset.member_readers import ImageReader
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
