@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.test_graphs import FULL, IMAGES, SP, made_of
 from tests.gpu.test_layouts_on_gpus import prove, uncompiled
 from tests.support.gpu_ranks import NUM_DEVICES
-from tests.support.graphs import connector, flow
+from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box
 
 from mimo_launch.launcher.run_on_ranks import Ranks
@@ -48,6 +48,14 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "language": box(0, dp=2, **FULL),
         "drawer": box(0, dp=2, **FULL, **flow()),
         "painter": box(1, **flow(loss_weight=0.3)),
+    },
+    "a talker behind language in stages": {
+        "language": box(0, pp=2),
+        "speech": box(0, tp=2, **SP, **talker(reads_text=True)),
+    },
+    "a talker over cp, fully sharded": {
+        "language": box(0, dp=2, **FULL),
+        "speech": box(0, cp=2, **FULL, **talker(reads_text=True)),
     },
 }
 
