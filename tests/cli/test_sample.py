@@ -64,6 +64,41 @@ def test_pictures_and_answers_are_those_of_any_layout(
         assert abs(ours - theirs).max() <= 1
 
 
+TALK = """
+version: 1
+name: talk
+modules:
+  language: {{model: {{kind: decoder, layers: 2, hidden: 16, heads: 2, vocab: digits}}, ranks: {language}}}
+  speech:
+    model: {{kind: talker, layers: 2, hidden: 16, heads: 2, codebooks: 8, vocab: 19, reads_text: true}}
+    ranks: {ranks}
+    grid: {grid}
+    reads: [language]
+batch: {{global: 4, seq: 16}}
+data: {{kind: digits, tasks: [draw], max_digits: 2}}
+train: {{steps: 2, precision: fp64}}
+eval: {{samples: 4}}
+"""  # noqa: E501 - A line of a spec.
+
+
+def test_codes_are_those_of_any_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A digit is eight frames of eight pixels; each is said behind those before it."""
+    monkeypatch.chdir(tmp_path)
+    Path("talk.yaml").write_text(TALK.format(language=0, ranks=0, grid="{}"))
+    Path("other.yaml").write_text(TALK.format(language=0, ranks="1-4", grid="{cp: 2, pp: 2}"))
+    assert run(["train", "talk.yaml"]) == 0
+    assert "  codes " in capsys.readouterr().out
+    for to, more in (("one", []), ("two", ["--spec", "other.yaml"])):
+        assert run(["sample", "runs/talk", "--to", to, "--samples", "4", *more]) == 0
+    assert written(Path("one")) == written(Path("two"))
+    lines = [json.loads(line) for line in Path("one/samples.jsonl").read_text().splitlines()]
+    clips = [np.load(f"one/{name}") for line in lines for name in line["codes"]["speech"]]
+    assert len(clips) == sum(len(line["pictures"]["speech"]) for line in lines) > 4
+    assert all(clip.shape[0] == 8 and clip.shape[1] <= 8 for clip in clips)
+
+
 def test_a_run_without_a_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

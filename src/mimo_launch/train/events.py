@@ -73,7 +73,8 @@ class EvalFinished:
 
     `digit_accuracy` is the share of the tokens of held-out answers that greedy decoding gets right
     at their place. Metrics files have this name, whatever the answers are. `drawn_recognised` is
-    the share of images that generators make from noise and that the data set recognises.
+    the share of images that generators make from noise and that the data set recognises;
+    `code_accuracy` that of the codes which talkers find most probable behind the true ones.
     """
 
     step: int

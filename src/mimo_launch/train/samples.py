@@ -1,7 +1,7 @@
-"""What a model makes of held-out samples: answers and pictures, written to a folder.
+"""What a model makes of held-out samples: answers, pictures and codes, written to a folder.
 
-Decides: the names and the form of the files: a PNG for each picture, a line of `samples.jsonl` for
-each sample, a sheet with all pictures of a generator.
+Decides: the names and the form of the files: a PNG for each picture, a `.npy` for the codes of each
+clip, a line of `samples.jsonl` for each sample, a sheet with all pictures of a generator.
 Relies on: `answers` and `drawing`; the data set for words and for pixels to look at.
 Leaves: starting ranks and loading weights to `launcher.rank_tasks`.
 """
@@ -87,22 +87,30 @@ def _written(
                 answer = answers[position]
                 line |= {"answer": dataset.words(answer.said), "true": dataset.words(answer.wanted)}
             for each in drawn.get(record.id, []):
-                files = []
-                for number, image in enumerate(each.images):
-                    name = f"{each.generator}-{record.id:08}-{number}"
-                    if (picture := dataset.pixels(each.generator, image)) is not None:
-                        sheets.setdefault(each.generator, []).append(picture)
-                        files.append(f"{name}.png")
-                        _save(picture, folder / files[-1])
-                    if image.dtype == np.int64:
-                        files.append(f"{name}.npy")
-                        np.save(folder / files[-1], image)
+                for what, files in _saved(dataset, each, folder, sheets).items():
+                    line.setdefault(what, {})[each.generator] = files
                 right, judged = dataset.recognised("heldout", record.id, each.images)
-                line.setdefault("made", {})[each.generator] = files
                 if judged:
                     line |= {"recognised": right, "of": judged}
             if len(line) > 1:
                 yield line
+
+
+def _saved(
+    dataset: Dataset, made: Drawn, folder: Path, sheets: dict[str, list[Picture]]
+) -> dict[str, list[str]]:
+    """Save the pictures and the codes made for a record; return the names of the files."""
+    files: dict[str, list[str]] = {}
+    for number, image in enumerate(made.images):
+        name = f"{made.generator}-{made.record:08}-{number}"
+        if (picture := dataset.pixels(made.generator, image)) is not None:
+            sheets.setdefault(made.generator, []).append(picture)
+            files.setdefault("pictures", []).append(f"{name}.png")
+            _save(picture, folder / f"{name}.png")
+        if image.dtype == np.int64:
+            files.setdefault("codes", []).append(f"{name}.npy")
+            np.save(folder / f"{name}.npy", image)
+    return files
 
 
 def sheet_of(pictures: Sequence[Picture]) -> Picture:

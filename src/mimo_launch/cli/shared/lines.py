@@ -59,6 +59,8 @@ def eval_line(event: EvalFinished) -> str:
     )
     if event.drawn_recognised is not None:
         accuracy += f"  drawn digits recognised {event.drawn_recognised:.1%}"
+    if event.code_accuracy is not None:
+        accuracy += f"  codes {event.code_accuracy:.1%}"
     of = "" if event.eval_losses is None else f" ({_named(event.eval_losses)})"
     line = (
         f"eval {event.step:>6}  loss {event.eval_loss:.4f}{of}{accuracy}  "
