@@ -298,6 +298,15 @@ def test_a_run_that_reads_and_draws_digits_is_evaluated_as_one_rank_would() -> N
     assert failures(training_verdicts(made)) == []
 
 
+def test_a_talker_that_says_digits_is_proved() -> None:
+    modules = {
+        "language": box(0, model={"vocab": "digits"}),
+        "speech": box(1, dp=2, **talker(model={"codebooks": 8, "vocab": 19})),
+    }
+    data = {"data": {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 2}}
+    assert failures(verdicts(made_of(modules, data))) == []
+
+
 def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_would() -> None:
     modules = {
         "vision": box(0, dp=2),

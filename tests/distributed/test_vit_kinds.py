@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.support.graphs import flow, talker
 from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
 from tests.support.planted_windows import MODEL
@@ -144,9 +145,12 @@ def rates_on_rank(made: Spec) -> dict[str, float]:
         return measure_device.compute_rates(session)
 
 
-@pytest.mark.parametrize("model", [STACK, MODEL], ids=["several layers", "windows"])
-def test_a_block_of_any_tower_can_be_timed(model: dict[str, Any]) -> None:
-    modules = {"vision": box(0, model=model), "language": box(0, model={"layers": 4})}
-    made = spec(modules, max_patches=24)
+@pytest.mark.parametrize(
+    "beside",
+    [box(0, model=STACK), box(0, model=MODEL), box(0, **flow()), box(0, **talker())],
+    ids=["several layers", "windows", "flow", "talker"],
+)
+def test_a_block_of_any_module_can_be_timed(beside: dict[str, Any]) -> None:
+    made = spec({"vision": beside, "language": box(0, model={"layers": 4})}, max_patches=24)
     [rates] = run_ranks(rates_on_rank, made, world_size=1)
     assert rates["vision_linear"] > 0

@@ -237,7 +237,8 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     network = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
-    mask = image_context(list(spans), range(tokens), context.device, alone=True)
+    causal = module.layout.is_causal
+    mask = image_context(list(spans), range(tokens), context.device, alone=True, causal=causal)
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places, windows=mask)
     width = spec.modules[module.name].model.hidden

@@ -210,13 +210,13 @@ AttentionContext = SequenceContext | ImageContext
 
 
 def image_context(
-    lengths: list[int], held: range, device: torch.device, *, alone: bool
+    lengths: list[int], held: range, device: torch.device, *, alone: bool, causal: bool = False
 ) -> ImageContext:
     """Return the context of images with the given numbers of tokens.
 
     `held` are the tokens of this rank in the list of all, which may include padding. `alone`: the
-    module has no other cp rank. A rank that holds all images, beside ranks that hold padding only,
-    still joins their collectives.
+    module has no other cp rank. `causal`: a token sees those of its image before it. A rank that
+    holds all images, beside ranks that hold padding only, still joins their collectives.
     """
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     begin, end = ends[:-1], ends[1:]
@@ -227,7 +227,13 @@ def image_context(
     if alone and held == range(int(ends[-1])) and len(lengths_here) == 1:
         same = len(begin), int(end[0])
     own = np.maximum(begin, held.start) - held.start, np.minimum(end, held.stop) - held.start
-    return listed_context(own, (begin, end), device, same=same)
+    if not causal:
+        return listed_context(own, (begin, end), device, same=same)
+    numbers = np.zeros(len(held), dtype=np.int64)
+    for first, start, stop in zip(begin, *own, strict=True):
+        numbers[start:stop] = np.arange(start, stop) + held.start - first
+    context = listed_context(own, (begin, end), device, same=same, numbers=numbers)
+    return replace(context, numbers=to_device(numbers, device))
 
 
 def listed_context(

@@ -39,8 +39,11 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
 
 
 def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
-    """Return a small talker with this number of layers, of one codebook or two."""
-    codes = {"codebooks": min(2, model.codebooks), "vocab": 13, "start": None, "end": None}
+    """Return a small talker with this number of layers, of one codebook or two.
+
+    It has codes for the pixels of digits, too.
+    """
+    codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
     return model.model_copy(update={**_small_blocks(model, tp), "layers": layers, **codes})
 
 
