@@ -2,7 +2,7 @@
 
 from tests.support.specs import box, spec
 
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layout.layout import build_layout

@@ -2,7 +2,7 @@
 
 import torch
 
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention_contexts import image_context, two_list_context

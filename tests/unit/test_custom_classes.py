@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher.forking import custom_class_fault

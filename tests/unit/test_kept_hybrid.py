@@ -7,7 +7,7 @@ import torch
 from tests.support.specs import box, spec
 from tests.unit.test_kept import compiles_without_kernels  # noqa: F401 - a fixture
 
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import mamba

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_sizes import longest_sample, nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.spec.spec import Spec
 
 ENCODERS = {

@@ -1,19 +1,19 @@
 """Checks of `reads`: the graph of modules that rows pass through.
 
 Decides: which modules may read which, and that each one is read or has a loss.
-Relies on: `kinds` for which of them take rows; `data.sample_sizes` for rows per image.
-Leaves: the role of each kind beside language to `ranks`, placeholders to `vocabulary`.
+Relies on: `kinds` for which of them take rows.
+Leaves: the role of each kind beside language to `ranks`, placeholders to `vocabulary`, rows that
+come together to `joined_rows`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.data.sample_sizes import size_made, sizes_drawn, usual_sizes
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import close_matches
 
 
@@ -29,7 +29,7 @@ def reads_modules(spec: Spec, name: str) -> Findings:
             headline=f"`{name}` reads `{_short(unknown)}`, but there is no such module",
             path=(*path, reads.index(unknown)),
             why="`reads` names the modules whose rows this one takes",
-            help=(f"write `reads: {_names(meant)}`" if meant else "delete `reads`")
+            help=(f"write `reads: {module_list(meant)}`" if meant else "delete `reads`")
             + (f", or add a module called `{_short(unknown)}`" if not near else ""),
         )
     again = [each for place, each in enumerate(reads) if each in reads[:place]]
@@ -40,7 +40,7 @@ def reads_modules(spec: Spec, name: str) -> Findings:
             headline=f"`{name}` reads `{_short(twice)}` twice",
             path=(*path, place),
             why="the rows of a module come once; there is one linear map for each module read",
-            help=f"write `reads: {_names(dict.fromkeys(reads))}`",
+            help=f"write `reads: {module_list(dict.fromkeys(reads))}`",
             related=(Related(path=(*path, reads.index(twice)), label="the first time"),),
         )
 
@@ -105,7 +105,7 @@ def _without(spec: Spec, reader: str, source: str) -> str:
     if not rest and reader != LANGUAGE and kind_of(spec.modules[reader].model).reads_rows:
         rest = [each for each in _seeing(spec) if each != reader]
     if rest:
-        return f"write `reads: {_names(rest)}` in `{reader}`"
+        return f"write `reads: {module_list(rest)}` in `{reader}`"
     return f"delete `reads` of `{reader}`"
 
 
@@ -168,7 +168,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
             path=(*path, "reads") if module.reads is not None else path,
             at_key=True,
             why="it sees no images or clips itself, so without rows it has nothing to work on",
-            help=f"write `reads: {_names(seeing)}` in `{name}`"
+            help=f"write `reads: {module_list(seeing)}` in `{name}`"
             if seeing
             else "add an encoder of images or clips, and name it in `reads`",
         )
@@ -252,7 +252,7 @@ def _behind_language(spec: Spec, name: str) -> Findings:
             path=(*path, "reads"),
             why="its rows belong to what a generator makes, not to an image that is shown; "
             f"`{LANGUAGE}` can read `{shown[0]}` and pass on what it makes of it",
-            help=f"write `reads: {_names(each for each in reads if each not in shown)}` in "
+            help=f"write `reads: {module_list(each for each in reads if each not in shown)}` in "
             f"`{name}`",
         )
 
@@ -296,96 +296,13 @@ def rows_have_reader(spec: Spec, name: str) -> Findings:
         path=("modules", name),
         at_key=True,
         why=f"it would compute for nothing: `{LANGUAGE}` reads only what its `reads` names",
-        help=f"write `reads: {_names([*language, name])}` in `{LANGUAGE}`, or delete `{name}`",
+        help=f"write `reads: {module_list([*language, name])}` in `{LANGUAGE}`, or delete `{name}`",
         related=(Related(path=("modules", LANGUAGE, "reads"), label="without it"),),
     )
 
 
-def widths_merge(spec: Spec) -> Findings:
-    """Modules whose rows are added to each other make equally many of each image."""
-    for name, module in spec.encoders.items():
-        sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
-        if kind_of(module.model).reads_in_turn:
-            continue
-        if len(sources) == 1:
-            yield Diagnostic(
-                code="setting-without-effect",
-                severity=Severity.WARNING,
-                headline=f"`merge: width` of `{name}` does nothing",
-                path=path,
-                why=f"it reads only `{sources[0]}`, so there is nothing to merge",
-                help="delete `merge`",
-            )
-        unequal = ((sizes, each) for sizes in _sizes(spec, sources) for each in sources[1:])
-        for sizes, other in unequal:
-            first, rows, others = sources[0], sizes[sources[0]], sizes[other]
-            if rows == others:
-                continue
-            yield Diagnostic(
-                code="merged-rows-differ",
-                headline=f"`{name}` merges by width, but of one image `{first}` can make {rows} "
-                f"row{'s' * (rows != 1)} and `{other}` {others}",
-                path=path,
-                why="rows are added to each other one by one, so there must be equally many",
-                help="write `merge: rows`: the rows of one image then follow each other",
-                related=tuple(
-                    Related(path=("modules", each, "model"), label=f"{n} row{'s' * (n != 1)}")
-                    for each, n in ((first, rows), (other, others))
-                ),
-            )
-            break
-
-
-def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
-    """Yield the rows that each of `sources` makes of the same image, for several images.
-
-    Of images that are drawn these are the widest and the narrowest of each height: rows are linear
-    in the width between them, so modules that agree on both always agree. Of shards they are some
-    usual sizes; the index sees all.
-    """
-    if isinstance(spec.data, WebdatasetData):
-        for usual in usual_sizes(spec):
-            yield {name: size_made(spec, name, usual.__getitem__).rows for name in sources}
-        return
-    drawn = {
-        name: sizes_drawn(spec, name)
-        for name, module in spec.encoders.items()
-        if kind_of(module.model).input is not None
-    }
-    for height in range(max(map(len, drawn.values()), default=0)):
-        for end in (1, 0):
-            sizes = {name: found[min(height, len(found) - 1)][end] for name, found in drawn.items()}
-            yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
-
-
-def shards_show_graph(spec: Spec) -> Findings:
-    """A connector over shards sees images or clips, not both: no clip belongs to an image."""
-    if not isinstance(spec.data, WebdatasetData):
-        return
-    for name in spec.encoders:
-        sources = spec.sources_of(name)
-        of_clips = [each for each in sources if _sees_clips(spec, each)]
-        of_images = [each for each in sources if each not in of_clips]
-        if of_clips and of_images:
-            yield Diagnostic(
-                code="not-supported-yet",
-                headline=f"`{name}` reads `{of_images[0]}` and `{of_clips[0]}`, one of images and "
-                "one of clips, which `kind: webdataset` cannot join yet",
-                path=("modules", name, "reads"),
-                why="the samples of shards do not say which clip belongs to which image",
-                help=f"write `reads: {_names(of_images)}` in `{name}`, and a second connector with "
-                f"`reads: {_names(of_clips)}`",
-                related=(Related(path=("data", "kind"), label="these data"),),
-            )
-
-
-def _sees_clips(spec: Spec, name: str) -> bool:
-    """Return whether the rows of a module are made of clips, by the first one behind it."""
-    kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
-    return _sees_clips(spec, sources[0]) if kind.input is None and sources else bool(kind.clips)
-
-
-def _names(names: Iterable[str]) -> str:
+def module_list(names: Iterable[str]) -> str:
+    """Return names of modules as `reads` has them."""
     return f"[{', '.join(names)}]"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Any, overload
 
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
 from mimo_launch.drawing.layer_rows import expert_rows, rows_of_layers

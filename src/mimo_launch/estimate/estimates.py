@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from mimo_launch.data.sample_sizes import nominal_step_data
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel
 from mimo_launch.estimate.device_constants import Calibration

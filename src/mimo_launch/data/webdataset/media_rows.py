@@ -15,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sample_sizes import ImageSize, made_together, size_made, spans_to_make
+from mimo_launch.data.sample_sizes import (
+    ImageSize,
+    made_together,
+    size_made,
+    spans_to_make,
+)
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import MediumSize, readers_of
 from mimo_launch.kinds.registry import kind_of

@@ -1,0 +1,99 @@
+"""Checks of connectors that read several modules: rows of one image, and equally many to be added.
+
+Decides: which images and clips of the data the rows of a connector may come from.
+Relies on: `data.sample_sizes` for rows per image.
+Leaves: which modules may read which to `graph`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.checks.graph import module_list
+from mimo_launch.checks.rule import Findings
+from mimo_launch.data.sample_sizes import size_made, sizes_drawn, usual_sizes
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import Spec, WebdatasetData
+
+
+def widths_merge(spec: Spec) -> Findings:
+    """Modules whose rows are added to each other make equally many of each image."""
+    for name, module in spec.encoders.items():
+        sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
+        if kind_of(module.model).reads_in_turn:
+            continue
+        if len(sources) == 1:
+            yield Diagnostic(
+                code="setting-without-effect",
+                severity=Severity.WARNING,
+                headline=f"`merge: width` of `{name}` does nothing",
+                path=path,
+                why=f"it reads only `{sources[0]}`, so there is nothing to merge",
+                help="delete `merge`",
+            )
+        unequal = ((sizes, each) for sizes in _sizes(spec, sources) for each in sources[1:])
+        for sizes, other in unequal:
+            first, rows, others = sources[0], sizes[sources[0]], sizes[other]
+            if rows == others:
+                continue
+            yield Diagnostic(
+                code="merged-rows-differ",
+                headline=f"`{name}` merges by width, but of one image `{first}` can make {rows} "
+                f"row{'s' * (rows != 1)} and `{other}` {others}",
+                path=path,
+                why="rows are added to each other one by one, so there must be equally many",
+                help="write `merge: rows`: the rows of one image then follow each other",
+                related=tuple(
+                    Related(path=("modules", each, "model"), label=f"{n} row{'s' * (n != 1)}")
+                    for each, n in ((first, rows), (other, others))
+                ),
+            )
+            break
+
+
+def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    """Yield the rows that each of `sources` makes of the same image, for several images.
+
+    Of images that are drawn these are the widest and the narrowest of each height: rows are linear
+    in the width between them, so modules that agree on both always agree. Of shards they are some
+    usual sizes; the index sees all.
+    """
+    if isinstance(spec.data, WebdatasetData):
+        for usual in usual_sizes(spec):
+            yield {name: size_made(spec, name, usual.__getitem__).rows for name in sources}
+        return
+    drawn = {
+        name: sizes_drawn(spec, name)
+        for name, module in spec.encoders.items()
+        if kind_of(module.model).input is not None
+    }
+    for height in range(max(map(len, drawn.values()), default=0)):
+        for end in (1, 0):
+            sizes = {name: found[min(height, len(found) - 1)][end] for name, found in drawn.items()}
+            yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
+
+
+def shards_show_graph(spec: Spec) -> Findings:
+    """A connector over shards sees images or clips, not both: no clip belongs to an image."""
+    if not isinstance(spec.data, WebdatasetData):
+        return
+    for name in spec.encoders:
+        sources = spec.sources_of(name)
+        of_clips = [each for each in sources if _sees_clips(spec, each)]
+        of_images = [each for each in sources if each not in of_clips]
+        if of_clips and of_images:
+            yield Diagnostic(
+                code="not-supported-yet",
+                headline=f"`{name}` reads `{of_images[0]}` and `{of_clips[0]}`, one of images and "
+                "one of clips, which `kind: webdataset` cannot join yet",
+                path=("modules", name, "reads"),
+                why="the samples of shards do not say which clip belongs to which image",
+                help=f"write `reads: {module_list(of_images)}` in `{name}`, and a second connector "
+                f"with `reads: {module_list(of_clips)}`",
+                related=(Related(path=("data", "kind"), label="these data"),),
+            )
+
+
+def _sees_clips(spec: Spec, name: str) -> bool:
+    """Return whether the rows of a module are made of clips, by the first one behind it."""
+    kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
+    return _sees_clips(spec, sources[0]) if kind.input is None and sources else bool(kind.clips)
