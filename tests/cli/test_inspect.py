@@ -100,10 +100,10 @@ def test_a_model_of_another_type(run_cli: Cli) -> None:
     assert run_cli("inspect hugging_face/gpt2") == (
         1, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
         "  not read: model_type: gpt2; supported are llama, qwen2, qwen3, mixtral, qwen3_moe, "
-        "siglip_vision_model, clip_vision_model, qwen2_vl_text, qwen2_vl_vision, qwen2_5_vl_text, "
-        "qwen2_5_vl_vision, qwen3_vl_text, qwen3_vl_vision, qwen2_5_omni_text, "
+        "gemma3_text, siglip_vision_model, clip_vision_model, qwen2_vl_text, qwen2_vl_vision, "
+        "qwen2_5_vl_text, qwen2_5_vl_vision, qwen3_vl_text, qwen3_vl_vision, qwen2_5_omni_text, "
         "qwen2_5_omni_vision_encoder, qwen2_5_omni_talker, whisper, nemotron_h, siglip, clip, "
-        "llava, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen2_5_omni, qwen2_5_omni_thinker\n", "",
+        "llava, gemma3, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen2_5_omni, qwen2_5_omni_thinker\n", "",
     )  # fmt: skip
 
 

@@ -36,8 +36,9 @@ from mimo_launch.spec.spec import Spec
         ("llama", torch.float32, 10**9),
         ("qwen2", torch.float16, 20_000),
         ("qwen3", torch.bfloat16, 20_000),
+        ("gemma3_text", torch.bfloat16, 20_000),
     ],
-    ids=["llama fp32", "qwen2 fp16 tied sharded", "qwen3 bf16 sharded"],
+    ids=["llama fp32", "qwen2 fp16 tied sharded", "qwen3 bf16 sharded", "gemma3 bf16 sharded"],
 )
 def test_an_untouched_import_comes_out_bit_for_bit(
     kind: str, dtype: torch.dtype, shards: int, tmp_path: Path

@@ -19,6 +19,7 @@ from tests.support.planted_deepstack import stacked
 from tests.support.planted_experts import mixture
 from tests.support.planted_graphs import drawn, frozen_between, spoken, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
+from tests.support.planted_sliding import sliding
 from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.planted_windows import windowed
 from tests.support.proof import failures, training_verdicts, verdicts
@@ -48,6 +49,7 @@ CLEAN = {
     "hybrid over cp": lambda: split_heads(cp=2),
     "hybrid, one group": lambda: split_heads(1, tp=2),
     "windows": lambda: windowed(cp=2),
+    "sliding windows": lambda: sliding(cp=2),
     "deepstack": lambda: stacked({"pp": 2}, {"pp": 2}),
     "two readers": two_readers,
     "two towers": two_towers,
@@ -111,6 +113,7 @@ SELDOM = {
     "tokens sent once per tp rank", "second reader counted twice",
     "weight of a loss applied twice", "towers swapped", "time of the neighbour", "windows ignored",
     "windows shared by images", "windows of one width", "outputs stay by window",
+    "windows in every layer", "windows counted in the stage", "windows end with a chunk",
     "rows of layers swapped", "rows added in front of a layer", "axes not in turn",
 }  # fmt: skip
 

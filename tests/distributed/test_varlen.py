@@ -20,6 +20,7 @@ from tests.support.lists import (
 )
 from tests.support.planted import piped
 from tests.support.planted_hybrid import split_heads
+from tests.support.planted_sliding import sliding
 from tests.support.planted_windows import windowed
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
@@ -145,13 +146,21 @@ def packed_and_ragged() -> Spec:
 
 @pytest.mark.parametrize(
     "made",
-    [packed_and_ragged(), piped(packing=True), split_heads(cp=2), beside_rows(), windowed(cp=2)],
+    [
+        packed_and_ragged(),
+        piped(packing=True),
+        split_heads(cp=2),
+        beside_rows(),
+        windowed(cp=2),
+        sliding({"packing": True}, cp=2),
+    ],
     ids=[
         "packed and ragged over cp",
         "over pp and cp",
         "hybrid over cp",
         "rows beside tokens",
         "windows over cp",
+        "sliding windows over cp",
     ],
 )
 def test_whole_runs_by_lists_are_proved(made: Spec) -> None:

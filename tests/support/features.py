@@ -84,6 +84,8 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     else:
         found |= {"query, key and value biases"} if model.qkv_bias else set()
         found |= {"positions on three axes"} if model.mrope else set()
+        found |= {"sliding windows"} if model.sliding_window else set()
+        found |= {"norms on both sides"} if model.post_norms else set()
         found |= {"axes in turn"} if model.mrope and model.mrope_interleaved else set()
     experts, moe = layout.language.experts, model.moe
     if experts is None or moe is None:

@@ -43,7 +43,26 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm_eps": 1e-2, "qk_norm": True, "head_dim": 12},
         {"rms_norm_eps": 1e-2, "head_dim": 12},
     ),
-}
+    # The first layer attends in windows, the second one to whole sequences.
+    "gemma3_text": (
+        {
+            "norm_eps": 1e-2, "qk_norm": True, "head_dim": 12, "tied": True, "rope_theta": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "activation": "gelu_tanh",
+            "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0}, "post_norms": True,
+            "norm_offset": True, "embedding_scale": 32**0.5, "query_pre_attn_scalar": 20,
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "tie_word_embeddings": True,
+            "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+            # The embedding of a padding token would get no gradient.
+            "query_pre_attn_scalar": 20, "pad_token_id": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+    ),
+}  # fmt: skip
 # The same of decoders with experts.
 MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixtral": (
@@ -117,7 +136,8 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
         warnings.simplefilter("ignore")
         import transformers
     name = "".join(part.capitalize() for part in kind.split("_"))
-    config, model = (getattr(transformers, f"{name}{end}") for end in ("Config", "ForCausalLM"))
+    config = getattr(transformers, f"{name}Config")
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
     made = model(config(**SIZES, **((KINDS | MOE_KINDS)[kind][1] | settings))).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -134,18 +154,29 @@ def widen(model: nn.Module) -> None:
         scale = (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
         return self.weight * x * scale
 
-    def angles(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        size = 2 * len(self.inv_freq)
-        theta = self.config.rope_parameters["rope_theta"]
-        frequency = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    def offset(self: Any, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * (1 + self.weight)
+
+    def angles(
+        self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        rope = self.config.rope_parameters
+        rope = rope if layer_type is None else rope[layer_type]
+        size = self.config.head_dim if layer_type else 2 * len(self.inv_freq)
+        frequency = rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        frequency = frequency / rope.get("factor", 1.0)
         turn = (position_ids[..., None] * frequency).repeat(1, 1, 2)
         return turn.cos(), turn.sin()
 
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__ == "Gemma3RMSNorm":
+            module.forward = MethodType(offset, module)  # type: ignore[method-assign]
+        elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]
         if type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = MethodType(angles, module)  # type: ignore[method-assign]
+        if type(module).__name__.endswith("ScaledWordEmbedding"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
 
 
 class Seen(NamedTuple):

@@ -34,6 +34,7 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
         max_q: int,
         max_k: int,
         *,
+        scale: float | None = None,
         window_size: tuple[int, int],
         enable_gqa: bool = True,
     ) -> Tensor:
@@ -46,8 +47,11 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
             assert 0 < num_q <= max_q
             assert 0 < num_k <= max_k
             seen = torch.ones(num_q, num_k, dtype=torch.bool, device=q_NhK.device)
-            if window_size == (-1, 0):
-                seen = seen.tril(num_k - num_q if lower_right else 0)
+            before, after = window_size
+            if after == 0:
+                last = num_k - num_q if lower_right else 0
+                seen = seen.tril(last)
+                seen = seen if before < 0 else seen.triu(last - before)
             else:
                 assert window_size == (-1, -1)
             share = q_NhK.shape[1] // k_MgK.shape[1]
@@ -56,7 +60,7 @@ def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
                 for x in (k_MgK, v_MgK)
             )
             q = widened(q_NhK[first_q:last_q]).transpose(0, 1)
-            scores = (q @ k.mT) * q_NhK.shape[-1] ** -0.5
+            scores = (q @ k.mT) * (scale or q_NhK.shape[-1] ** -0.5)
             weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
             outs.append((weights @ v).transpose(0, 1))
         # A list that is longer than its sequences would have values that nobody set.

@@ -36,16 +36,22 @@ def model(
     precision: str = "bf16",
     vocab: int = 512,
     vision: dict[str, object] | None = None,
+    decoder: dict[str, object] | None = None,
     **language: object,
 ) -> Spec:
     """A microbatch of two sequences, or two images, of 256 tokens each.
 
-    `vision` are more keys of the vision transformer.
+    `vision` and `decoder` are more keys of the two models.
     """
     return spec(
         {
             "vision": box(0, model=VIT | (vision or {}), compile=compiled),
-            "language": box(1, model={**DECODER, "vocab": vocab}, compile=compiled, **language),
+            "language": box(
+                1,
+                model={**DECODER, "vocab": vocab, **(decoder or {})},
+                compile=compiled,
+                **language,
+            ),
         },
         mbs=2,
         seq=256,

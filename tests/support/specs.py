@@ -435,6 +435,8 @@ def one_module(
             if draw(seldom):
                 # Of the wavelengths of short heads some stay, some are stretched.
                 model["rope_scaling"] = {"factor": 4.0, "original_max_position_embeddings": 32}
+            if draw(seldom):
+                model |= draw(_as_gemma(layers))
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
@@ -459,6 +461,24 @@ def one_module(
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     return {**made, "model": model}
+
+
+@st.composite
+def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Draw windows of a decoder, and the parts of a block that come with them in Gemma 3."""
+    window = {
+        "size": draw(st.integers(1, 9)),
+        "full": [number for number in range(layers) if draw(st.booleans())][: layers - 1],
+        "rope_theta": draw(st.sampled_from([None, 20.0])),
+    }
+    return {
+        "sliding_window": window,
+        "activation": draw(st.sampled_from(["silu", "gelu_tanh"])),
+        "post_norms": draw(st.booleans()),
+        "norm_offset": draw(st.booleans()),
+        "embedding_scale": draw(st.sampled_from([None, 3.0])),
+        "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),
+    }
 
 
 @st.composite

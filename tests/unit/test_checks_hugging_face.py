@@ -124,7 +124,7 @@ def test_other_kinds_have_their_own_parts(
             "`use_sliding_window",
         ),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
-        (CONFIG | {"rope_scaling": {"type": "linear"}}, "`rope_type: linear`"),
+        (CONFIG | {"rope_scaling": {"type": "dynamic"}}, "`rope_type: dynamic`"),
         (CONFIG | {"rope_parameters": "yarn"}, "`rope_type: yarn`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),

@@ -30,6 +30,13 @@ def codes(*overrides: str) -> list[str]:
         (["model.hidden=66", "model.heads=4"], ["hidden-over-heads"]),
         (["model.hidden=66", "model.head_dim=8"], []),
         (["model.mlp=100"], []),
+        (["model.sliding_window={size: 4, full: [1]}"], []),
+        (["model.sliding_window={size: 4, full: [0, 1]}"], ["setting-without-effect"]),
+        (["model.rope_scaling={rope_type: linear, factor: 2.0}"], []),
+        (
+            ["model.rope_scaling={rope_type: linear, factor: 2.0, low_freq_factor: 9.0}"],
+            ["setting-without-effect"],
+        ),
         (["model.mlp=101"], ["mlp-over-tp"]),
     ],
 )

@@ -63,6 +63,12 @@ def test_a_missing_backend_is_found_before_the_run(
         (["modules.language.model.head_dim=264"], "heads of size 264"),
         (["modules.language.model.head_dim=256"], None),
         (["modules.language.model.head_dim=8"], None),
+        (["modules.language.model.sliding_window={size: 4}"], "`sliding_window`"),
+        (["modules.language.model.activation=gelu_tanh"], "`activation`"),
+        (["modules.language.model.post_norms=true"], "`post_norms`"),
+        (["modules.language.model.norm_offset=true"], "`norm_offset`"),
+        (["modules.language.model.query_pre_attn_scalar=20.0"], "`query_pre_attn_scalar`"),
+        (["modules.language.model.embedding_scale=8.0"], None),
     ],
 )
 def test_what_a_backend_cannot_do_is_found(settings: list[str], words: str | None) -> None:

@@ -75,6 +75,20 @@ def test_language_costs_what_torch_counts() -> None:
     assert back["bmm"] == 2 * backward.attention
 
 
+def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
+    """Two sequences of 32 tokens; layers with a window of 8, or longer than a sequence."""
+    found = []
+    for size, full in ((8, [1]), (8, []), (40, []), (1, [])):
+        model = {**DECODER, "sliding_window": {"size": size, "full": full}}
+        made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
+        layout = build_layout(made)
+        (stage,) = layout.language.stages
+        work = workload(layout, layout.language, nominal(made))
+        found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2))
+    whole, cut = 32**2 / 2, 8**2 / 2 + 24 * 8
+    assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 31.5]
+
+
 def test_a_hybrid_model_costs_what_torch_counts() -> None:
     """But for products inside a chunk, of which causality needs half, as in attention."""
     model = hybrid({}, "MM*-", groups=2) | {"heads": 2, "head_dim": 8, "vocab": 300}

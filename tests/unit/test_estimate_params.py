@@ -93,6 +93,7 @@ def specs() -> dict[str, Spec]:
         "tp 2, several layers": one({}, {"deepstack": [0, 2], "shuffle": 2}, 2),
         "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
         "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
+        "norms on both sides": one({"post_norms": True, "norm_offset": True}, {}, 2),
         "biases, kv heads split": one({"qkv_bias": True, "kv_heads": 4}, {}, 2),
         "biases, kv heads shared": one({"qkv_bias": True, "kv_heads": 2}, {}, 4),
         "untied over pp": one({"mlp": 100, "vocab_multiple": 4}, {}, 1, 5),

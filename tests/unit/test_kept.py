@@ -33,6 +33,7 @@ def block_of(
     frozen: bool,
     activation: Activation = "gelu",
     gated: bool = False,
+    post_norms: bool = False,
 ) -> Block:
     """Return a block as runs have it: its products add up the gradients of their weights.
 
@@ -50,6 +51,10 @@ def block_of(
         gated=gated or not is_vit,
         bias=is_vit,
         activation=activation,
+        gate="gelu_tanh" if post_norms else "silu",
+        post_norms=post_norms,
+        norm_offset=float(post_norms),
+        score_size=20.0 if post_norms else None,
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
     block = Block(context, shape, recompute=False)
@@ -149,6 +154,25 @@ def test_a_block_with_windows_keeps_what_the_table_says(compiled: bool) -> None:
     got = kept_by_block(block, turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype), dtype)
     vision = {"positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"}
     assert per_block(model(compiled=compiled, vision=vision), "vision") == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
+)
+def test_a_block_with_norms_on_both_sides_keeps_what_the_table_says(
+    compiled: bool, dtype: torch.dtype
+) -> None:
+    """As in Gemma 3: with an offset of norms, a gate of GELU and scores of another scale."""
+    block = block_of("language", dtype, compiled=compiled, frozen=False, post_norms=True)
+    got = kept_by_block(block, mask_of("language", dtype), dtype)
+    keys = {"post_norms": True, "norm_offset": True, "activation": "gelu_tanh"}
+    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    made = model(compiled=compiled, precision=precision, decoder=keys)
+    assert per_block(made, "language") == got
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")

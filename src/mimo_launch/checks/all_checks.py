@@ -88,6 +88,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(CausalModel, positions.head_size_even, needs=_HEADS),
     ModelRule(DecoderModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
+    ModelRule(DecoderModel, positions.windows_have_layers),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
@@ -168,6 +169,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, training_settings.vision_settings_used),
     ModelRule(DecoderModel, training_settings.mrope_setting_used),
+    ModelRule(DecoderBlocks, training_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
         backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")

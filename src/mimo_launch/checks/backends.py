@@ -92,6 +92,14 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
             "keep the layers of torch for this module",
             Related(path=(*path, "windows"), label="windows"),
         )
+    for key in kind.torch_only:
+        yield _cannot(
+            name,
+            f"provide blocks with `{key}`",
+            "its blocks are used as in Llama and Qwen: SwiGLU, two norms, whole sequences",
+            "keep the layers of torch for this module",
+            Related(path=(*path, key), label=f"`{key}`"),
+        )
     if kind.has_biased_gate:
         yield _cannot(
             name,

@@ -12,8 +12,10 @@ from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
+    SlidingWindow,
     Spec,
     VitModel,
+    Windows,
 )
 
 
@@ -54,7 +56,7 @@ def mrope_fills_head(spec: Spec, name: str, model: DecoderModel) -> Findings:
 
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     """There are wavelengths between those that stay and those that turn slower."""
-    if model.rope_scaling is None:
+    if model.rope_scaling is None or model.rope_scaling.rope_type == "linear":
         return
     low, high = model.rope_scaling.low_freq_factor, model.rope_scaling.high_freq_factor
     if low < high:
@@ -130,19 +132,24 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
     )
 
 
-def windows_have_layers(spec: Spec, name: str, model: VitModel) -> Findings:
-    """Layers that attend to whole images exist, and others attend in windows."""
-    if model.windows is None:
+def windows_have_layers(spec: Spec, name: str, model: VitModel | DecoderModel) -> Findings:
+    """Layers that attend to whole images or sequences exist, and others attend in windows."""
+    windows: Windows | SlidingWindow | None
+    if isinstance(model, VitModel):
+        key, whole, do, windows = "windows", "images", "do", model.windows
+    else:
+        key, whole, do, windows = "sliding_window", "sequences", "does", model.sliding_window
+    if windows is None:
         return
-    path = ("modules", name, "model", "windows")
-    beyond = [number for number in model.windows.full if number >= model.layers]
-    kept = sorted({number for number in model.windows.full if number < model.layers})
+    path = ("modules", name, "model", key)
+    beyond = [number for number in windows.full if number >= model.layers]
+    kept = sorted({number for number in windows.full if number < model.layers})
     if beyond:
         yield Diagnostic(
             code="full-layer-not-in-model",
-            headline=f"`{name}`: layer {beyond[0]} is to attend to whole images, but the last "
+            headline=f"`{name}`: layer {beyond[0]} is to attend to whole {whole}, but the last "
             f"layer is {model.layers - 1}",
-            path=(*path, "full", model.windows.full.index(beyond[0])),
+            path=(*path, "full", windows.full.index(beyond[0])),
             why="layers are counted from 0",
             help=f"write `full: {kept}`",
             related=(
@@ -153,11 +160,11 @@ def windows_have_layers(spec: Spec, name: str, model: VitModel) -> Findings:
         yield Diagnostic(
             code="setting-without-effect",
             severity=Severity.WARNING,
-            headline=f"`windows` of `{name}` do nothing",
+            headline=f"`{key}` of `{name}` {do} nothing",
             path=path,
             at_key=True,
             why="every layer is in `full`",
-            help="delete `windows`",
+            help=f"delete `{key}`",
         )
 
 

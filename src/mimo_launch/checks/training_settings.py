@@ -10,6 +10,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.spec import (
     DecoderModel,
     Spec,
@@ -282,6 +283,19 @@ def mrope_setting_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
             ("modules", name, "model", "mrope_interleaved"),
             f"`mrope_interleaved` of `{name}` does nothing",
             "without `mrope` all pairs of a head rotate with the place in the sequence",
+        )
+
+
+def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
+    """Linear scaling has a factor and nothing else."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type != "linear":
+        return
+    for key in sorted(scaling.model_fields_set - {"rope_type", "factor"}):
+        yield _no_effect(
+            ("modules", name, "model", "rope_scaling", key),
+            f"`{key}` of `{name}` does nothing",
+            "`rope_type: linear` divides every frequency by `factor`",
         )
 
 

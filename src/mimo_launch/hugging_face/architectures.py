@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, moe_decoder, qwen2_5_omni, vit
+from mimo_launch.hugging_face import decoder, gemma3, llava, moe_decoder, qwen2_5_omni, vit
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, part_of
@@ -92,7 +92,8 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
     Decoders with experts and those without have different ones.
     """
     has_experts = kind_of(model).moe is not None
-    unlike = decoder.KINDS.keys() if has_experts else moe_decoder.KINDS.keys()
+    dense = (*decoder.KINDS, gemma3.TEXT_TYPE)
+    unlike = dense if has_experts else tuple(moe_decoder.KINDS)
     in_wholes = [whole.text.model_type for whole in QWEN_VL] + [qwen2_5_omni.TEXT.model_type]
     for family in FAMILIES.values():
         if family.kind == model.kind and family.model_type not in (*in_wholes, *unlike):

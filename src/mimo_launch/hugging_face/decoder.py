@@ -40,8 +40,8 @@ KINDS = {
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
 # Layers before this one have no window.
 MAX_WINDOW_LAYERS = 28
-# The only scaling of rotary embeddings that our decoder has.
-LLAMA3 = "llama3"
+# The scalings of rotary embeddings that our decoder has.
+LLAMA3, LINEAR = SCALINGS = ("llama3", "linear")
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm.weight"}
@@ -78,7 +78,7 @@ def not_computed(config: Config, *, by_layer: bool = True) -> Iterator[str]:
         yield f"layer_types: {short(others[0])}"
     rope = rope_settings(config)
     scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling not in ("default", LLAMA3):
+    if scaling not in ("default", *SCALINGS):
         yield f"rope_type: {scaling}"
     if differs(rope, "partial_rotary_factor", 1.0):
         yield f"partial_rotary_factor: {rope['partial_rotary_factor']}"
@@ -102,7 +102,6 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
     """
     heads, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
     rope = rope_settings(config)
-    is_scaled = rope.get("rope_type", rope.get("type")) == LLAMA3
     return {
         "layers": number(config, "num_hidden_layers"),
         "hidden": hidden,
@@ -116,13 +115,29 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
         "rope_theta": number({**config, **rope}, "rope_theta", ROPE_THETA),
-        "rope_scaling": (
-            {key: number(rope, key) for key in RopeScaling.model_fields} if is_scaled else None
-        ),
+        "rope_scaling": scaling_of(rope),
         "mrope": None,
         "mrope_interleaved": False,
+        "sliding_window": None,
+        "activation": "silu",
+        "post_norms": False,
+        "norm_offset": False,
+        "embedding_scale": None,
+        "query_pre_attn_scalar": None,
         "moe": None,
     }
+
+
+def scaling_of(rope: Config) -> dict[str, Any] | None:
+    """Return settings of rotary embeddings as `rope_scaling`. Raises: ConfigError."""
+    kind = rope.get("rope_type", rope.get("type"))
+    fields = RopeScaling.model_fields
+    if kind == LINEAR:
+        unused = {key: field.default for key, field in fields.items()}
+        return {**unused, "rope_type": LINEAR, "factor": number(rope, "factor")}
+    if kind != LLAMA3:
+        return None
+    return {"rope_type": LLAMA3, **{key: number(rope, key) for key in fields if key != "rope_type"}}
 
 
 def place(name: str, model: DecoderBlocks) -> Place:
@@ -161,12 +176,18 @@ def config_of(model_type: str, model: DecoderModel | TalkerModel) -> Config:
         "vocab_size": model.vocab,
         "tie_word_embeddings": kind_of(model).is_tied,
         "rms_norm_eps": model.norm_eps,
-        "rope_parameters": {
-            "rope_type": "default" if model.rope_scaling is None else LLAMA3,
-            "rope_theta": model.rope_theta,
-            **({} if model.rope_scaling is None else model.rope_scaling.model_dump()),
-        },
+        "rope_parameters": rope_of(model),
     }
+
+
+def rope_of(model: DecoderBlocks) -> Config:
+    """Return the settings of rotary embeddings of layers without windows."""
+    scaling: Config = {"rope_type": "default"}
+    if model.rope_scaling is not None:
+        is_linear = model.rope_scaling.rope_type == LINEAR
+        used = {"rope_type", "factor"} if is_linear else None
+        scaling = model.rope_scaling.model_dump(include=used)
+    return {**scaling, "rope_theta": model.rope_theta}
 
 
 def rope_settings(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mimo_launch.hugging_face import (
     decoder,
+    gemma3,
     llava,
     moe_decoder,
     nemotron_h,
@@ -30,6 +31,7 @@ QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE, qwen3_vl.WHOLE)
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
+    gemma3.TEXT,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
     qwen2_5_omni.TEXT,
@@ -47,6 +49,7 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
     "clip": partial(vit.tower_of_pair, vit.CLIP),
     llava.MODEL_TYPE: llava.part,
+    gemma3.MODEL_TYPE: gemma3.part,
     **{whole.model_type: whole.part for whole in QWEN_VL},
     qwen2_5_omni.MODEL_TYPE: qwen2_5_omni.part,
     qwen2_5_omni.THINKER_TYPE: qwen2_5_omni.part,
@@ -111,6 +114,7 @@ def model_types(kind: str) -> list[str]:
     """Return the `model_type`s of folders that hold a module of a kind."""
     omni = qwen2_5_omni.MODEL_TYPE, qwen2_5_omni.THINKER_TYPE
     both = (llava.MODEL_TYPE, *(whole.model_type for whole in QWEN_VL), *omni)
-    whole = {"vit": ("siglip", "clip", *both), "decoder": both, "talker": omni[:1]}
+    text = (*both, gemma3.MODEL_TYPE)
+    whole = {"vit": ("siglip", "clip", *both), "decoder": text, "talker": omni[:1]}
     names = [name for name, family in FAMILIES.items() if family.kind == kind]
     return [*names, *whole.get(kind, ())]

@@ -6,7 +6,7 @@ Leaves: nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
@@ -23,7 +23,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
 )
 from mimo_launch.spec.language_models import DecoderBlocks
-from mimo_launch.spec.spec import DecoderModel, RopeScaling
+from mimo_launch.spec.spec import DecoderModel, RopeScaling, SlidingWindow
 
 BLOCK = (
     Saved(name="block input", stream=1, shared=True),
@@ -34,6 +34,9 @@ BLOCK = (
     *ATTENTION_OUT,
     *GATED,
 )
+TORCH_ONLY = ("sliding_window", "activation", "post_norms", "norm_offset", "query_pre_attn_scalar")
+# Besides, where norms also stand behind attention and the MLP: what they normalise.
+UNNORMED = (Saved(name="outputs of attention and MLP, before their norms", stream=2, shared=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +117,34 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         # In turn, as long as height and width have pairs left; the rest is time's.
         return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
 
+    @property
+    def sliding_window(self) -> SlidingWindow | None:
+        """The last tokens that tokens of some layers attend to, if that is not all."""
+        return self.model.sliding_window
+
+    @property
+    def torch_only(self) -> tuple[str, ...]:
+        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        plain = type(self.model).model_fields
+        return tuple(key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         yield from self._block_weights(self._dense_width(number), share)
+        if self.model.post_norms:
+            yield from (Weight((self.model.hidden,)),) * 2
         yield from self._expert_weights(number, share)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a block."""
-        return self._with_experts(number, self.widths)
+        layer = self._with_experts(number, self.widths)
+        if self.sliding_window is None or not self.attends_in_windows(number):
+            return layer
+        return replace(layer, reach=self.sliding_window.size)
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return (*BLOCK, *(UNNORMED if self.model.post_norms else ()))
+
+    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        norms = RMS_BF16 if passes.are_bf16 else RMS
+        return (SILU, *((norms,) * (2 if self.model.post_norms else 1)))

@@ -29,6 +29,7 @@ from mimo_launch.spec.spec import (
     MambaSizes,
     Moe,
     RopeScaling,
+    SlidingWindow,
     Windows,
 )
 
@@ -164,6 +165,11 @@ class ModelKind(ABC):
         return False
 
     @property
+    def torch_only(self) -> tuple[str, ...]:
+        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        return ()
+
+    @property
     def has_key_bias(self) -> bool:
         """Whether keys have a bias if queries and values have."""
         return True
@@ -198,9 +204,15 @@ class ModelKind(ABC):
         """The windows in which tokens of some layers attend, if there are any."""
         return None
 
+    @property
+    def sliding_window(self) -> SlidingWindow | None:
+        """The last tokens that tokens of some layers attend to, if that is not all."""
+        return None
+
     def attends_in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer attend in windows."""
-        return self.windows is not None and number not in self.windows.full
+        windows = self.windows or self.sliding_window
+        return windows is not None and number not in windows.full
 
     @property
     def learned_grid(self) -> tuple[int, int] | None:
@@ -223,7 +235,12 @@ class ModelKind(ABC):
 
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
-        return "block with experts" if self.has_experts(number) else "block"
+        parts = {
+            "experts": self.has_experts(number),
+            "windows": self.attends_in_windows(number),
+        }
+        found = " and ".join(part for part, is_there in parts.items() if is_there)
+        return f"block with {found}" if found else "block"
 
     @property
     def has_final_norm(self) -> bool:

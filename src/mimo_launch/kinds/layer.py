@@ -150,7 +150,7 @@ class Widths:
     the MLP, whose first product has `ups` times as many outputs. In a layer of `mamba`, `query` is
     the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
     is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
-    `windowed`: tokens attend in windows of their image.
+    `windowed`: tokens attend in windows of their image; `reach`: to as many of the last tokens.
     """
 
     stream: int
@@ -164,6 +164,7 @@ class Widths:
     regions: int = 2
     experts: Moe | None = None
     windowed: bool = False
+    reach: int | None = None
 
     @property
     def head_size(self) -> int:
@@ -198,7 +199,13 @@ class Widths:
         """
         if self.mamba is None:
             spans = work.windows if self.windowed else work.spans
-            pairs = sum(span**2 for span in spans) / (2 if self.causal else 1)
-            return 4 * pairs * self.query
+            return 4 * sum(map(self._pairs, spans)) * self.query
         within = self.mamba.chunk * (self.key + self.query)
         return work.tokens * (within + 4.0 * self.query * self.mamba.state)
+
+    def _pairs(self, span: int) -> float:
+        """Return the pairs of tokens of a span that attend to each other."""
+        if not self.causal:
+            return span**2
+        reach = span if self.reach is None else min(span, self.reach)
+        return reach * (span - reach / 2)

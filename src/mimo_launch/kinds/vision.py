@@ -79,10 +79,6 @@ class VisionKind(TransformerEncoderKind):
         """The windows in which tokens of some layers attend, if there are any."""
         return self.model.windows
 
-    def layer_name(self, number: int) -> str:
-        """Return the name of a layer in tables."""
-        return "block with windows" if self.attends_in_windows(number) else "block"
-
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a block."""
         return replace(self.widths, windowed=self.attends_in_windows(number))

@@ -43,9 +43,12 @@ class Attention(nn.Module):
         key_bias: bool = True,
         qk_norm: bool,
         eps: float,
+        norm_offset: float = 0.0,
+        score_size: float | None = None,
         out_scale: float,
     ) -> None:
         super().__init__()
+        self.scale = None if score_size is None else score_size**-0.5
         self.context, self.head_size = context, head_size
         self.heads = len(even_cut(heads, context.tp.size, context.tp.index))
         self.kv_heads = max(1, kv_heads // context.tp.size)
@@ -61,7 +64,10 @@ class Attention(nn.Module):
         self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
         self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
         self.q_norm, self.k_norm = (
-            Norm(context, head_size, "rms", eps=eps, inner=True) if qk_norm else None for _ in "qk"
+            Norm(context, head_size, "rms", eps=eps, inner=True, offset=norm_offset)
+            if qk_norm
+            else None
+            for _ in "qk"
         )
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
@@ -103,13 +109,21 @@ class Attention(nn.Module):
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
-        if sequences.documents is not None and takes_lists(q_NhK):
-            lengths = sequences.documents.lengths
-            return inside_documents(q, k_all, v_all, lengths, self.context.cp).flatten(1)
+        if sequences.needs_mask and takes_lists(q_NhK):
+            out = inside_documents(
+                q,
+                k_all,
+                v_all,
+                sequences.lengths(k_all.shape[1]),
+                self.context.cp,
+                reach=sequences.reach,
+                scale=self.scale,
+            )
+            return out.flatten(1)
         q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
         if cp == 1:
             seq = q.shape[2]
-            allowed = None if sequences.documents is None else sequences.lower_right(seq, seq)
+            allowed = sequences.lower_right(seq, seq) if sequences.needs_mask else None
             out = self._attend(q, k_all, v_all, allowed)
         else:
             # This rank's two chunks of the sequence; each sees the keys up to its own end.
@@ -117,8 +131,10 @@ class Attention(nn.Module):
             outs = []
             for part, chunk in zip(q.chunk(2, dim=2), (index, 2 * cp - 1 - index), strict=True):
                 end = (chunk + 1) * size
-                allowed = sequences.lower_right(size, end)
-                outs.append(self._attend(part, k_all[:, :, :end], v_all[:, :, :end], allowed))
+                first = 0 if sequences.reach is None else max(0, end - size + 1 - sequences.reach)
+                allowed = sequences.lower_right(size, end)[..., first:]
+                keys, values = (x[:, :, first:end] for x in (k_all, v_all))
+                outs.append(self._attend(part, keys, values, allowed))
             out = torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
 
@@ -132,6 +148,7 @@ class Attention(nn.Module):
             v,
             attn_mask=allowed,
             is_causal=causal and allowed is None,
+            scale=self.scale,
             enable_gqa=self.heads != self.kv_heads,
         )
 

@@ -40,7 +40,8 @@ class SequenceContext:
 
     `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K]
     where the sequences differ in positions; None where attention has no positions. `documents` are
-    packed into sequences and do not attend to each other. `routing` is for the balance of experts.
+    packed into sequences and do not attend to each other. A token attends to the last `reach`
+    tokens, itself among them; None: to all. `routing` is for the balance of experts.
     """
 
     batch: int
@@ -49,6 +50,16 @@ class SequenceContext:
     sin: Tensor | None
     documents: Documents | None
     routing: RoutingContext | None = None
+    reach: int | None = None
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether a token does not attend to all those before it in its sequence."""
+        return self.documents is not None or self.reach is not None
+
+    def lengths(self, seq: int) -> tuple[int, ...]:
+        """Return the lengths of all documents; without any, those of sequences of `seq` tokens."""
+        return (seq,) * self.batch if self.documents is None else self.documents.lengths
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
         """Return the mask of the last `queries` of the first `keys` positions, which end together.
@@ -56,7 +67,10 @@ class SequenceContext:
         Shapes: [queries, keys], with documents [batch, 1, queries, keys].
         """
         place = torch.arange(keys - queries, keys, device=self.device)
-        causal = place[:, None] >= torch.arange(keys, device=self.device)
+        distance = place[:, None] - torch.arange(keys, device=self.device)
+        causal = distance >= 0
+        if self.reach is not None:
+            causal &= distance < self.reach
         if self.documents is None:
             return causal
         numbers = self.documents.numbers
@@ -148,8 +162,11 @@ def _angles(
 def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     """Return the frequencies of a model that was trained further on longer sequences.
 
-    Source: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it.
+    Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it; linear:
+    arXiv:2306.15595, section 3.
     """
+    if scaling.rope_type == "linear":
+        return frequency / scaling.factor
     turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)

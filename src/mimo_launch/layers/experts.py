@@ -33,8 +33,8 @@ from mimo_launch.comm.torch_internals import grouped_matmul
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
-from mimo_launch.layers.pointwise import squared_relu, swiglu
-from mimo_launch.spec.language_models import Moe
+from mimo_launch.layers.pointwise import GATED, squared_relu
+from mimo_launch.spec.language_models import GateActivation, Moe
 
 # The rows of the factors of a grouped product must be a multiple of this many bytes.
 ALIGNMENT = 16
@@ -47,7 +47,7 @@ class Experts(SegmentedModule):
     """This rank's experts, [M, D] -> [M, D]; the caller sums over the ranks that split them.
 
     A separate module, because its weights have other replicas than those around it. An expert is
-    the canonical tensors `NUMBER.gate.weight` (if it is `gated`: SwiGLU, otherwise squared ReLU),
+    the canonical tensors `NUMBER.gate.weight` (if it has a `gate`, otherwise it is a squared ReLU),
     `NUMBER.up.weight` and `NUMBER.down.weight`.
     """
 
@@ -55,12 +55,18 @@ class Experts(SegmentedModule):
     outputs: Tensor
 
     def __init__(
-        self, context: ParallelContext, model: Moe, width: int, *, gated: bool, out_scale: float
+        self,
+        context: ParallelContext,
+        model: Moe,
+        width: int,
+        *,
+        gate: GateActivation | None,
+        out_scale: float,
     ) -> None:
         super().__init__()
         self.context, self.width = context, width
-        self.between = swiglu if gated else squared_relu
-        names = ("gate", "up") if gated else ("up",)
+        self.between = squared_relu if gate is None else GATED[gate]
+        names = ("up",) if gate is None else ("gate", "up")
         self.own = even_cut(model.experts, context.ep.size, context.ep.index)
         part = even_cut(model.width, context.expert_tp.size, context.expert_tp.index)
         self.inner = len(part)

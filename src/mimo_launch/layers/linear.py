@@ -270,9 +270,11 @@ class Norm(SegmentedModule):
         *,
         eps: float = EPSILON,
         inner: bool = False,
+        offset: float = 0.0,
     ) -> None:
+        """Build a norm; that of `rms` multiplies by the weight plus an `offset`, at first by 1."""
         super().__init__()
-        self.context, self.eps = context, eps
+        self.context, self.eps, self.offset = context, eps, offset
         tp_grad = context.inner_grad if inner else context.token_grad
 
         def segment(name: str, init: InitKind) -> Segment:
@@ -280,7 +282,8 @@ class Norm(SegmentedModule):
                 name, (width,), tp_grad, counted=context.counts, init=init, decay=False
             )
 
-        self.declare("weight", segment("weight", "ones"), dtype=context.dtype)
+        init: InitKind = "zeros" if offset else "ones"
+        self.declare("weight", segment("weight", init), dtype=context.dtype)
         if kind == "layer":
             self.declare("bias", segment("bias", "zeros"), dtype=context.dtype)
         else:
@@ -289,11 +292,11 @@ class Norm(SegmentedModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
         if self.bias is None:
-            return self.context.fused(rms_norm, x, self.weight, self.eps)
+            return self.context.fused(rms_norm, x, self.weight, self.eps, self.offset)
         return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """Return x plus its change, and the norm of the sum."""
         if self.bias is None:
-            return self.context.fused(add_rms_norm, x, change, self.weight, self.eps)
+            return self.context.fused(add_rms_norm, x, change, self.weight, self.eps, self.offset)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)

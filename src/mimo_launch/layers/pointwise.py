@@ -19,10 +19,12 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON) -> Tensor:
-    """Return x over its root mean square (arXiv:1910.07467), times the weight."""
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON, offset: float = 0.0) -> Tensor:
+    """Return x over its root mean square (arXiv:1910.07467), times the weight plus an offset."""
     wide = widened(x)
-    return F.rms_norm(wide, (x.shape[-1],), weight_D.to(wide.dtype), eps).to(x.dtype)
+    weight = weight_D.to(wide.dtype)
+    weight = weight + offset if offset else weight
+    return F.rms_norm(wide, (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON) -> Tensor:
@@ -33,11 +35,11 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON
 
 
 def add_rms_norm(
-    x: Tensor, change: Tensor, weight_D: Tensor, eps: float = EPSILON
+    x: Tensor, change: Tensor, weight_D: Tensor, eps: float = EPSILON, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of both and its RMSNorm."""
     total = x + change
-    return total, rms_norm(total, weight_D, eps)
+    return total, rms_norm(total, weight_D, eps, offset)
 
 
 def add_layer_norm(
@@ -52,6 +54,12 @@ def swiglu(gate_up_NF: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves [N, F/2] (arXiv:2002.05202)."""
     gate, up = gate_up_NF.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def geglu_tanh(gate_up_NF: Tensor) -> Tensor:
+    """Return gelu(gate) * up of the two halves, GELU approximated by tanh (the same paper)."""
+    gate, up = gate_up_NF.chunk(2, dim=-1)
+    return gelu_tanh(gate) * up
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -80,6 +88,8 @@ ACTIVATIONS = {
     "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
 }
+# By the activation of the gate.
+GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh}
 
 
 def gated_squares(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:

@@ -83,17 +83,26 @@ def takes_lists(q_NhK: Tensor) -> bool:
 
 
 def inside_documents(
-    q_BshK: Tensor, k_BSgK: Tensor, v_BSgK: Tensor, lengths: tuple[int, ...], cp: Group
+    q_BshK: Tensor,
+    k_BSgK: Tensor,
+    v_BSgK: Tensor,
+    lengths: tuple[int, ...],
+    cp: Group,
+    *,
+    reach: int | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Return causal attention inside each document, [B * s, h, K].
 
-    Queries are the two chunks that this cp rank holds of each sequence, keys all in their order.
+    Queries are the two chunks that this cp rank holds of each sequence, keys all in their order. A
+    token attends to `reach` tokens, itself among them; scores are multiplied by `scale`.
     """
     q, device = q_BshK.flatten(0, 1), q_BshK.device
+    window = CAUSAL if reach is None else (reach - 1, 0)
     if cp.size == 1:
         documents = packed(lengths, device)
         k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
-        return _attend(q, k, v, documents, documents, CAUSAL)
+        return _attend(q, k, v, documents, documents, window, scale)
     parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
     # Unbound, because the backward of a slice is as large as the tensor that it is cut from.
     k, v = (
@@ -101,7 +110,7 @@ def inside_documents(
         for rows in (k_BSgK.unbind(), v_BSgK.unbind())
     )
     queries, keys = (packed(each, device) for each in (parts.queries, parts.keys))
-    return _attend(q, k, v, queries, keys, CAUSAL)
+    return _attend(q, k, v, queries, keys, window, scale)
 
 
 def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
@@ -152,6 +161,7 @@ def _attend(
     queries: Packed,
     keys: Packed,
     window: tuple[int, int],
+    scale: float | None = None,
 ) -> Tensor:
     """Return attention inside each sequence, [N, h, K]; the lists hold nothing else."""
     out = varlen_attn(
@@ -162,6 +172,7 @@ def _attend(
         keys.bounds,
         queries.longest,
         keys.longest,
+        scale=scale,
         window_size=window,
         **_GROUPED,
     )

@@ -76,7 +76,7 @@ class HybridLayer(Layer):
                 context,
                 experts,
                 model.hidden,
-                gated=model.gated_mlp,
+                gate=None,
                 out_scale=out_scale,
                 shared=shared,
             )

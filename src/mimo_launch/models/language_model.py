@@ -9,14 +9,15 @@ rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import Documents, sequence_context
+from mimo_launch.layers.attention_contexts import Documents, SequenceContext, sequence_context
 from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -30,7 +31,7 @@ from mimo_launch.layers.vocab_parallel import (
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
-from mimo_launch.models.transformer_block import MoeShape, decoder_shape
+from mimo_launch.models.transformer_block import MoeShape, language_shape
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 
@@ -97,9 +98,21 @@ class LanguageStage(nn.Module):
             experts = MoeShape(model.moe, model.moe.aux_loss / global_samples)
         self.layers = self.make_layers(experts, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
+            self.norm = Norm(
+                context, model.hidden, "rms", eps=model.norm_eps, offset=self.norm_offset
+            )
             if not model.tied:
                 self.head = VocabHead(context, padded_vocab, model.hidden)
+
+    @property
+    def norm_offset(self) -> float:
+        """What is added to the weights of norms."""
+        return 0.0
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings of tokens."""
+        return None
 
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
         """Return the layers of the stage, named by their number in the whole model."""
@@ -119,19 +132,11 @@ class LanguageStage(nn.Module):
             x_nD, deep = self._embed(batch)
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
-        attention_context = sequence_context(
-            batch.num_sequences,
-            batch.positions,
-            self.model.head_size,
-            self.model.rope_theta,
-            x_nD.dtype,
-            documents=batch.documents,
-            axes=kind_of(self.model).mrope_axes,
-            scaling=kind_of(self.model).rope_scaling,
-            routing=batch.routing,
-        )
-        for layer in self.layers.values():
-            x_nD = layer(x_nD, attention_context)
+        everywhere, in_windows = self._attention_contexts(batch, x_nD.dtype)
+        kind = kind_of(self.model)
+        for number, layer in self.layers.items():
+            windowed = kind.attends_in_windows(int(number))
+            x_nD = layer(x_nD, in_windows if windowed else everywhere)
             if deep:
                 x_nD = x_nD + deep.pop(0)
         if not self.stage.is_last:
@@ -145,14 +150,44 @@ class LanguageStage(nn.Module):
             for reader, where in batch.wanted.items()
         }
 
+    def _attention_contexts(
+        self, batch: LanguageInput, dtype: torch.dtype
+    ) -> tuple[SequenceContext, SequenceContext]:
+        """Return the context of layers that attend to whole sequences, and of those in windows."""
+        kind = kind_of(self.model)
+        made = partial(
+            sequence_context,
+            batch.num_sequences,
+            batch.positions,
+            self.model.head_size,
+            dtype=dtype,
+            documents=batch.documents,
+            axes=kind.mrope_axes,
+            routing=batch.routing,
+        )
+        everywhere = made(theta=self.model.rope_theta, scaling=kind.rope_scaling)
+        window = kind.sliding_window
+        if window is None:
+            return everywhere, everywhere
+        own = everywhere if window.rope_theta is None else made(theta=window.rope_theta)
+        seq = batch.positions.shape[-1] * self.context.cp.size
+        return everywhere, replace(own, reach=window.size if window.size < seq else None)
+
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return what a generator reads at each token, [n, D]: the stream, perhaps with text."""
         if reader not in self.text_readers:
             return normed_nD
         if batch.tokens is None:
             raise ValueError("the last stage of language needs tokens for generators of speech")
-        text: Tensor = self.embedding(batch.tokens.flatten())
-        return normed_nD + text.to(normed_nD.dtype)
+        return normed_nD + self._embedded(batch.tokens).to(normed_nD.dtype)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [n, D] of tokens."""
+        x_nD: Tensor = self.embedding(tokens.flatten())
+        if self.embedding_scale is None:
+            return x_nD
+        # Rounded to the type of the embeddings first, as in Gemma.
+        return x_nD * torch.full((), self.embedding_scale, dtype=x_nD.dtype, device=x_nD.device)
 
     def _found(self, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return the loss of the labels or, without any, the greedy next tokens."""
@@ -177,7 +212,7 @@ class LanguageStage(nn.Module):
         """
         if batch.tokens is None:
             raise ValueError("the first stage of language needs tokens")
-        x_nD: Tensor = self.embedding(batch.tokens.flatten())
+        x_nD = self._embedded(batch.tokens)
         deep = [torch.zeros_like(x_nD) for _ in range(self.deep_rows)]
         for encoder, received in batch.rows.items():
             where = batch.row_places[encoder]
@@ -194,7 +229,17 @@ class DecoderStage(LanguageStage):
 
     model: DecoderModel
 
+    @property
+    def norm_offset(self) -> float:
+        """What is added to the weights of norms."""
+        return float(self.model.norm_offset)
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings of tokens."""
+        return self.model.embedding_scale
+
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
         """Return blocks of the library that the context names. Raises: BackendError."""
-        shape = decoder_shape(self.model, experts)
+        shape = language_shape(self.model, experts)
         return blocks(self.context, shape, self.stage, recompute=recompute)

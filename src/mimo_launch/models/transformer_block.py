@@ -1,6 +1,6 @@
 """The transformer block of encoders and decoders: attention, then an MLP or experts.
 
-Decides: pre-norm order and the two MLP shapes (plain, SwiGLU); which tokens of a replica each tp
+Decides: the order of norms and the two MLP shapes (plain, gated); which tokens of a replica each tp
 rank sends to the experts, and how their answers are combined.
 Relies on: `layers` for layers that know their tp group, `layers.router` and `layers.experts`.
 Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
@@ -13,7 +13,7 @@ otherwise every token would travel once per tp rank.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -27,10 +27,10 @@ from mimo_launch.layers.attention_contexts import AttentionContext, SequenceCont
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, swiglu
+from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, GATED
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
-from mimo_launch.spec.language_models import DecoderBlocks, Moe
+from mimo_launch.spec.language_models import DecoderBlocks, DecoderModel, GateActivation, Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class MoeMlp(nn.Module):
         shape: MoeShape,
         width: int,
         *,
-        gated: bool,
+        gate: GateActivation | None,
         out_scale: float,
         shared: nn.Module | None,
     ) -> None:
         super().__init__()
         self.context, self.num_experts = context, shape.model.experts
         self.router = Router(context, shape.model, width, shape.coefficient)
-        self.experts = Experts(context, shape.model, width, gated=gated, out_scale=out_scale)
+        self.experts = Experts(context, shape.model, width, gate=gate, out_scale=out_scale)
         self.shared = shared
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
@@ -109,7 +109,10 @@ class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
     Where queries, keys and values have biases, `key_bias` false leaves out that of keys (Whisper).
-    Experts, `moe`, replace the MLP.
+    Experts, `moe`, replace the MLP. `gate` is the activation where MLPs are `gated`, `activation`
+    where they are not. `norm_offset` is added to the weights of RMSNorms; `post_norms` stand behind
+    attention and the MLP. Scores are divided by the square root of `score_size` (None: of the head
+    size).
     """
 
     width: int
@@ -126,6 +129,10 @@ class BlockShape:
     qk_norm: bool = False
     eps: float = EPSILON
     activation: Activation = "gelu"
+    gate: GateActivation = "silu"
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    score_size: float | None = None
     moe: MoeShape | None = None
 
     @property
@@ -149,7 +156,7 @@ def encoder_shape(model: EncoderBlocks) -> BlockShape:
     )
 
 
-def decoder_shape(model: DecoderBlocks, moe: MoeShape | None = None) -> BlockShape:
+def decoder_shape(model: DecoderBlocks) -> BlockShape:
     """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases but those of its keys."""
     return BlockShape(
         width=model.hidden,
@@ -164,12 +171,23 @@ def decoder_shape(model: DecoderBlocks, moe: MoeShape | None = None) -> BlockSha
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
         eps=model.norm_eps,
+    )
+
+
+def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
+    """Return the shape of the blocks of a decoder of language, which has more keys."""
+    return replace(
+        decoder_shape(model),
+        gate=model.activation,
+        post_norms=model.post_norms,
+        norm_offset=float(model.norm_offset),
+        score_size=model.query_pre_attn_scalar,
         moe=moe,
     )
 
 
 class Mlp(nn.Module):
-    """SwiGLU MLP, or one with another activation, its inner width cut over tp: [n, D] -> [n, D]."""
+    """Gated MLP, or one with an activation, its inner width cut over tp: [n, D] -> [n, D]."""
 
     def __init__(
         self,
@@ -181,11 +199,12 @@ class Mlp(nn.Module):
         gated: bool,
         bias: bool,
         activation: Activation | Literal["squared_relu"] = "gelu",
+        gate: GateActivation = "silu",
         out_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.context = context
-        self.between = swiglu if gated else ACTIVATIONS[activation]
+        self.between = GATED[gate] if gated else ACTIVATIONS[activation]
         outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
         self.inputs = ColumnLinear(context, width, outputs, bias=bias)
         self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
@@ -233,7 +252,11 @@ class Block(Layer):
     def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__(recompute=recompute)
         out_scale = (2 * shape.layers) ** -0.5
-        self.attention_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
+
+        def norm() -> Norm:
+            return Norm(context, shape.width, shape.norm, eps=shape.eps, offset=shape.norm_offset)
+
+        self.attention_norm = norm()
         self.attention = Attention(
             context,
             width=shape.width,
@@ -245,9 +268,14 @@ class Block(Layer):
             key_bias=shape.key_bias,
             qk_norm=shape.qk_norm,
             eps=shape.eps,
+            norm_offset=shape.norm_offset,
+            score_size=shape.score_size,
             out_scale=out_scale,
         )
-        self.mlp_norm = Norm(context, shape.width, shape.norm, eps=shape.eps)
+        self.mlp_norm = norm()
+        # On what each adds to the stream.
+        self.post_attention_norm = norm() if shape.post_norms else None
+        self.post_mlp_norm = norm() if shape.post_norms else None
 
         def dense(inner: int) -> Mlp:
             return Mlp(
@@ -258,6 +286,7 @@ class Block(Layer):
                 gated=shape.gated,
                 bias=shape.bias,
                 activation=shape.activation,
+                gate=shape.gate,
                 out_scale=out_scale,
             )
 
@@ -270,18 +299,22 @@ class Block(Layer):
                 context,
                 shape.moe,
                 shape.width,
-                gated=shape.gated,
+                gate=shape.gate if shape.gated else None,
                 out_scale=out_scale,
                 shared=shared,
             )
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         attended = self.attention(self.attention_norm(x_nD), attention_context)
+        if self.post_attention_norm is not None:
+            attended = self.post_attention_norm(attended)
         x_nD, normed = self.mlp_norm.after(x_nD, attended)
         change = (
             self.mlp(normed, attention_context)
             if isinstance(self.mlp, MoeMlp)
             else self.mlp(normed)
         )
+        if self.post_mlp_norm is not None:
+            change = self.post_mlp_norm(change)
         out: Tensor = x_nD + change
         return out

@@ -83,9 +83,14 @@ class Moe(Strict):
 class RopeScaling(Strict):
     """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
 
-    As in Llama 3.1 (`rope_type: llama3` in transformers); the names are those of its settings.
+    The names are those of the settings of transformers. `linear` uses the factor only.
     """
 
+    rope_type: Literal["llama3", "linear"] = Field(
+        "llama3",
+        description="`llama3`: long wavelengths rotate slower, as in Llama 3.1; `linear`: all do, "
+        "as in Gemma 3.",
+    )
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         description="How many times slower the longest wavelengths rotate.", examples=[8.0]
     )
@@ -184,7 +189,7 @@ class DecoderBlocks(CausalModel):
     )
     rope_scaling: RopeScaling | None = Field(
         None,
-        description="Rotary embedding as in Llama 3.1 and later.",
+        description="Rotary embedding as in Llama 3.1 and later, or as in Gemma 3.",
         examples=["{factor: 8.0, original_max_position_embeddings: 8192}"],
     )
 
@@ -204,8 +209,31 @@ class DecoderBlocks(CausalModel):
         return True
 
 
+class SlidingWindow(Strict):
+    """Attention to the last tokens only, in all layers but some."""
+
+    size: Count = Field(
+        description="Tokens that a token attends to: itself and those before it.", examples=[1024]
+    )
+    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="The layers, counted from 0, that attend to whole sequences all the same.",
+        examples=["[5, 11, 17, 23]"],
+        strict=False,
+    )
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Base of the rotary position embedding in layers with windows, which is not "
+        "scaled then; default that of the other layers, with its scaling.",
+        examples=[10000.0],
+    )
+
+
+GateActivation = Literal["silu", "gelu_tanh"]
+
+
 class DecoderModel(DecoderBlocks, LanguageModel):
-    """A decoder-only language model of Llama, Qwen2 or Qwen3 shape (RMSNorm, RoPE, SwiGLU)."""
+    """A decoder-only language model of Llama, Qwen or Gemma 3 shape (RMSNorm, RoPE, gated MLP)."""
 
     kind: Literal["decoder"]
     mrope: tuple[Count, Count, Count] | None = Field(
@@ -219,6 +247,36 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         False,
         description="The axes of `mrope` take turns over the pairs of a head, as in Qwen3-VL, "
         "instead of following each other.",
+    )
+    sliding_window: SlidingWindow | None = Field(
+        None,
+        description="Attention to the last tokens only in some layers, as in Gemma 3: cheaper on "
+        "long sequences.",
+        examples=["{size: 1024, full: [5, 11, 17, 23], rope_theta: 10000.0}"],
+    )
+    activation: GateActivation = Field(
+        "silu",
+        description="Activation of the gate in MLPs and experts: SiLU (SwiGLU), or GELU "
+        "approximated by tanh (Gemma).",
+    )
+    post_norms: bool = Field(
+        False,
+        description="RMSNorms also on what attention and MLPs add to the stream, as in Gemma 3.",
+    )
+    norm_offset: bool = Field(
+        False, description="Norms multiply by 1 + weight instead of weight, as in Gemma."
+    )
+    embedding_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Factor on the embeddings of tokens, not on rows of encoders; in Gemma the "
+        "square root of `hidden`.",
+        examples=[16.0],
+    )
+    query_pre_attn_scalar: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Attention scores are divided by the square root of this number; default "
+        "the size of a head.",
+        examples=[168.0],
     )
 
     @property

@@ -50,6 +50,7 @@ from mimo_launch.spec.language_models import (
     MambaSizes,
     Moe,
     RopeScaling,
+    SlidingWindow,
 )
 from mimo_launch.spec.sections import (
     BatchSpec,
@@ -111,6 +112,7 @@ __all__ = [
     "RopeScaling",
     "ScheduleKind",
     "ScheduleSpec",
+    "SlidingWindow",
     "Spec",
     "Strict",
     "SyntheticData",

@@ -169,7 +169,7 @@ class Oracle:
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
         found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
         spans = self.dataset.describe(split, index).spans
-        text_SD = self.weights["language.embedding.weight"][tokens]
+        text_SD = self._embedded(tokens)
         for name in (each for each in self.losses if each != LANGUAGE):
             (source,) = self.spec.sources_of(name)
             total, number = loss.new_zeros(()), 0
@@ -228,7 +228,7 @@ class Oracle:
         generated token may be a placeholder.
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
-        x_SD, deep = self.weights["language.embedding.weight"][tokens], dict[int, Tensor]()
+        x_SD, deep = self._embedded(tokens), dict[int, Tensor]()
         for encoder in self.spec.sources_of(LANGUAGE):
             images = self._rows_of_images(split, index, encoder)
             if images:
@@ -247,11 +247,21 @@ class Oracle:
             x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
         elif isinstance(model, DecoderModel):
             sizes = {} if model.mrope is None else self._image_sizes(split, index)
-            angles = self._angles(model, given, documents, sizes)
-            x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep)
+            turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
+            angles, local = self._angles(model, turns, given, documents, sizes), None
+            if model.sliding_window is not None and model.sliding_window.rope_theta is not None:
+                turns = frequencies(model.head_size, model.sliding_window.rope_theta)
+                local = self._angles(model, turns, given, documents, sizes)
+            x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep, local_angles=local)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps)
+        has_offset = isinstance(model, DecoderModel) and model.norm_offset
+        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=has_offset)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [S, D]."""
+        scale = self.model.embedding_scale if isinstance(self.model, DecoderModel) else None
+        return self.weights["language.embedding.weight"][tokens] * (scale or 1.0)
 
     def _rows_of_images(self, split: Split, index: int, encoder: str) -> list[Tensor]:
         """Return the rows that a module makes of each image of a record."""
@@ -284,12 +294,12 @@ class Oracle:
     def _angles(
         self,
         model: DecoderModel,
+        turns: Sequence[float],
         tokens: Tensor,
         documents: Tensor,
         sizes: dict[int, list[tuple[int, int]]],
     ) -> Tensor:
         """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
-        turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         if model.mrope is None:
             return text_angles(len(tokens), turns)
         ids = axis_ids(tokens, documents, sizes)

@@ -9,6 +9,7 @@ Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from mimo_launch.data.noise import Noise
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import DecoderBlocks, HybridModel, MambaSizes
-from mimo_launch.spec.spec import Model, TalkerModel
+from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel
 from mimo_launch.verify.oracle_layers import (
     Load,
     RecordText,
     Weights,
     attend,
     frequencies,
+    gelu_tanh,
     linear,
     mixture,
     mlp,
@@ -43,33 +45,50 @@ def decoder_layers(
     angles: Tensor,
     deep: Mapping[int, Tensor] | None = None,
     *,
+    local_angles: Tensor | None = None,
     name: str = LANGUAGE,
 ) -> Tensor:
     """Return the stream behind the last layer, [S, D]; `angles` are for `turned`.
 
-    `deep` is added behind layers.
+    `local_angles` are those in layers with windows, if they differ. `deep` is added behind layers.
     """
-    heads, kv_heads, eps = model.heads, model.num_kv_heads, model.norm_eps
-    kind = kind_of(model)
+    heads, kv_heads = model.heads, model.num_kv_heads
+    kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
+    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=bool(more and more.norm_offset))
+    activation = gelu_tanh if more and more.activation == "gelu_tanh" else F.silu
+    window = more.sliding_window if more else None
     for i in range(model.layers):
         layer = f"{name}.layers.{i}"
-        y = rms_norm(weights, x_SD, f"{layer}.attention_norm", eps)
+        is_local = window is not None and i not in window.full
+        y = norm(x_SD, f"{layer}.attention_norm")
         q = linear(weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
         k = linear(weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
         v = linear(weights, y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
         if model.qk_norm:
-            q = rms_norm(weights, q, f"{layer}.attention.q_norm", eps)
-            k = rms_norm(weights, k, f"{layer}.attention.k_norm", eps)
-        q, k = turned(q, angles), turned(k, angles)
+            q, k = norm(q, f"{layer}.attention.q_norm"), norm(k, f"{layer}.attention.k_norm")
+        turns = angles if local_angles is None or not is_local else local_angles
+        q, k = turned(q, turns), turned(k, turns)
         k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-        attended = attend(q, k, v, text.documents)
-        x_SD = x_SD + linear(weights, attended, f"{layer}.attention.o")
-        y = rms_norm(weights, x_SD, f"{layer}.mlp_norm", eps)
+        attended = attend(
+            q,
+            k,
+            v,
+            text.documents,
+            window=window.size if window is not None and is_local else None,
+            size=more.query_pre_attn_scalar if more else None,
+        )
+        change = linear(weights, attended, f"{layer}.attention.o")
+        if more and more.post_norms:
+            change = norm(change, f"{layer}.post_attention_norm")
+        x_SD = x_SD + change
+        y = norm(x_SD, f"{layer}.mlp_norm")
         if kind.moe is not None and kind.has_experts(i):
-            mixed = mixture(weights, f"{layer}.mlp", kind.moe, y, text)
-            x_SD = x_SD + mixed
+            change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, activation)
         else:
-            x_SD = x_SD + mlp(weights, f"{layer}.mlp", y)
+            change = mlp(weights, f"{layer}.mlp", y, activation)
+        if more and more.post_norms:
+            change = norm(change, f"{layer}.post_mlp_norm")
+        x_SD = x_SD + change
         if deep and i in deep:
             x_SD = x_SD + deep[i]
     return x_SD

@@ -11,7 +11,7 @@ E experts, D width.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,7 @@ from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
+Activation = Callable[[Tensor], Tensor]
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
@@ -37,19 +38,34 @@ def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
     return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
-def rms_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
-    """Return x over its root mean square, times the weight."""
+def rms_norm(weights: Weights, x: Tensor, name: str, eps: float, *, offset: bool = False) -> Tensor:
+    """Return x over its root mean square, times the weight, or times 1 + weight."""
     scaled = x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-    return scaled * weights[f"{name}.weight"]
+    return scaled * (weights[f"{name}.weight"] + int(offset))
 
 
-def attend(q_SHK: Tensor, k_SHK: Tensor, v_SHK: Tensor, documents: Tensor | None) -> Tensor:
-    """Attend to everything, or with documents to what precedes a token in its own."""
-    scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / q_SHK.shape[-1] ** 0.5
+def attend(
+    q_SHK: Tensor,
+    k_SHK: Tensor,
+    v_SHK: Tensor,
+    documents: Tensor | None,
+    *,
+    window: int | None = None,
+    size: float | None = None,
+) -> Tensor:
+    """Attend to everything, or with documents to what precedes a token in its own.
+
+    Of that only to the last `window` tokens; `size` stands for that of a head in scores.
+    """
+    size = size or q_SHK.shape[-1]
+    scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / size**0.5
     if documents is not None:
-        size = scores.shape[-1]
-        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+        tokens = scores.shape[-1]
+        hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         hidden |= documents[:, None] != documents
+        if window is not None:
+            for token in range(window, tokens):
+                hidden[token, : token + 1 - window] = True
         scores = scores.masked_fill(hidden, float("-inf"))
     return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
 
@@ -91,6 +107,8 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
     frequencies = [theta ** (-2 * i / size) for i in range(size // 2)]
     if scaling is None:
         return frequencies
+    if scaling.rope_type == "linear":
+        return [frequency / scaling.factor for frequency in frequencies]
     length, scaled = scaling.original_max_position_embeddings, []
     for frequency in frequencies:
         wavelength = 2 * math.pi / frequency
@@ -198,7 +216,14 @@ def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str,
     return moved
 
 
-def mixture(weights: Weights, name: str, moe: Moe, x_SD: Tensor, text: RecordText) -> Tensor:
+def mixture(
+    weights: Weights,
+    name: str,
+    moe: Moe,
+    x_SD: Tensor,
+    text: RecordText,
+    activation: Activation = F.silu,
+) -> Tensor:
     """Return the mixture of experts `name` of every token."""
     logits = linear(weights, x_SD, f"{name}.router")
     scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
@@ -213,10 +238,10 @@ def mixture(weights: Weights, name: str, moe: Moe, x_SD: Tensor, text: RecordTex
         gates = gates / gates.sum(dim=-1, keepdim=True)
     out = torch.zeros_like(x_SD)
     for expert in range(moe.experts):
-        answer = mlp(weights, f"{name}.experts.{expert}", x_SD)
+        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, activation)
         out = out + moe.scale * gates[:, expert : expert + 1] * answer
     if moe.shared:
-        out = out + mlp(weights, f"{name}.shared", x_SD)
+        out = out + mlp(weights, f"{name}.shared", x_SD, activation)
     if text.num_tokens:
         parts = scores / scores.sum(dim=-1, keepdim=True)
         text.load.scores.setdefault(name, []).append(parts[: text.num_tokens])
@@ -224,11 +249,21 @@ def mixture(weights: Weights, name: str, moe: Moe, x_SD: Tensor, text: RecordTex
     return out
 
 
-def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor) -> Tensor:
-    """Return the MLP `name`: SwiGLU (arXiv:2002.05202) if it has a gate, else squared ReLU."""
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by tanh (arXiv:1606.08415, section 2)."""
+    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def mlp(
+    weights: Mapping[str, Tensor], name: str, x_SD: Tensor, activation: Activation = F.silu
+) -> Tensor:
+    """Return the MLP `name`, whose gate has an activation; without a gate it is squared ReLU.
+
+    Source: arXiv:2002.05202.
+    """
     inner = linear(weights, x_SD, f"{name}.up")
     if f"{name}.gate.weight" in weights:
-        inner = F.silu(linear(weights, x_SD, f"{name}.gate")) * inner
+        inner = activation(linear(weights, x_SD, f"{name}.gate")) * inner
     else:
         inner = inner.clamp(min=0) ** 2
     return linear(weights, inner, f"{name}.down")

@@ -15,6 +15,7 @@ from mimo_launch.spec.spec import (
     Grid,
     HybridModel,
     ModuleSpec,
+    SlidingWindow,
     TalkerModel,
 )
 
@@ -23,6 +24,9 @@ HEAD_SIZE = 8
 # has some shorter than this and some longer: a head whose steps are all clamped gets no gradient
 # through them, and would prove nothing.
 MAX_MIN_STEP = 0.005
+
+# Shorter than documents, and longer than a chunk of a sequence over cp.
+MAX_WINDOW = 5
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
 
@@ -35,7 +39,19 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
         pairs = (_head_dim(model) or HEAD_SIZE) // 2
         height = (pairs - 1) // 2
         mrope = 1, height, pairs - 1 - height
-    return _shrink_language(model, tp).model_copy(update={"layers": layers, "mrope": mrope})
+    update: dict[str, object] = {"layers": layers, "mrope": mrope}
+    if model.sliding_window is not None:
+        update["sliding_window"] = _shrink_window(model, model.sliding_window, layers)
+    if model.query_pre_attn_scalar is not None:
+        update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
+    return _shrink_language(model, tp).model_copy(update=update)
+
+
+def _shrink_window(model: DecoderModel, window: SlidingWindow, layers: int) -> SlidingWindow:
+    """Return a window smaller than small sequences, in some layers if not in all."""
+    full = len({number for number in window.full if number < model.layers})
+    last = (layers - 1,) if 0 < full < model.layers else tuple(range(layers))[: full and layers]
+    return window.model_copy(update={"size": min(window.size, MAX_WINDOW), "full": last})
 
 
 def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
