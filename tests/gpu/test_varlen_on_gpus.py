@@ -59,8 +59,14 @@ def test_a_block_is_as_exact_as_with_masks(
     assert all(errors[LISTS][tensor] < 1e-2 for tensor in over)
 
 
-def deviations(dtype: torch.dtype, head_size: int, kv_heads: int) -> list[float]:
-    """Return how far the kernel is from the loop in float64: output and gradients of q, k and v."""
+def deviations(
+    dtype: torch.dtype, head_size: int, kv_heads: int, reach: int | None = None
+) -> list[float]:
+    """Return how far the kernel is from the loop in float64: output and gradients of q, k and v.
+
+    With a `reach`, each token attends to as many tokens, and scores have another scale.
+    """
+    before, scale = (-1, None) if reach is None else (reach - 1, 0.1)
     torch.manual_seed(0)
     heads = (8, kv_heads, kv_heads)
     leaves = [torch.randn(1, 300, each, head_size, device=DEVICE).to(dtype) for each in heads]
@@ -70,11 +76,12 @@ def deviations(dtype: torch.dtype, head_size: int, kv_heads: int) -> list[float]
 
     def by_kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         assert takes_lists(q[0])
-        return inside_documents(q, k, v, lengths, SINGLE)
+        return inside_documents(q, k, v, lengths, SINGLE, reach=reach, scale=scale)
 
     def by_loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         loop = loop_over_sequences(lower_right=True)
-        return loop(q[0], k[0], v[0], bounds, bounds, 190, 190, window_size=(-1, 0))
+        window = before, 0
+        return loop(q[0], k[0], v[0], bounds, bounds, 190, 190, scale=scale, window_size=window)
 
     results = []
     for function, wide in ((by_kernel, dtype), (by_loop, torch.float64)):
@@ -96,6 +103,14 @@ def test_every_size_of_head_is_right(
     dtype: torch.dtype, kv_heads: int, head_size: int, run_on: Callable[..., Any]
 ) -> None:
     [found] = run_on(1, deviations, dtype, head_size, kv_heads)
+    assert max(found) < 1e-2
+
+
+@needs_gpu
+@pytest.mark.parametrize("reach", [1, 40, 100, 1000])
+@pytest.mark.parametrize("head_size", [64, 256])
+def test_sliding_windows_are_right(head_size: int, reach: int, run_on: Callable[..., Any]) -> None:
+    [found] = run_on(1, deviations, torch.bfloat16, head_size, 2, reach)
     assert max(found) < 1e-2
 
 
