@@ -101,9 +101,10 @@ def test_a_model_of_another_type(run_cli: Cli) -> None:
         1, "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files\n"
         "  not read: model_type: gpt2; supported are llama, qwen2, qwen3, mixtral, qwen3_moe, "
         "gemma3_text, siglip_vision_model, clip_vision_model, qwen2_vl_text, qwen2_vl_vision, "
-        "qwen2_5_vl_text, qwen2_5_vl_vision, qwen3_vl_text, qwen3_vl_vision, qwen2_5_omni_text, "
-        "qwen2_5_omni_vision_encoder, qwen2_5_omni_talker, whisper, nemotron_h, siglip, clip, "
-        "llava, gemma3, qwen2_vl, qwen2_5_vl, qwen3_vl, qwen2_5_omni, qwen2_5_omni_thinker\n", "",
+        "qwen2_5_vl_text, qwen2_5_vl_vision, qwen3_vl_text, qwen3_vl_vision, internvl_vision, "
+        "idefics3_vision, smolvlm_vision, qwen2_5_omni_text, qwen2_5_omni_vision_encoder, "
+        "qwen2_5_omni_talker, whisper, nemotron_h, siglip, clip, llava, internvl, idefics3, "
+        "smolvlm, qwen2_vl, qwen2_5_vl, qwen3_vl, gemma3, qwen2_5_omni, qwen2_5_omni_thinker\n", "",
     )  # fmt: skip
 
 

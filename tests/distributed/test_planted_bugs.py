@@ -114,7 +114,8 @@ SELDOM = {
     "weight of a loss applied twice", "towers swapped", "time of the neighbour", "windows ignored",
     "windows shared by images", "windows of one width", "outputs stay by window",
     "windows in every layer", "windows counted in the stage", "windows end with a chunk",
-    "rows of layers swapped", "rows added in front of a layer", "axes not in turn",
+    "squares of heads not summed back", "norm over own heads", "rows of layers swapped",
+    "rows added in front of a layer", "axes not in turn",
 }  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import pytest
 from tests.support.graphs import flow, talker
 from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
+from tests.support.planted_scales import MODEL as SCALED
+from tests.support.planted_scales import NEAREST, scaled
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
@@ -122,6 +124,32 @@ STACK_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", STACK_LAYOUTS)
 def test_rows_of_several_layers(layout: str) -> None:
     assert failures(verdicts(stacked(*STACK_LAYOUTS[layout]))) == []
+
+
+# Grids of the vision transformer.
+SCALE_LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp": {"tp": 2, "dp": 2},
+    "sp": {"tp": 2, "sequence_parallel": True, "sharding": "full"},
+    "cp": {"cp": 2, "recompute": "full"},
+    "sp cp": {"tp": 2, "cp": 2, "sequence_parallel": True},
+    "pp": {"pp": 2},
+    "only the projector": {"tp": 2, "frozen": "except_projector"},
+    "frozen": {"frozen": True},
+}
+SCALE_OFTEN = "sp cp"
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        pytest.param(each, layout, marks=() if layout == SCALE_OFTEN else pytest.mark.sweep)
+        for each in (SCALED, NEAREST)
+        for layout in SCALE_LAYOUTS
+    ],
+)
+def test_weights_per_channel(model: dict[str, Any], layout: str) -> None:
+    assert failures(verdicts(scaled(SCALE_LAYOUTS[layout], model))) == []
 
 
 @pytest.mark.sweep

@@ -14,6 +14,7 @@ from tests.support.planted_deepstack import STACK_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
+from tests.support.planted_scales import SCALE_BUGS
 from tests.support.planted_sliding import SLIDING_BUGS
 from tests.support.planted_windows import WINDOW_BUGS
 from tests.support.specs import box, spec
@@ -593,7 +594,8 @@ def images_reversed() -> None:
     ReadStep.images = lambda self, *args: correct(self, *args)[::-1]
 
 
-BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS | SLIDING_BUGS
+BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS
+BUGS_OF_PARTS |= SLIDING_BUGS | SCALE_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

@@ -573,11 +573,16 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if is_learned else None,
-        "interpolation": draw(st.sampled_from(["bicubic", "bilinear"]))
+        "interpolation": draw(st.sampled_from(["bicubic", "bilinear", "nearest"]))
         if is_learned
         else "bicubic",
         "class_token": has_class_token,
         "windows": windows,
+        "qkv_bias": not draw(seldom),
+        "qk_norm": draw(seldom),
+        "layer_scale": draw(st.sampled_from([None, None, 0.5])),
+        "projector_bias": not draw(seldom),
+        "projector_norm_eps": draw(st.sampled_from([None, None, 1e-3])),
         "norm": draw(st.sampled_from(["layer", "rms", "layer"])),
         "patch_bias": draw(st.booleans()),
         "pre_norm": draw(seldom),

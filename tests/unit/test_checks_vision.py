@@ -53,6 +53,8 @@ def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
         ({}, []),
         ({"class_token": True}, ["backend-cannot"]),
         ({"windows": {"side": 2}, "activation": "swiglu"}, ["backend-cannot"] * 2),
+        ({"layer_scale": 0.1, "qk_norm": True}, ["backend-cannot"] * 2),
+        ({"qkv_bias": False, "projector_bias": False, "projector_norm_eps": 1e-5}, []),
     ],
 )
 def test_transformer_engine_lacks_parts_of_towers(more: dict[str, Any], found: list[str]) -> None:

@@ -115,6 +115,22 @@ def specs() -> dict[str, Spec]:
             },
             2,
         ),
+        "as a large InternVL": one(
+            {},
+            {
+                "norm": "rms",
+                "layer_scale": 0.1,
+                "qk_norm": True,
+                "qkv_bias": False,
+                "projector_norm_eps": 1e-5,
+                "shuffle": 2,
+            },
+            2,
+        ),
+        "as an Idefics3": one(
+            {}, {"projector": "linear", "projector_bias": False, "shuffle": 2}, 2
+        ),
+        "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True

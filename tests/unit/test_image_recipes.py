@@ -36,6 +36,8 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "LlavaImageProcessorPil",
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "do_pad": True},
     ),
+    # That of InternVL, without tiles.
+    "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
     "qwen2-vl": (
         "qwen2_vl",
         "Qwen2VLImageProcessorPil",

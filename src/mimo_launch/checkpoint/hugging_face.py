@@ -170,10 +170,16 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
     """Return the shape of the part that a tensor offers a segment; its own if it does not fit."""
     found = shape
     if place.shape is not None and shape == place.shape:
-        found = shape[0], prod(shape[1:])
+        rows, *rest = shape[_leading(shape) :]
+        found = (rows, prod(rest)) if rest else (rows,)
     if place.num_rows is not None and place.first_row + place.num_rows <= shape[0]:
         found = place.num_rows, *found[1:]
     return found
+
+
+def _leading(shape: tuple[int, ...]) -> int:
+    """Return how many dimensions of size 1 stand in front of those of the rows."""
+    return next((i for i, size in enumerate(shape[:-1]) if size > 1), len(shape) - 1)
 
 
 def _read(
@@ -213,7 +219,9 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
         if place.shape is None:
             held = saved[(there, *columns)]
         else:
-            held = saved[there].flatten(1)[(slice(None), *columns)]
+            first = _leading(place.shape)
+            held = saved[(*(slice(None),) * first, there)].flatten(0, first)
+            held = held.flatten(1)[(slice(None), *columns)] if held.dim() > 1 else held
         box.tensor[: end - rows.start].copy_(held)
     if box.name in (EMBEDDING, HEAD):
         first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)

@@ -94,7 +94,10 @@ class Exporter:
         tokens = {name: placeholder_id(spec, name) for name in spec.sources_of(LANGUAGE)}
         widths = {name: spec.row_width(name) for name in spec.encoders}
         widths |= dict.fromkeys(spec.generators, spec.row_width(LANGUAGE))
-        return Modules(models=models, tokens=tokens, widths=widths)
+        sources = [each for each in self.sources.values() if each is not None]
+        like = {each.part.family.model_type for each in sources}
+        like |= {str(each.config.get("model_type")) for each in sources}
+        return Modules(models=models, tokens=tokens, widths=widths, like=frozenset(like))
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
         """Return the folders to be written: one per module of `wanted`, or of all if it is empty.

@@ -29,7 +29,7 @@ from mimo_launch.spec.spec import Model
 # Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")
 # The settings of those layers: in the configuration of the tower, and of the model around it.
-_IN_TOWER = ("vision_use_head", "num_hidden_layers")
+_IN_TOWER = ("vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token")
 _AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 
 
@@ -135,7 +135,8 @@ def with_unused(
                 )
                 for inner, at, header in source.unused(model)
             ]
-    if kind_of(model).has_final_norm:
+    decided = "final_norm" in part.family.keys(part.config)
+    if decided or kind_of(model).has_final_norm:
         return found, []
     places = {1.0: part.place("norm.weight", model), 0.0: part.place("norm.bias", model)}
     return found, [

@@ -6,14 +6,14 @@ Relies on: the families and parts, which read what they write.
 Leaves: tensors and files to `export`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, gemma3, llava, moe_decoder, qwen2_5_omni, vit
+from mimo_launch.hugging_face import moe_decoder, qwen2_5_omni, vit
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, part_of
+from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, SEEING, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel, VitModel
 
@@ -36,18 +36,20 @@ class Modules:
     """Our modules by name: their models, the tokens of rows that language reads, and their widths.
 
     The vocabulary is a number, without padding. The width of a generator is that of the rows that
-    it reads.
+    it reads. `like` are the types of the models and the parts that their weights came from, which
+    come first where several models of transformers are equal.
     """
 
     models: Mapping[str, Model]
     tokens: Mapping[str, int]
     widths: Mapping[str, int]
+    like: frozenset[str] = frozenset()
 
 
 def alone(modules: Modules, name: str) -> Architecture | None:
     """Return the architecture of a module by itself; None if there is none."""
     model = modules.models[name]
-    for family in _kin(model):
+    for family in sorted(_kin(model), key=lambda each: each.model_type not in modules.like):
         if not list(_obstacles(family, model)):
             config = family.config(model)
             if family.row_width is not None:
@@ -63,7 +65,8 @@ def together(modules: Modules) -> Architecture | None:
     by_kind = {model.kind: name for name, model in modules.models.items()}
     if len(by_kind) < len(modules.models):
         return None
-    for name, config, where in _assemblies(modules, by_kind):
+    found = _assemblies(modules, by_kind)
+    for name, config, where in sorted(found, key=lambda x: x[1]["model_type"] not in modules.like):
         parts = {each: part_of(config, model.kind) for each, model in modules.models.items()}
         if all(says(part, modules.models[each]) for each, part in parts.items()):
             paths = {each: where[model.kind] for each, model in modules.models.items()}
@@ -87,16 +90,19 @@ def obstacles(model: Model) -> list[str]:
 
 
 def _kin(model: Model) -> Iterator[Family[Any]]:
-    """Yield the stand-alone architectures for a kind of model.
-
-    Decoders with experts and those without have different ones.
-    """
-    has_experts = kind_of(model).moe is not None
-    dense = (*decoder.KINDS, gemma3.TEXT_TYPE)
-    unlike = dense if has_experts else tuple(moe_decoder.KINDS)
+    """Yield the stand-alone architectures for a kind of model."""
     in_wholes = [whole.text.model_type for whole in QWEN_VL] + [qwen2_5_omni.TEXT.model_type]
-    for family in FAMILIES.values():
-        if family.kind == model.kind and family.model_type not in (*in_wholes, *unlike):
+    for family in _alike(FAMILIES.values(), model):
+        if family.model_type not in in_wholes:
+            yield family
+
+
+def _alike(families: Iterable[Family[Any]], model: Model) -> Iterator[Family[Any]]:
+    """Yield the families of a kind of model; decoders with experts and those without differ."""
+    has_experts = kind_of(model).moe is not None
+    for family in families:
+        is_of_experts = family.model_type in moe_decoder.KINDS
+        if family.kind == model.kind and (family.kind != "decoder" or is_of_experts == has_experts):
             yield family
 
 
@@ -104,7 +110,8 @@ def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
     """Yield the settings of a model that a stand-alone architecture does not have."""
     yield from _differences(family, model)
     has_norm = kind_of(model).has_final_norm
-    if family.kind == "vit" and has_norm == (family.model_type == vit.CLIP):
+    decides = family.kind != "vit" or "final_norm" in family.keys(family.config(model))
+    if not decides and has_norm == (family.model_type == vit.CLIP):
         # The patches of a CLIP do not pass its last norm, which is for pooling.
         yield f"`final_norm: {text_of(has_norm)}`"
 
@@ -150,10 +157,14 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
 
 def _that_see(vision: VitModel, text: DecoderModel, token: int) -> Iterator[Assembly]:
     where = {"decoder": ("text_config",), "vit": ("vision_config",)}
-    tower, words = _first(vit.FAMILIES, vision), _first(decoder.FAMILIES, text)
-    if tower is not None and words is not None:
-        config = llava.config_of(vision, tower.config(vision), text, words.config(text), token)
-        yield "LlavaForConditionalGeneration", config, where
+    for seeing in SEEING:
+        tower, words = (
+            _first(tuple(_alike(families.values(), model)), model)
+            for families, model in ((seeing.vision, vision), (seeing.text, text))
+        )
+        if tower is not None and words is not None:
+            config = seeing.config_of(tower, vision, words, text, token)
+            yield seeing.architecture, config, where
     for whole in QWEN_VL:
         if _first((whole.text,), text) and _first((whole.vision,), vision):
             yield whole.architecture, whole.config_of(vision, text, token), where

@@ -49,7 +49,8 @@ class Place:
 
     `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is that
     of the whole tensor in the file where it differs from ours, with the same elements in the same
-    order: a convolution [D, C, p, p] is our linear map [D, C * p * p]. A tensor `at_least_fp32` is
+    order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may stand in
+    front. A tensor `at_least_fp32` is
     not multiplied with activations, and transformers keeps it in fp32.
     """
 

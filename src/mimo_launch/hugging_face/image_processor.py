@@ -140,6 +140,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
     "Llava": _CLIP,
     "Siglip": {"size": {"height": 224, "width": 224}, "image_mean": HALF, "image_std": HALF},
+    "GotOcr2": {
+        "size": {"height": 384, "width": 384},
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
     "Qwen2VL": {
         "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
         "patch_size": 14,
@@ -148,6 +153,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_std": _CLIP_STD,
     },
 }
+
+
+# Processors that make several images of one.
+_CUT = "cuts large images into tiles and pads them to one size, which is not done here"
+_CUTS = {"Idefics3": _CUT, "SmolVLM": _CUT}
 
 
 class ProcessorError(ValueError):
@@ -202,11 +212,15 @@ def read_recipe(folder: Path) -> ImageRecipe:
     name = str(config.get("image_processor_type", config.get("feature_extractor_type")))
     kind = name.removesuffix("Fast").removesuffix("Pil")
     kind = kind.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    if kind in _CUTS:
+        raise ProcessorError(f"its image processor, {name}, {_CUTS[kind]}")
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its image processor is {name}; supported are {known}")
     config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
+        if config.get("crop_to_patches", False):
+            raise ValueError("crop_to_patches: true, which cuts images into tiles")
         pads = bool(config.get("do_pad", False))
         if pads and kind != "Llava":
             raise ValueError("do_pad: true")

@@ -22,6 +22,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     vision_not_computed,
     vision_place,
 )
+from mimo_launch.hugging_face.vit import PLAIN, PLAIN_PROJECTOR
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen2_5_vl"
@@ -69,6 +70,8 @@ def _keys(config: Config) -> dict[str, Any]:
         "activation": "swiglu",
         "projector": "merger",
         "projector_activation": "gelu",
+        **PLAIN,
+        **PLAIN_PROJECTOR,
     }
 
 

@@ -23,7 +23,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     vision_not_computed,
     vision_place,
 )
-from mimo_launch.hugging_face.vit import ACTIVATIONS
+from mimo_launch.hugging_face.vit import ACTIVATIONS, PLAIN, PLAIN_PROJECTOR
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen3_vl"
@@ -82,6 +82,8 @@ def _keys(config: Config) -> dict[str, Any]:
         "activation": ACTIVATIONS[str(config.get("hidden_act", _ACTIVATION))],
         "projector": "merger",
         "projector_activation": "gelu",
+        **PLAIN,
+        **PLAIN_PROJECTOR,
     }
 
 

@@ -12,6 +12,9 @@ from typing import Any
 from mimo_launch.hugging_face import (
     decoder,
     gemma3,
+    idefics3,
+    intern_vit,
+    internvl,
     llava,
     moe_decoder,
     nemotron_h,
@@ -28,12 +31,16 @@ from mimo_launch.hugging_face.folder import Config, short
 
 # Whole models of a vision transformer with a merger and a decoder with M-RoPE.
 QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE, qwen3_vl.WHOLE)
+# Those of a tower, a projector and a decoder.
+SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES)
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
     gemma3.TEXT,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
+    intern_vit.VISION,
+    *(whole.vision[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
     qwen2_5_omni.TEXT,
     qwen2_5_omni.VISION,
     qwen2_5_omni.TALKER,
@@ -48,9 +55,8 @@ PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     vit.CLIP: vit.tower,
     "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
     "clip": partial(vit.tower_of_pair, vit.CLIP),
-    llava.MODEL_TYPE: llava.part,
+    **{whole.model_type: whole.part for whole in (*SEEING, *QWEN_VL)},
     gemma3.MODEL_TYPE: gemma3.part,
-    **{whole.model_type: whole.part for whole in QWEN_VL},
     qwen2_5_omni.MODEL_TYPE: qwen2_5_omni.part,
     qwen2_5_omni.THINKER_TYPE: qwen2_5_omni.part,
     whisper.WHISPER: whisper.part,
@@ -93,10 +99,9 @@ def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
             part_of(config, kind)
         except NoSuchPart as error:
             if error.setting != own:
+                whole = next((each for each in SEEING if each.model_type == name), None)
                 types = [x.model_type for x in _ALL if x.kind == kind]
-                found.append(
-                    (error.setting, llava.types(kind) if name == llava.MODEL_TYPE else types)
-                )
+                found.append((error.setting, types if whole is None else whole.types(kind)))
     if not found and not parts_of(config):
         ours = {each.model_type for each in own_folders.FAMILIES}
         known = (name for name in dict.fromkeys([*FAMILIES, *PARTS]) if name not in ours)
@@ -113,7 +118,7 @@ def family_of(config: Config) -> Family[Any] | None:
 def model_types(kind: str) -> list[str]:
     """Return the `model_type`s of folders that hold a module of a kind."""
     omni = qwen2_5_omni.MODEL_TYPE, qwen2_5_omni.THINKER_TYPE
-    both = (llava.MODEL_TYPE, *(whole.model_type for whole in QWEN_VL), *omni)
+    both = (*(whole.model_type for whole in (*SEEING, *QWEN_VL)), *omni)
     text = (*both, gemma3.MODEL_TYPE)
     whole = {"vit": ("siglip", "clip", *both), "decoder": text, "talker": omni[:1]}
     names = [name for name, family in FAMILIES.items() if family.kind == kind]

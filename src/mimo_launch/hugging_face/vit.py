@@ -20,6 +20,19 @@ from mimo_launch.spec.spec import VitModel
 
 # Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
+# Settings that other towers and projectors have.
+PLAIN = {"qkv_bias": True, "qk_norm": False, "layer_scale": None}
+PLAIN_PROJECTOR = {"projector_norm_eps": None, "projector_bias": True}
+# A table of positions, and nothing besides.
+LEARNED: dict[str, Any] = {
+    "temporal_patch": 1, "positions": "learned", "windows": None, "interpolation": "bicubic",
+    "deepstack": (),
+}  # fmt: skip
+
+
+def theirs(activation: str) -> str:
+    """Return the name of our activation in transformers; one that it has, where ours is another."""
+    return next((name for name, ours in ACTIVATIONS.items() if ours == activation), "gelu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +94,10 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
         "mlp": number(config, "intermediate_size", MLP),
         "patch": patch,
         "channels": number(config, "num_channels", CHANNELS),
-        "temporal_patch": 1,
-        "positions": "learned",
-        "windows": None,
         "norm": "layer",
+        **LEARNED,
         "image": (side, side),
-        "interpolation": "bicubic",
-        "deepstack": (),
+        **PLAIN,
         "class_token": kind.class_token,
         "patch_bias": not kind.class_token,
         "pre_norm": kind.class_token,
@@ -130,7 +140,6 @@ def fits(kind: VitFamily, model: VitModel) -> bool:
 
 def config_of(model_type: str, model: VitModel) -> Config:
     """Return the configuration of our tower, as transformers 5 writes it."""
-    theirs = {ours: name for name, ours in ACTIVATIONS.items()}
     return {
         "model_type": model_type,
         "num_hidden_layers": model.layers,
@@ -141,8 +150,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         "image_size": model.patch * (model.image or (0, 0))[0],
         "num_channels": model.channels,
         "layer_norm_eps": model.norm_eps,
-        # One that it has, where ours is another.
-        "hidden_act": theirs.get(model.activation, "gelu"),
+        "hidden_act": theirs(model.activation),
         # Otherwise SigLIP would expect the weights of its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }
@@ -162,7 +170,7 @@ FAMILIES = tuple(
     )
     for name, kind in KINDS.items()
 )
-_BY_TYPE = {family.model_type: family for family in FAMILIES}
+BY_TYPE = {family.model_type: family for family in FAMILIES}
 # Tensors after the tower of CLIPVisionModelWithProjection, and beside the towers of SiglipModel and
 # CLIPModel.
 _BESIDE = ("visual_projection.", "text_projection.", "text_model.", "logit_scale", "logit_bias")
@@ -173,7 +181,7 @@ def tower(config: Config, kind: str) -> Part[VitModel]:
     if kind != "vit":
         raise NoSuchPart(f"model_type: {config['model_type']}")
     return Part(
-        family=_BY_TYPE[config["model_type"]],
+        family=BY_TYPE[config["model_type"]],
         config=config,
         prefixes=(("", ""), ("vision_model.", "")),
         elsewhere=_BESIDE,
@@ -186,10 +194,10 @@ def tower_of_pair(model_type: str, config: Config, kind: str) -> Part[VitModel]:
     # Old folders of CLIP describe the tower twice; only the second description is complete.
     said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
     inner = {"model_type": model_type, **section(config, said)}
-    if kind != "vit" or inner["model_type"] not in _BY_TYPE:
+    if kind != "vit" or inner["model_type"] not in BY_TYPE:
         raise NoSuchPart(f"model_type: {config['model_type']}")
     return Part(
-        family=_BY_TYPE[inner["model_type"]],
+        family=BY_TYPE[inner["model_type"]],
         config=inner,
         prefixes=(("vision_model.", ""),),
         elsewhere=_BESIDE,

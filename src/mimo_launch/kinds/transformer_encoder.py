@@ -79,6 +79,11 @@ class BlocksKind(ModelKind):
         return False
 
     @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return True
+
+    @property
     def norms(self) -> Literal["layer", "rms"]:
         """The kind of every norm."""
         return "layer"
@@ -92,7 +97,8 @@ class BlocksKind(ModelKind):
         part, inner = share.of(width), share.of(self.model.mlp_width)
         yield from (*self._norm(), *self._norm())
         yield Weight((3 * part, width), in_product=True)
-        yield Weight(((2 + self.has_key_bias) * part,))
+        if self.has_qkv_bias:
+            yield Weight(((2 + self.has_key_bias) * part,))
         yield from (Weight((width, part), in_product=True), Weight((width,)))
         ups = self.widths.ups * inner
         yield from (Weight((ups, width), in_product=True), Weight((ups,)))
@@ -161,13 +167,15 @@ class TransformerEncoderKind(BlocksKind):
         row = self.model.row_width
         yield from self._map(row, self.model.projector_width(out), out, share)
 
-    def _map(self, row: int, inside: int, out: int, share: Share) -> Iterator[Weight]:
+    def _map(
+        self, row: int, inside: int, out: int, share: Share, *, bias: bool = True
+    ) -> Iterator[Weight]:
         """Yield the weights of one linear map, or of two with some width inside."""
         inner = share.of(inside)
         shapes: tuple[tuple[int, ...], ...] = ((out, share.of(row)), (out,))
         if inner:
             shapes = ((inner, row), (inner,), (out, inner), (out,))
-        for shape in shapes:
+        for shape in shapes if bias else shapes[::2]:
             yield Weight(shape, "projector", in_product=len(shape) > 1)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:

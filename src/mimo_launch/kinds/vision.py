@@ -39,6 +39,7 @@ IN_WINDOWS = (
     Saved(name="queries, keys and values, by window", query=1, key=2),
     Saved(name="attention output, in the order of tokens", query=1, for_weights=True),
 )
+SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
 # Besides, where passes are not compiled.
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
@@ -89,6 +90,16 @@ class VisionKind(TransformerEncoderKind):
         return self.model.activation == "swiglu"
 
     @property
+    def torch_only(self) -> tuple[str, ...]:
+        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        return tuple(key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.model.qkv_bias
+
+    @property
     def norms(self) -> Literal["layer", "rms"]:
         """The kind of every norm."""
         return self.model.norm
@@ -107,6 +118,21 @@ class VisionKind(TransformerEncoderKind):
         """One linear map."""
         size = self.model.patch_numbers
         return PatchWork(products=size * self.model.hidden, saved=size)
+
+    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
+        """Yield the weights of a block."""
+        yield from TransformerEncoderKind.layer_weights(self, number, share)
+        if self.model.qk_norm:
+            yield from (Weight((share.of(self.model.hidden),)),) * 2
+        if self.model.layer_scale is not None:
+            yield from (Weight((self.model.hidden,)),) * 2
+
+    def _projector(self, out: int, share: Share) -> Iterator[Weight]:
+        model, row = self.model, self.model.row_width
+        inside = model.projector_width(out)
+        yield from self._map(row, inside, out, share, bias=model.projector_bias)
+        if model.projector_norm_eps is not None:
+            yield from (Weight((row,), "projector"),) * 2
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of patches, class token, positions, and the norm after them."""
@@ -141,13 +167,19 @@ class VisionKind(TransformerEncoderKind):
             # Patches of a row together, their norm, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
+            if self.model.projector_norm_eps is not None:
+                total += held.patches * self.model.hidden
         return total
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        attention = (QKV, ROTATED) if self.turns_patches else (QKV,)
+        attention: tuple[Saved, ...] = (
+            (QKV, ROTATED) if self.turns_patches or self.model.qk_norm else (QKV,)
+        )
         if layer.windowed:
-            attention = IN_WINDOWS
-        return (*INPUT, *attention, *ATTENTION_OUT, *(GATED if self.has_biased_gate else PLAIN))
+            attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS
+        inside = GATED if self.has_biased_gate else PLAIN
+        scaled = () if self.model.layer_scale is None else (SCALED,)
+        return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, layer, passes)

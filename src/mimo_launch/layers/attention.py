@@ -24,6 +24,7 @@ from mimo_launch.layers.attention_contexts import (
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated
+from mimo_launch.layers.scales import WideNorm
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 
 
@@ -42,6 +43,7 @@ class Attention(nn.Module):
         qkv_bias: bool,
         key_bias: bool = True,
         qk_norm: bool,
+        wide_norm: bool = False,
         eps: float,
         norm_offset: float = 0.0,
         score_size: float | None = None,
@@ -64,10 +66,14 @@ class Attention(nn.Module):
         self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
         self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
         self.q_norm, self.k_norm = (
-            Norm(context, head_size, "rms", eps=eps, inner=True, offset=norm_offset)
+            (
+                WideNorm(context, size * head_size, eps=eps)
+                if wide_norm
+                else Norm(context, head_size, "rms", eps=eps, inner=True, offset=norm_offset)
+            )
             if qk_norm
             else None
-            for _ in "qk"
+            for size in (heads, kv_heads)
         )
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:

@@ -67,7 +67,9 @@ def initial_values(
     rows = range(segment.local_shape[0]) if rows is None else rows
     shape = (len(rows), *segment.local_shape[1:])
     start: np.ndarray | float = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}.get(segment.init, 0.0)
-    if segment.init == "sinusoids":
+    if segment.init == "constant":
+        start = segment.std
+    elif segment.init == "sinusoids":
         start = sinusoids(rows, segment.shape[1])
     elif segment.init == "given":
         if given is None:

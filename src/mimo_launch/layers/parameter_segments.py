@@ -21,8 +21,10 @@ from torch.distributed.tensor import DTensor
 # full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
-# given: not drawn, see `PlainParameters`.
-InitKind = Literal["normal", "zeros", "ones", "sinusoids", "log_decay", "time_step", "given"]
+# constant: `std` everywhere. given: not drawn, see `PlainParameters`.
+InitKind = Literal[
+    "normal", "zeros", "ones", "constant", "sinusoids", "log_decay", "time_step", "given"
+]
 # The attribute with the segments of layers that declare none (see `adopt_parameters`).
 ADOPTED = "adopted_segments"
 

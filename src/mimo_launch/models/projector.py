@@ -22,11 +22,11 @@ from mimo_launch.spec.encoders import Activation
 class LinearProjector(nn.Module):
     """One linear map to the language width, its input features cut over tp."""
 
-    def __init__(self, context: ParallelContext, width: int, out: int) -> None:
+    def __init__(self, context: ParallelContext, width: int, out: int, *, bias: bool) -> None:
         super().__init__()
         self.context = context
         self.part = context.part(width)
-        self.output = RowLinear(context, "linear", width, out, bias=True)
+        self.output = RowLinear(context, "linear", width, out, bias=bias)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
@@ -42,12 +42,13 @@ def projector(
     out: int,
     *,
     activation: Activation = "gelu",
+    bias: bool = True,
 ) -> nn.Module:
     """Return the last layer of an encoder, [n, W] -> [n, L]."""
     if kind == "linear":
-        return LinearProjector(context, width, out)
+        return LinearProjector(context, width, out, bias=bias)
     inner = width if kind == "merger" else out
-    return Mlp(context, width, inner, out, gated=False, bias=True, activation=activation)
+    return Mlp(context, width, inner, out, gated=False, bias=bias, activation=activation)
 
 
 class DeepProjector(nn.Module):

@@ -29,6 +29,7 @@ from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, GATED
 from mimo_launch.layers.router import Choice, Router, TokenShares
+from mimo_launch.layers.scales import LayerScale
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.language_models import DecoderBlocks, DecoderModel, GateActivation, Moe
 
@@ -108,7 +109,9 @@ class MoeMlp(nn.Module):
 class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
-    Where queries, keys and values have biases, `key_bias` false leaves out that of keys (Whisper).
+    Queries, keys and values have biases by `qkv_bias`, if it is None as all linear layers do;
+    `key_bias` false leaves out that of keys (Whisper). With `wide_norm`, `qk_norm` is that of all
+    heads together. `layer_scale` is what the weights begin as that scale each addition.
     Experts, `moe`, replace the MLP. `gate` is the activation where MLPs are `gated`, `activation`
     where they are not. `norm_offset` is added to the weights of RMSNorms; `post_norms` stand behind
     attention and the MLP. Scores are divided by the square root of `score_size` (None: of the head
@@ -124,9 +127,11 @@ class BlockShape:
     norm: Literal["rms", "layer"]
     gated: bool
     bias: bool
-    qkv_bias: bool = False
+    qkv_bias: bool | None = None
     key_bias: bool = True
     qk_norm: bool = False
+    wide_norm: bool = False
+    layer_scale: float | None = None
     eps: float = EPSILON
     activation: Activation = "gelu"
     gate: GateActivation = "silu"
@@ -138,7 +143,7 @@ class BlockShape:
     @property
     def biased_qkv(self) -> bool:
         """Whether queries, keys and values have biases: only they, or all linear layers."""
-        return self.qkv_bias or self.bias
+        return self.bias if self.qkv_bias is None else self.qkv_bias
 
 
 def encoder_shape(model: EncoderBlocks) -> BlockShape:
@@ -267,6 +272,7 @@ class Block(Layer):
             qkv_bias=shape.biased_qkv,
             key_bias=shape.key_bias,
             qk_norm=shape.qk_norm,
+            wide_norm=shape.wide_norm,
             eps=shape.eps,
             norm_offset=shape.norm_offset,
             score_size=shape.score_size,
@@ -276,6 +282,12 @@ class Block(Layer):
         # On what each adds to the stream.
         self.post_attention_norm = norm() if shape.post_norms else None
         self.post_mlp_norm = norm() if shape.post_norms else None
+        self.attention_scale, self.mlp_scale = (
+            None
+            if shape.layer_scale is None
+            else LayerScale(context, shape.width, shape.layer_scale)
+            for _ in range(2)
+        )
 
         def dense(inner: int) -> Mlp:
             return Mlp(
@@ -308,6 +320,8 @@ class Block(Layer):
         attended = self.attention(self.attention_norm(x_nD), attention_context)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
+        if self.attention_scale is not None:
+            attended = self.attention_scale(attended)
         x_nD, normed = self.mlp_norm.after(x_nD, attended)
         change = (
             self.mlp(normed, attention_context)
@@ -316,5 +330,7 @@ class Block(Layer):
         )
         if self.post_mlp_norm is not None:
             change = self.post_mlp_norm(change)
+        if self.mlp_scale is not None:
+            change = self.mlp_scale(change)
         out: Tensor = x_nD + change
         return out

@@ -62,18 +62,18 @@ class LearnedPositions(SegmentedModule):
         width: int,
         *,
         class_token: bool,
-        interpolation: Literal["bicubic", "bilinear"],
+        interpolation: Literal["bicubic", "bilinear", "nearest"],
     ) -> None:
         super().__init__()
         self.grid, self.first = grid, int(class_token)
-        self.weights_along = {"bicubic": _cubic, "bilinear": _linear}[interpolation]
+        self.weights_along = _WEIGHTS[interpolation]
         rows = self.first + grid[0] * grid[1]
         self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position of patches, given (y, x, height, width) in their images.
 
-        A sum of 4 x 4 rows of the table for each patch (bicubic), or of 2 x 2 (bilinear).
+        A sum of 4 x 4 rows of the table for each patch (bicubic), of 2 x 2 (bilinear), or one.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         axes = [
@@ -124,6 +124,22 @@ def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tenso
     return found, torch.stack([1 - step, step], dim=1)
 
 
+def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the place of a table [n, 1] in which each place of an image begins, and ones.
+
+    In fp32, whose rounding decides where both begin at the same point: models were trained so.
+    """
+    step = torch.ones_like(sizes_n, dtype=torch.float32) / sizes_n.clamp(min=1)
+    begin = (places_n.float() * step).clamp(max=1 - 1e-6)
+    step_of_table, device = 1 / size, places_n.device
+    borders = torch.arange(step_of_table, 1.0, step_of_table, dtype=torch.float32, device=device)
+    found = torch.bucketize(begin, borders, right=True).clamp(max=size - 1)[:, None]
+    return found, torch.ones_like(found, dtype=torch.float64)
+
+
+_WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest}
+
+
 class ClassToken(SegmentedModule):
     """A learned token that every image has besides its patches."""
 
@@ -143,7 +159,15 @@ def turns_by_place(model: Model) -> bool:
 
 
 def _shape(model: VitModel) -> BlockShape:
-    shape = replace(encoder_shape(model), eps=model.norm_eps, norm=model.norm)
+    shape = replace(
+        encoder_shape(model),
+        eps=model.norm_eps,
+        norm=model.norm,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        wide_norm=True,
+        layer_scale=model.layer_scale,
+    )
     if model.activation == "swiglu":
         return replace(shape, gated=True)
     return replace(shape, activation=model.activation)
@@ -187,9 +211,13 @@ class VisionStage(nn.Module):
                 model.row_width,
                 row_width,
                 activation=model.projector_activation,
+                bias=model.projector_bias,
             )
+            # Inside the projector, with which they train or not.
+            if model.projector_norm_eps is not None:
+                eps = model.projector_norm_eps
+                self.projector.norm = Norm(context, model.row_width, "layer", eps=eps)
             if model.deepstack:
-                # Inside the projector, with which they train or not.
                 eps, width = model.norm_eps, model.row_width
                 self.projector.deepstack = nn.ModuleList(
                     DeepProjector(context, width, row_width, eps=eps) for _ in model.deepstack
@@ -215,7 +243,10 @@ class VisionStage(nn.Module):
         if self.norm is not None:
             x_nD = self.norm(x_nD)
         # Pixel shuffle (arXiv:2404.16821): the patches of a row are adjacent, so it is a view.
-        rows: Tensor = self.projector(x_nD.view(-1, self.model.row_width))
+        x_nW = x_nD.view(-1, self.model.row_width)
+        if self.model.projector_norm_eps is not None:
+            x_nW = self.projector.get_submodule("norm")(x_nW)
+        rows: Tensor = self.projector(x_nW)
         if deep:
             wide = (each[patches].reshape(-1, self.model.row_width) for each in deep)
             layers = self.projector.get_submodule("deepstack").children()

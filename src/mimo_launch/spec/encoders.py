@@ -158,10 +158,11 @@ class VitModel(Images, TransformerEncoder):
         "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
         "Qwen3-VL.",
     )
-    interpolation: Literal["bicubic", "bilinear"] = Field(
+    interpolation: Literal["bicubic", "bilinear", "nearest"] = Field(
         "bicubic",
         description="How the table is resized. `bicubic`: between the centres of patches, as in "
-        "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL.",
+        "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
+        "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3.",
     )
     image: tuple[Count, Count] | None = Field(
         None,
@@ -175,6 +176,18 @@ class VitModel(Images, TransformerEncoder):
         "of it.",
     )
     patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
+    qkv_bias: bool = Field(True, description="Biases of queries, keys and values.")
+    qk_norm: bool = Field(
+        False,
+        description="RMSNorm on the queries of all heads together, and on the keys, as in the "
+        "large towers of InternVL.",
+    )
+    layer_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Layer scale: what attention and MLP add is multiplied by a learned weight per "
+        "channel, which begins as this number (as in InternVL).",
+        examples=[0.1],
+    )
     windows: Windows | None = Field(
         None,
         description="Attention inside windows of an image, as in Qwen2.5-VL: cheaper on large "
@@ -198,6 +211,13 @@ class VitModel(Images, TransformerEncoder):
     )
     projector_activation: Activation = Field(
         "gelu", description="The same, inside the projector, which has no gate."
+    )
+    projector_bias: bool = Field(True, description="Biases in the projector.")
+    projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="A LayerNorm of the patches of a row in front of the projector, with this "
+        "added to the variance, as in InternVL.",
+        examples=["1e-5"],
     )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),

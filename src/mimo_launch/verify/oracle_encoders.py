@@ -99,6 +99,8 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     if model.final_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
     last = _joined(x_ND, model, width)
+    if model.projector_norm_eps is not None:
+        last = layer_norm(weights, last, f"{encoder}.projector.norm", model.projector_norm_eps)
     rows = [_project(weights, last, encoder, model, model.projector_activation)]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
@@ -122,10 +124,16 @@ def _embedded(
         # The table is resized as an image would be.
         table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
         as_image = table.T.reshape(1, model.hidden, *model.image)
-        corners = model.interpolation == "bilinear"
-        sized = F.interpolate(
-            as_image, (height, width), mode=model.interpolation, align_corners=corners
-        )
+        if model.interpolation == "nearest":
+            down, right = (
+                _begins(*each) for each in zip((height, width), model.image, strict=True)
+            )
+            sized = as_image[:, :, down][:, :, :, right]
+        else:
+            corners = model.interpolation == "bilinear"
+            sized = F.interpolate(
+                as_image, (height, width), mode=model.interpolation, align_corners=corners
+            )
         x_ND = x_ND + sized[0].flatten(1).T
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
@@ -133,6 +141,13 @@ def _embedded(
             token = token + weights[f"{encoder}.positions.weight"][0]
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
     return x_ND, (height, width)
+
+
+def _begins(number: int, size: int) -> list[int]:
+    """Return the places of a table in which each of `number` patches begins, in fp32."""
+    step, borders = 1 / torch.tensor(number).float(), torch.arange(1 / size, 1.0, 1 / size)
+    begins = [min(float(place * step), 1 - 1e-6) for place in range(number)]
+    return [sum(float(border) <= begin for border in borders[: size - 1]) for begin in begins]
 
 
 def _joined(x_ND: Tensor, model: VitModel, width: int) -> Tensor:
@@ -249,6 +264,12 @@ def _block(
     q, k, v = (
         linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1) for p in "qkv"
     )
+    if isinstance(model, VitModel) and model.qk_norm:
+        q, k = (
+            rms_norm(weights, x.flatten(1), f"{layer}.attention.{p}_norm", eps).view(x.shape)
+            for x, p in ((q, "q"), (k, "k"))
+        )
+    scaled = isinstance(model, VitModel) and model.layer_scale is not None
     if turn is not None:
         q, k = turned(q, turn), turned(k, turn)
     attended = torch.zeros_like(y)
@@ -256,7 +277,8 @@ def _block(
         attended = attended.index_add(
             0, torch.tensor(group), attend(q[group], k[group], v[group], None)
         )
-    x_ND = x_ND + linear(weights, attended, f"{layer}.attention.o")
+    added = linear(weights, attended, f"{layer}.attention.o")
+    x_ND = x_ND + (added * weights[f"{layer}.attention_scale.weight"] if scaled else added)
     y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
     inner = linear(weights, y, f"{layer}.mlp.up")
     if activation == "swiglu":
@@ -264,7 +286,8 @@ def _block(
         inner = gate / (1 + torch.exp(-gate)) * inner
     else:
         inner = _activated(inner, activation)
-    return x_ND + linear(weights, inner, f"{layer}.mlp.down")
+    added = linear(weights, inner, f"{layer}.mlp.down")
+    return x_ND + (added * weights[f"{layer}.mlp_scale.weight"] if scaled else added)
 
 
 def _project(

@@ -1,0 +1,81 @@
+"""Idefics3 and SmolVLM: a SigLIP on images of any size, one linear map without bias, and a Llama.
+
+Decides: what their settings mean, and the names of the parts in their files.
+Relies on: `tower_and_decoder`; `vit` for the tower, `decoder` for the text part.
+Leaves: cutting large images into tiles, and padding images, to nobody.
+
+Sources: arXiv:2408.12637, arXiv:2504.05299; `transformers` 5.23, models/idefics3, models/smolvlm.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mimo_launch.hugging_face import decoder, vit
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
+from mimo_launch.spec.spec import VitModel
+
+_PROJECTOR = "model.connector.modality_projection."
+_VISION_NAMES = (("model.vision_model.", ""), (_PROJECTOR, _PROJECTOR))
+_TEXT_NAMES = (("model.text_model.", "model."), ("lm_head.", "lm_head."))
+_SIZES = {"hidden_size": 1152, "intermediate_size": 3072, "num_attention_heads": 16}
+_SIGLIP = vit.VitFamily(False, 32, "gelu_pytorch_tanh", 1e-6, "")
+_SHUFFLE = 2
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    # A SigLIP has no such norm where it has a pooling; here it is always there.
+    found = vit.keys(_SIGLIP, _SIZES | config)
+    return found | {"interpolation": "nearest", "final_norm": True}
+
+
+def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+    del inner
+    return {
+        "shuffle": number(config, "scale_factor", _SHUFFLE),
+        "projector": "linear",
+        "projector_activation": "gelu",
+        "projector_norm_eps": None,
+        "projector_bias": False,
+    }
+
+
+def _refused(config: Config, inner: Config) -> Iterator[str]:
+    del config, inner
+    yield from ()
+
+
+def _settings(vision: VitModel, token: int) -> Config:
+    return {"image_token_id": token, "scale_factor": vision.shuffle}
+
+
+def _whole(model_type: str, name: str) -> TowerAndDecoder:
+    tower: Family[VitModel] = replace(
+        vit.BY_TYPE[vit.SIGLIP],
+        model_type=f"{model_type}_vision",
+        keys=_keys,
+        not_computed=partial(vit.not_computed, _SIGLIP),
+        config=partial(vit.config_of, f"{model_type}_vision"),
+        architecture=f"{name}VisionTransformer",
+    )
+    llama = next(each for each in decoder.FAMILIES if each.model_type == "llama")
+    return TowerAndDecoder(
+        model_type=model_type,
+        architecture=f"{name}ForConditionalGeneration",
+        # Before 4.50 the part had the name of the whole.
+        vision={tower.model_type: tower, model_type: tower},
+        text={llama.model_type: llama},
+        vision_names=_VISION_NAMES,
+        text_names=_TEXT_NAMES,
+        projector={"projector.linear": f"{_PROJECTOR}proj"},
+        fixed=_fixed,
+        refused=_refused,
+        tied=tied_by_default(False),
+        settings=_settings,
+    )
+
+
+WHOLES = _whole("idefics3", "Idefics3"), _whole("smolvlm", "SmolVLM")

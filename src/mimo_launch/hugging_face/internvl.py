@@ -1,0 +1,90 @@
+"""InternVL: a vision transformer with layer scale, a projector behind a norm, and a Qwen.
+
+Decides: what the settings of the whole and of its projector mean.
+Relies on: `tower_and_decoder`; `intern_vit` for the tower, `decoder` and `moe_decoder` for the text
+part; `llava` for the names of the parts, which are the same.
+Leaves: cutting large images into tiles to nobody.
+
+Sources: arXiv:2508.18265; `transformers` 5.23, models/internvl.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder, vit
+from mimo_launch.hugging_face.family import differs
+from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.tower_and_decoder import (
+    TowerAndDecoder,
+    layer_refused,
+    layers_used,
+    tied_by_default,
+)
+from mimo_launch.spec.spec import VitModel
+
+MODEL_TYPE = "internvl"
+# That of the norm in front of the projector, in any configuration.
+PROJECTOR_EPS = 1e-5
+_RATIO = 0.5
+
+
+def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+    # The norm behind the last layer is none of the states of layers.
+    is_last = config.get("vision_feature_layer", -1) == -1
+    ratio = float(number(config, "downsample_ratio", _RATIO))
+    return {
+        "layers": layers_used(config, inner, default=-1, layers=intern_vit.LAYERS),
+        "final_norm": is_last and not inner.get("use_mean_pooling", True),
+        "shuffle": max(1, int(1 / ratio)) if ratio > 0 else 1,
+        "projector": "mlp",
+        "projector_activation": vit.ACTIVATIONS.get(
+            str(config.get("projector_hidden_act")), "gelu"
+        ),
+        "projector_norm_eps": PROJECTOR_EPS,
+        "projector_bias": True,
+    }
+
+
+def _refused(config: Config, inner: Config) -> Iterator[str]:
+    """Yield, as `key: value`, the settings of a whole that our projector cannot compute."""
+    yield from layer_refused(config)
+    ratio = float(number(config, "downsample_ratio", _RATIO))
+    if ratio <= 0 or 1 / ratio != int(1 / ratio):
+        yield f"downsample_ratio: {short(ratio)}"
+    if differs(config, "vision_feature_select_strategy", "default"):
+        yield f"vision_feature_select_strategy: {short(config['vision_feature_select_strategy'])}"
+    if (activation := config.get("projector_hidden_act", "gelu")) not in vit.ACTIVATIONS:
+        yield f"projector_hidden_act: {short(activation)}"
+
+
+def _settings(vision: VitModel, token: int) -> Config:
+    height, width = (side // vision.shuffle for side in vision.image or (0, 0))
+    return {
+        "image_token_id": token,
+        "image_seq_length": height * width,
+        "downsample_ratio": 1 / vision.shuffle,
+        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+    }
+
+
+WHOLE = TowerAndDecoder(
+    model_type=MODEL_TYPE,
+    architecture="InternVLForConditionalGeneration",
+    vision={intern_vit.VISION.model_type: intern_vit.VISION},
+    # Of `decoder` first, a part without a type is a Qwen2.
+    text={
+        each.model_type: each
+        for each in sorted(
+            (*decoder.FAMILIES, *moe_decoder.FAMILIES), key=lambda each: each.model_type != "qwen2"
+        )
+    },
+    vision_names=llava.VISION_NAMES,
+    text_names=llava.TEXT_NAMES,
+    projector={**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"},
+    fixed=_fixed,
+    refused=_refused,
+    tied=tied_by_default(True),
+    settings=_settings,
+)

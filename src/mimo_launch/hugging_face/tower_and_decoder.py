@@ -1,0 +1,135 @@
+"""What whole models of a vision tower, a projector and a decoder have in common.
+
+Decides: the parts of their folders, and the layer of the tower whose states become rows.
+Relies on: families of towers and decoders for the parts.
+Leaves: names, settings and what is refused to one file per family.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
+from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
+from mimo_launch.spec.spec import DecoderModel, VitModel
+
+Prefixes = tuple[tuple[str, str], ...]
+# Versions below 5 left out settings that equal the defaults of the decoder's own class.
+_COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_DEFAULTS: dict[str, Config] = {
+    "llama": {**_COMMON, "intermediate_size": 11008, "vocab_size": 32000},
+    "qwen2": {**_COMMON, "intermediate_size": 22016, "vocab_size": 151936},
+    "qwen3": {**_COMMON, "intermediate_size": 22016, "vocab_size": 151936},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerAndDecoder:
+    """A family of whole models, and the class of transformers that loads them.
+
+    `vision`, `text`: families by the `model_type` of their part, that of a part without one first.
+    `vision_names`, `text_names`: prefixes as those of `Part`. `projector`: its names, by our layer.
+    `fixed(config, vision_config)`: keys of `model` that the whole decides. Raises: ConfigError.
+    `refused(config, vision_config)`: its settings that we cannot compute, as `key: value`.
+    `tied(config, text_config)`: whether the output layer is the embedding.
+    `settings(vision, token)`: its own settings, of our tower with this placeholder.
+    """
+
+    model_type: str
+    architecture: str
+    vision: Mapping[str, Family[VitModel]]
+    text: Mapping[str, Family[DecoderModel]]
+    vision_names: Prefixes
+    text_names: Prefixes
+    projector: Mapping[str, str]
+    fixed: Callable[[Config, Config], dict[str, Any]]
+    refused: Callable[[Config, Config], Iterator[str]]
+    tied: Callable[[Config, Config], bool]
+    settings: Callable[[VitModel, int], Config]
+
+    def part(self, config: Config, kind: str) -> Part[Any]:
+        """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
+        if kind == "decoder":
+            words, inner = self._inner(config, "text_config", self.text)
+            return Part(
+                family=words,
+                config={
+                    **_DEFAULTS.get(words.model_type, {}),
+                    **inner,
+                    "tie_word_embeddings": self.tied(config, inner),
+                },
+                prefixes=self.text_names,
+                elsewhere=tuple(prefix for prefix, _ in self.vision_names),
+            )
+        if kind != "vit":
+            raise NoSuchPart(f"model_type: {self.model_type}")
+        tower, inner = self._inner(config, "vision_config", self.vision)
+        return Part(
+            family=tower,
+            config=inner,
+            prefixes=self.vision_names,
+            elsewhere=tuple(prefix for prefix, _ in self.text_names),
+            projector=self.projector,
+            fixed=self.fixed(config, inner),
+            refused=tuple(self.refused(config, inner)),
+        )
+
+    def _inner(
+        self, config: Config, key: str, families: Mapping[str, Family[Any]]
+    ) -> tuple[Family[Any], Config]:
+        """Return the family and the configuration of a part. Raises: NoSuchPart."""
+        inner = {"model_type": next(iter(families)), **section(config, key)}
+        found = families.get(str(inner["model_type"]))
+        if found is None:
+            raise NoSuchPart(f"{key}.model_type: {short(inner['model_type'])}")
+        return found, inner
+
+    def types(self, kind: str) -> list[str]:
+        """Return the model types of towers, or of decoders, that we support in it."""
+        return list(self.vision if kind == "vit" else self.text)
+
+    def config_of(
+        self,
+        tower: Family[VitModel],
+        vision: VitModel,
+        words: Family[DecoderModel],
+        text: DecoderModel,
+        token: int,
+    ) -> Config:
+        """Return the configuration of a whole made of two of our modules, of these families."""
+        return {
+            "model_type": self.model_type,
+            "vision_config": tower.config(vision),
+            "text_config": words.config(text),
+            **self.settings(vision, token),
+            "tie_word_embeddings": text.tied,
+        }
+
+
+def tied_by_default(default: bool) -> Callable[[Config, Config], bool]:
+    """Return the rule of wholes whose own setting precedes that of their text part."""
+    key = "tie_word_embeddings"
+    return lambda config, text: bool(config.get(key, text.get(key, default)))
+
+
+def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> int:
+    """Return the number of layers after which the hidden states of the tower become rows.
+
+    A tower of N layers has N + 1 hidden states: the input of the first layer, then the output of
+    each. Raises: ConfigError.
+    """
+    chosen = config.get("vision_feature_layer", default)
+    layers = int(number(inner, "num_hidden_layers", layers))
+    if isinstance(chosen, list):
+        return layers  # `layer_refused` says so.
+    if isinstance(chosen, bool) or not isinstance(chosen, int) or not -layers <= chosen <= layers:
+        raise ConfigError(
+            f"`vision_feature_layer` is {short(chosen)}, but the tower has {layers} layers"
+        )
+    return chosen if chosen >= 0 else layers + 1 + chosen
+
+
+def layer_refused(config: Config) -> Iterator[str]:
+    """Yield the layer of a tower whose states no tower of ours gives, as `key: value`."""
+    if isinstance(chosen := config.get("vision_feature_layer"), list) or chosen == 0:
+        yield f"vision_feature_layer: {short(chosen)}"

@@ -1,0 +1,161 @@
+"""A tower and a decoder of ours are an InternVL, a SmolVLM, an Idefics3, number by number."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.distributed.test_qwen_vl import OPTIMIZERS, deviation
+from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
+from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, widen
+from tests.support.llava import LAYOUTS, VOCAB
+from tests.support.seeing import KINDS, TOKEN, logits_of, made, tiny
+from torch import Tensor
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.spec import Spec
+
+
+def found_logits(asked: Spec, run: Path) -> Tensor:
+    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    return joined(asked, parts, VOCAB)
+
+
+def wanted_logits(model: Any, asked: Spec) -> Tensor:
+    with torch.no_grad():
+        return logits_of(model, asked).double()
+
+
+OFTEN = {("internvl", "apart"), ("internvl_large", "tp2"), ("smolvlm", "cp2")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, each, marks=() if (kind, each) in OFTEN else pytest.mark.sweep)
+        for kind in KINDS
+        for each in LAYOUTS
+    ],
+)
+def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path) -> None:
+    """Text alone in some samples, several images in others, of the size of the table."""
+    model = tiny(kind)
+    save(model, tmp_path / "model")
+    asked = made(kind, layout, tmp_path / "model")
+    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("side", [2, 6, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_images_of_other_sizes(kind: str, side: int, tmp_path: Path) -> None:
+    model = tiny(kind)
+    save(model, tmp_path / "model")
+    asked = made(kind, "tp2", tmp_path / "model", side=side)
+    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=pytest.mark.sweep if x == "idefics3" else ()) for x in KINDS]
+)
+def test_logits_in_float64(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind, torch.float64)
+    save(model, tmp_path / "model")
+    asked = made(kind, "one rank", tmp_path / "model", "fp64", side=6)
+    found = found_logits(asked, tmp_path)
+    widen(model)
+    assert deviation(found, wanted_logits(model, asked)) < 1e-9
+
+
+STEPS_OFTEN = {("internvl", "adamw"), ("smolvlm", "sgd")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        pytest.param(kind, each, marks=() if (kind, each) in STEPS_OFTEN else pytest.mark.sweep)
+        for kind in KINDS
+        for each in OPTIMIZERS
+    ],
+)
+def test_a_step_is_that_of_plain_torch(kind: str, optimizer: str, tmp_path: Path) -> None:
+    """On the same texts and images, by name; norms, biases and layer scale do not decay."""
+    model = tiny(kind, torch.float64)
+    save(model, tmp_path / "model")
+    ours, theirs = OPTIMIZERS[optimizer]
+    sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
+    asked = with_sections(made(kind, "one rank", tmp_path / "model", "fp64"), **sections)
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
+
+    widen(model)
+    dataset = build_dataset(asked)
+    labels = torch.from_numpy(
+        np.stack([dataset.text("train", sample)[1] for sample in ids_of(asked)])
+    )
+    F.cross_entropy(logits_of(model, asked).flatten(0, 1), labels.flatten()).backward()
+    flat = ("class_embedding", "cls_token")
+    decays = {
+        name: parameter.dim() > 1 or name.endswith(flat)
+        for name, parameter in model.named_parameters()
+    }
+    groups = [
+        {"params": [p for n, p in model.named_parameters() if decays[n] == which],
+         "weight_decay": ours["weight_decay"] if which else 0.0}
+        for which in (True, False)
+    ]  # fmt: skip
+    theirs(groups).step()
+    save(model, tmp_path / "wanted")
+    wanted = tensors(tmp_path / "wanted")
+    assert found.keys() == wanted.keys()
+    start = tensors(tmp_path / "model")
+    for name, tensor in wanted.items():
+        assert (found[name] - tensor).abs().max() < 1e-9, name
+        # One bias for all keys of a query changes nothing.
+        assert name.endswith("k_proj.bias") or not torch.equal(tensor, start[name]), name
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "norm of the projector": ("internvl", {"projector_norm_eps": 0.1}),
+    "norms per layer": ("internvl_large", {"norm_eps": 1e-2}),
+    "interpolation": ("smolvlm", {"interpolation": "bicubic"}),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
+    kind, changed = WRONG[wrong]
+    model = tiny(kind)
+    save(model, tmp_path / "model")
+    asked = made(kind, "one rank", tmp_path / "model", side=6)
+    module = asked.modules["vision"]
+    other = module.model_copy(update={"model": module.model.model_copy(update=changed)})
+    asked = asked.model_copy(update={"modules": {**asked.modules, "vision": other}})
+    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_untouched_model_comes_out_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    """With its settings, those that we do not know among them."""
+    save(tiny(kind, torch.bfloat16), tmp_path / "model")
+    asked = with_sections(made(kind, "tp2", tmp_path / "model"))
+    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
+    found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert bits(found[name]) == bits(tensor), name
+    config, source = (
+        json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "model")
+    )
+    assert config["image_token_id"] == TOKEN
+    assert config["architectures"] == source["architectures"]
+    for part in ("vision_config", "text_config"):
+        kept = source[part].keys() - {"layer_types"}
+        assert {key: config[part].get(key) for key in kept} == {
+            key: source[part][key] for key in kept
+        }

@@ -1,0 +1,59 @@
+"""Known ways to get weights per channel of a tower wrong; `planted` lists them with the others."""
+
+from typing import Any
+
+from tests.support.specs import box, spec
+
+from mimo_launch.layers import scales
+from mimo_launch.spec.spec import Spec
+
+# As an InternVL, with the norms of its large towers.
+MODEL: dict[str, Any] = {
+    "layers": 2, "positions": "learned", "image": [3, 4], "class_token": True, "layer_scale": 0.5,
+    "qk_norm": True, "qkv_bias": False, "norm": "rms", "projector_norm_eps": 1e-5, "shuffle": 2,
+    "final_norm": False,
+}  # fmt: skip
+# As an Idefics3, on tables of fewer places than patches and of more.
+NEAREST: dict[str, Any] = {
+    "layers": 2, "positions": "learned", "image": [5, 3], "interpolation": "nearest",
+    "projector": "linear", "projector_bias": False, "shuffle": 2, "layer_scale": 2.0,
+}  # fmt: skip
+
+
+def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
+    """A tower with layer scale in front of a decoder on the ranks behind it."""
+    ranks = 1
+    for axis in ("tp", "cp", "pp", "dp"):
+        ranks *= vision.get(axis, 1)
+    modules = {"vision": box(0, model=model, **vision), "language": box(ranks)}
+    return spec(modules, microbatches=2, mbs=2, max_images=2, max_patches=24, text_only=0.2)
+
+
+def scale_taken_for_complete() -> None:
+    """Under sequence parallelism a tp rank keeps the gradient of its own tokens."""
+    correct: Any = scales.replicated
+
+    def complete(name: str, shape: Any, tp_grad: Any, **more: Any) -> Any:
+        return correct(name, shape, "complete", **more)
+
+    scales.replicated = complete
+
+
+def squares_of_own_heads() -> None:
+    """A tp rank normalises its heads by themselves."""
+    scales.exit_tp = lambda x, group: x * group.size
+
+
+def squares_not_summed_back() -> None:
+    """The gradient of the sum of squares is that of one tp rank."""
+    scales.enter_tp = lambda x, group: x
+
+
+SCALE_BUGS = {
+    "layer scale of own tokens": (
+        scale_taken_for_complete,
+        scaled({"tp": 2, "sequence_parallel": True}),
+    ),
+    "norm over own heads": (squares_of_own_heads, scaled({"tp": 2})),
+    "squares of heads not summed back": (squares_not_summed_back, scaled({"tp": 2})),
+}

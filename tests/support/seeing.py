@@ -1,0 +1,144 @@
+"""Tiny InternVL, Idefics3 and SmolVLM models of `transformers`, and specs that start from them."""
+
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support.hugging_face import ids_of, tokens_of
+from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
+from tests.support.specs import box, spec
+from torch import Tensor
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.spec.spec import Spec
+
+TOKEN = 7
+_KEYS = {
+    "layers": 3, "hidden": 32, "heads": 4, "mlp": 48, "patch": PATCH, "channels": 3, "shuffle": 2,
+    "positions": "learned", "image": [GRID, GRID], "norm_eps": 1e-6,
+}  # fmt: skip
+_INTERNVL = {
+    "class_token": True, "layer_scale": 0.1, "projector_norm_eps": 1e-5, "activation": "gelu",
+}  # fmt: skip
+_IDEFICS = {
+    "interpolation": "nearest", "activation": "gelu_tanh", "projector": "linear",
+    "projector_bias": False,
+}  # fmt: skip
+_TEXT_KEYS = {
+    "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
+    "vocab_multiple": 16, "norm_eps": 1e-6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family: its name in classes, its parts, and what they are in a spec.
+
+    `whole` are settings of its own, `parts` where `transformers` has its tower and its decoder.
+    """
+
+    name: str
+    keys: dict[str, Any]
+    text: dict[str, Any]
+    text_keys: dict[str, Any]
+    vision: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "internvl": Kind(
+        "InternVL",
+        {**_KEYS, **_INTERNVL, "final_norm": False},
+        {"model_type": "qwen2", "tie_word_embeddings": True},
+        {"qkv_bias": True, "tied": True},
+        {"attention_bias": True, "layer_norm_eps": 1e-6},
+        {"tie_word_embeddings": True},
+    ),
+    # As the tower of 6 B weights: its norms, and those of queries and keys of all heads.
+    "internvl_large": Kind(
+        "InternVL",
+        {**_KEYS, **_INTERNVL, "final_norm": False, "norm": "rms", "qk_norm": True,
+         "qkv_bias": False},
+        {"model_type": "qwen3", "head_dim": 8},
+        {"head_dim": 8, "qk_norm": True},
+        {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
+        {"tie_word_embeddings": False},
+    ),
+    "smolvlm": Kind(
+        "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
+    ),
+    "idefics3": Kind(
+        "Idefics3",
+        {**_KEYS, **_IDEFICS},
+        {"model_type": "llama"},
+        {},
+        {},
+        {"scale_factor": 2},
+    ),
+}  # fmt: skip
+
+
+def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model in which no weight is a constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+    family = KINDS[kind]
+    config = getattr(transformers, f"{family.name}Config")(
+        vision_config=VISION | family.vision,
+        text_config=TEXT | family.text,
+        image_token_id=TOKEN,
+        **family.whole,
+    )
+    made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
+            if "lambda" in name:
+                weight.add_(0.5)
+    return made
+
+
+def made(
+    kind: str, layout: str, folder: Path, precision: str = "fp32", side: int = GRID, **more: Any
+) -> Spec:
+    """Return a spec whose two modules start from a folder; images of `side` x `side` patches."""
+    vision, language = (dict(each) for each in LAYOUTS[layout])
+    family = KINDS[kind]
+    modules = {
+        "vision": box(
+            0,
+            init_from=str(folder),
+            placeholder=TOKEN,
+            model=family.keys | more.pop("vision", {}),
+            **vision,
+        ),
+        "language": box(
+            language.pop("first", 0),
+            init_from=str(folder),
+            model=_TEXT_KEYS | {"head_dim": None} | family.text_keys,
+            **language,
+        ),
+    }
+    data = {"kind": "synthetic", "image": [side, side], "max_images": 2, "text_only": 0.2}
+    train = {"steps": 1, "precision": precision}
+    found = spec(modules, microbatches=2, mbs=2, train=train, data=data, **more)
+    assert not [item for item in check(found) if item.is_error]
+    return found
+
+
+def logits_of(model: Any, made: Spec) -> Tensor:
+    """Return the logits of each sample of the first step by itself, [samples, S, words]."""
+    rows = []
+    for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        pixels = images_of(made, sample).to(model.dtype)
+        if not len(pixels):
+            rows.append(model(input_ids=tokens[None]).logits)
+            continue
+        several = pixels if type(model).__name__.startswith("InternVL") else pixels[None]
+        rows.append(model(input_ids=tokens[None], pixel_values=several).logits)
+    return torch.cat(rows)
