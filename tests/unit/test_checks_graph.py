@@ -9,6 +9,7 @@ from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.data.sample_sizes import longest_sample, sizes_drawn
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.plan.plan import Plan
@@ -443,3 +444,22 @@ def test_many_modules_that_read_all_before_them_take_no_time() -> None:
         modules[name] = box(**connector("vision", *names[:number], queries=1))
     assert longest_sample(made(modules)) <= 64
     assert findings(modules) == []
+
+
+def test_a_module_without_content_hides_no_circle() -> None:
+    """Other checks count on it: the sizes of rows in a circle have no end."""
+    text = """
+version: 1
+name: circle
+modules:
+  vision:
+  language:
+    model: {kind: decoder, layers: 2, hidden: 96, heads: 4, vocab: digits}
+    ranks: 0
+    reads: [language]
+batch: {global: 64, seq: 32}
+data: {kind: digits, max_digits: 4}
+train: {steps: 900}
+"""
+    found = check_text(text).diagnostics
+    assert {"wrong-type", "reads-in-circle"} <= {each.code for each in found}

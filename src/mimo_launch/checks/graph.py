@@ -13,7 +13,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import MissingPartError, Spec
 from mimo_launch.spec.wording import close_matches
 
 
@@ -47,10 +47,7 @@ def reads_modules(spec: Spec, name: str) -> Findings:
 
 def reads_in_order(spec: Spec) -> Findings:
     """No module gets rows that were made of its own."""
-    graph = {
-        name: [each for each in module.reads or () if each in spec.modules]
-        for name, module in spec.modules.items()
-    }
+    graph = {name: _read_by(spec, name) for name in spec.modules}
     while (circle := _circle(graph)) is not None:
         # Each sends rows to the next one, the last one to the first.
         start = circle.index(LANGUAGE if LANGUAGE in circle else _first(spec, circle))
@@ -84,6 +81,14 @@ def reads_in_order(spec: Spec) -> Findings:
             for name, sources in graph.items()
             if name not in circle
         }
+
+
+def _read_by(spec: Spec, name: str) -> list[str]:
+    """Return the modules that one reads; none if its own part of the file cannot be read."""
+    try:
+        return [each for each in spec.modules[name].reads or () if each in spec.modules]
+    except MissingPartError:
+        return []
 
 
 def _circle(graph: dict[str, list[str]]) -> list[str] | None:
