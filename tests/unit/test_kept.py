@@ -34,6 +34,7 @@ def block_of(
     activation: Activation = "gelu",
     gated: bool = False,
     post_norms: bool = False,
+    **more: Any,
 ) -> Block:
     """Return a block as runs have it: its products add up the gradients of their weights.
 
@@ -55,6 +56,7 @@ def block_of(
         post_norms=post_norms,
         norm_offset=float(post_norms),
         score_size=20.0 if post_norms else None,
+        **more,
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
     block = Block(context, shape, recompute=False)
@@ -228,3 +230,23 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
     # Only where nothing is compiled the SiLU of gate is a tensor.
     widths += INNER if name == "language" else 0
     assert peak.largest == pytest.approx(TOKENS * widths * 2, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("keys", [{"layer_scale": 0.1}, {"qk_norm": True}], ids=["scale", "norm"])
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
+)
+def test_a_block_with_weights_per_channel_keeps_what_the_table_says(
+    keys: dict[str, Any], compiled: bool, dtype: torch.dtype
+) -> None:
+    """Layer scale, or the norm of all heads together, as in InternVL."""
+    shape = {**keys, "wide_norm": True}
+    block = block_of("vision", dtype, compiled=compiled, frozen=False, **shape)
+    got = kept_by_block(block, mask_of("vision", dtype), dtype)
+    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    made = model(compiled=compiled, precision=precision, vision=keys)
+    assert per_block(made, "vision") == got

@@ -41,6 +41,8 @@ IN_WINDOWS = (
 )
 SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
 # Besides, where passes are not compiled.
+WIDE_NORM = Saved(name="queries and keys over their norm", query=1, key=1)
+WIDE_NORM_BF16 = Saved(name="queries and keys in fp32, thrice", query=6, key=6)
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
 
@@ -185,6 +187,8 @@ class VisionKind(TransformerEncoderKind):
         besides = TransformerEncoderKind._saved_besides(self, layer, passes)
         if self.norms == "rms":
             besides = (RMS_BF16 if passes.are_bf16 else RMS,)
+        if self.model.qk_norm:
+            besides = (*besides, WIDE_NORM_BF16 if passes.are_bf16 else WIDE_NORM)
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
 
