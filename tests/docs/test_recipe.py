@@ -97,7 +97,7 @@ def follow(sources: Path, scale: str) -> None:
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
     oracle = sources / "verify" / "oracle_encoders.py"
     edit(oracle, '"vit": _encode_image}', '"vit": _encode_image, "scaled_vit": _encode_image}')
-    embedded = 'linear(weights, patches, f"{encoder}.patch"), None\n'
+    embedded = 'linear(weights, patches, f"{encoder}.patch")\n'
     place = "    if model.class_token:\n"
     assert embedded in oracle.read_text(encoding="utf-8")
     scaled = f'    if model.kind == "scaled_vit":\n        x_ND = x_ND * {scale}\n'
