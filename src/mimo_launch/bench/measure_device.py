@@ -23,7 +23,7 @@ from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.attention_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.row_owners import FP8_STEP
@@ -237,8 +237,12 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     network = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
-    causal = module.layout.is_causal
-    mask = image_context(list(spans), range(tokens), context.device, alone=True, causal=causal)
+    mask = image_context(list(spans), range(tokens), context.device, alone=True)
+    if module.layout.is_causal:
+        beside = [0] * len(spans)
+        mask = two_list_context(
+            list(spans), beside, (tokens, 0), range(1), context.device, alone=True, causal=True
+        )
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places, windows=mask)
     width = spec.modules[module.name].model.hidden

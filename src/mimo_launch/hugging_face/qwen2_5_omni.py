@@ -8,7 +8,6 @@ Sources: arXiv:2503.20215; `transformers` 5.23, models/qwen2_5_omni. What a talk
 positions on all three axes alike, which rotate as positions on one do.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +41,6 @@ _DEFAULTS: Config = {
 }  # fmt: skip
 _ENDS_OF_SPEECH = {"start": "tts_codec_start_token_id", "end": "tts_codec_end_token_id"}
 _CODES = {"start": 8293, "end": 8294}
-
-
-def _talker_not_computed(config: Config) -> Iterator[str]:
-    yield from decoder.not_computed(plain_rope(config))
 
 
 def _talker_keys(config: Config) -> dict[str, Any]:
@@ -97,7 +92,7 @@ VISION = replace(
 TALKER = Family(
     model_type="qwen2_5_omni_talker",
     kind="talker",
-    not_computed=_talker_not_computed,
+    not_computed=lambda config: decoder.not_computed(plain_rope(config)),
     keys=_talker_keys,
     place=_talker_place,
     is_ignored=lambda name, model: False,

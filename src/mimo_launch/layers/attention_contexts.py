@@ -195,11 +195,11 @@ class ImageContext:
     are the places of those tokens in this rank's list, `keys` [images, longest] those of all its
     tokens in the list of all cp ranks; `valid` [images, 1 or most tokens held, longest] says which
     of them a query sees. `tokens` are the places of this rank's tokens in the flattened queries;
-    padding tokens come after them. For kernels that take
-    lists: `own_lengths` and `key_lengths` of those images, whose keys begin at `first_key`. `cos`
-    and `sin` [N, K] rotate this rank's N tokens in models with rotary positions. With an `order`
-    (of windows, or of images with tokens in two lists) the lists of all of these but the angles are
-    in that order. Where a token sees only those of its image before it, `numbers` [N] count them.
+    padding tokens come after them. For kernels that take lists: `own_lengths` and `key_lengths` of
+    those images, whose keys begin at `first_key`. `cos` and `sin` [N, K] rotate this rank's N
+    tokens in models with rotary positions. With an `order` (of windows, or of images with tokens in
+    two lists) the lists of all of these but the angles are in that order. Where a token sees only
+    those of its image before it, `numbers` [N] count them.
     """
 
     same: tuple[int, int] | None
@@ -227,13 +227,13 @@ AttentionContext = SequenceContext | ImageContext
 
 
 def image_context(
-    lengths: list[int], held: range, device: torch.device, *, alone: bool, causal: bool = False
+    lengths: list[int], held: range, device: torch.device, *, alone: bool
 ) -> ImageContext:
     """Return the context of images with the given numbers of tokens.
 
     `held` are the tokens of this rank in the list of all, which may include padding. `alone`: the
-    module has no other cp rank. `causal`: a token sees those of its image before it. A rank that
-    holds all images, beside ranks that hold padding only, still joins their collectives.
+    module has no other cp rank. A rank that holds all images, beside ranks that hold padding only,
+    still joins their collectives.
     """
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     begin, end = ends[:-1], ends[1:]
@@ -244,13 +244,7 @@ def image_context(
     if alone and held == range(int(ends[-1])) and len(lengths_here) == 1:
         same = len(begin), int(end[0])
     own = np.maximum(begin, held.start) - held.start, np.minimum(end, held.stop) - held.start
-    if not causal:
-        return listed_context(own, (begin, end), device, same=same)
-    numbers = np.zeros(len(held), dtype=np.int64)
-    for first, start, stop in zip(begin, *own, strict=True):
-        numbers[start:stop] = np.arange(start, stop) + held.start - first
-    context = listed_context(own, (begin, end), device, same=same, numbers=numbers)
-    return replace(context, numbers=to_device(numbers, device))
+    return listed_context(own, (begin, end), device, same=same)
 
 
 def listed_context(
