@@ -8,6 +8,7 @@ Leaves: noise to `data.noise`, the loss to `models.flow`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mimo_launch.kinds.generator import GeneratorKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.transformer_encoder import BlocksKind
@@ -15,7 +16,7 @@ from mimo_launch.spec.spec import FlowModel, Images
 
 
 @dataclass(frozen=True, slots=True)
-class FlowKind(BlocksKind):
+class FlowKind(GeneratorKind, BlocksKind):
     """A rectified flow (arXiv:2209.03003) over the patches of images."""
 
     model: FlowModel
@@ -29,26 +30,6 @@ class FlowKind(BlocksKind):
     def input(self) -> Images:
         """The images that it learns to make."""
         return self.model
-
-    @property
-    def computes_loss(self) -> bool:
-        """It learns the velocity between noise and patches."""
-        return True
-
-    @property
-    def draws(self) -> bool:
-        """Its velocities lead from noise to images."""
-        return True
-
-    @property
-    def reads_rows(self) -> bool:
-        """It reads rows of language, which say what to make."""
-        return True
-
-    @property
-    def reads_beside(self) -> bool:
-        """They stand beside the patches of their image."""
-        return True
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of patches, times and rows, and those of the head."""

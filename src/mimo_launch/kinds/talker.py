@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.kinds.decoder import BLOCK, DecoderBlocksKind
+from mimo_launch.kinds.generator import GeneratorKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
 from mimo_launch.spec.spec import Codes, TalkerModel
 
 
 @dataclass(frozen=True, slots=True)
-class TalkerKind(DecoderBlocksKind):
+class TalkerKind(GeneratorKind, DecoderBlocksKind):
     """A decoder over frames of codec tokens, as in Qwen2.5-Omni (arXiv:2503.20215)."""
 
     model: TalkerModel
@@ -29,26 +30,6 @@ class TalkerKind(DecoderBlocksKind):
     def input(self) -> Codes:
         """The clips of codes that it learns to say."""
         return self.model
-
-    @property
-    def computes_loss(self) -> bool:
-        """It learns the codes of the next frame."""
-        return True
-
-    @property
-    def draws(self) -> bool:
-        """It says code after code."""
-        return True
-
-    @property
-    def reads_rows(self) -> bool:
-        """It reads rows of language, which say what to say."""
-        return True
-
-    @property
-    def reads_beside(self) -> bool:
-        """They stand in front of the frames of their clip."""
-        return True
 
     @property
     def reads_text(self) -> bool:
