@@ -17,6 +17,7 @@ from mimo_launch.estimate import rows as estimate_rows
 from mimo_launch.plan import plan as plan_module
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.generate import generate
+from mimo_launch.search import answer
 from mimo_launch.spec.load import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +43,7 @@ def test_says_what_the_file_says(
 
 def test_json_has_the_program_of_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
     for file in TOPOLOGIES:
-        assert run(["plan", str(file), "--json"]) == 0
+        assert run(["plan", str(file), "--json", "--no-advice"]) == 0
         plan = json.loads(capsys.readouterr().out)
         assert plan["version"] == 1
         made = load_spec(file).spec
@@ -60,10 +61,14 @@ def test_every_topology_fits_the_width(
     file: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    for more in ([], ["--rank", "1"]):
+    for more, title in (
+        (["--no-advice"], "Where the time goes"),
+        (["--full"], "Schedule:"),
+        (["--rank", "1"], "Schedule:"),
+    ):
         assert run(["plan", str(file), *more]) == 0
         out = capsys.readouterr().out
-        assert "Schedule:" in out
+        assert title in out
         assert all(len(line) <= width for line in out.splitlines())
 
 
@@ -133,13 +138,48 @@ def test_calibration_changes_the_estimates(
     file = tmp_path / "slow.json"
     file.write_text('{"version": 1, "device": "abacus", "constants": {"step_overhead": 5000}}')
     arguments = ["plan", "topologies/disjoint_one_to_one.yaml", "--calibration", str(file)]
-    for more in ([], ["--rank", "1"]):
+    for more in (["--full"], ["--rank", "1"]):
         assert run([*arguments, *more]) == 0
         assert "Estimates for abacus: 5." in capsys.readouterr().out
+    assert run([*arguments, "--no-advice"]) == 0
+    assert "Estimated for abacus." in capsys.readouterr().out
     assert run([*arguments, "--json"]) == 0
     estimates = json.loads(capsys.readouterr().out)["estimates"]
     assert estimates["device"] == "abacus"
     assert 5 < estimates["step_seconds"] < 5.1
+
+
+def test_tokens_give_days_and_the_worst_samples_take_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers = []
+    for more in (["--tokens", "2k"], ["--tokens", "1_000", "--worst"]):
+        file = "topologies/many_images.yaml"
+        assert run(["plan", file, "--json", "--no-advice", *more]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["header"]["nominal"] == plan["answer"]["sample"]
+        answers.append(plan)
+    mean, worst = (each["answer"] for each in answers)
+    assert mean["days"] == pytest.approx(2000 / mean["tokens_per_second"] / 86400, abs=1e-9)
+    assert (worst["tokens"], worst["sample"]) == (1000, "largest")
+    assert worst["step_seconds"] > mean["step_seconds"]
+    assert run(["plan", "topologies/quickstart.yaml", "--tokens", "many"]) == 2
+    assert "write it as 15B" in capsys.readouterr().err
+
+
+def test_no_plan_says_h200_over_the_memory_of_another_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for nodes, device in (
+        ("{gpus: 8, gpu: h100-80gb}", "NVIDIA H100 80GB"),
+        ("{gpus: 8, gpu_memory: 80GB}", "GPUs of 80.0 GB with the rates of an NVIDIA H200"),
+        ("{gpus: 8, gpu_memory: 141GB}", "NVIDIA H200"),
+    ):
+        setting = f"nodes={nodes}"
+        file = "topologies/quickstart.yaml"
+        assert run(["plan", file, "--set", setting, "--json", "--no-advice"]) == 0
+        estimates = json.loads(capsys.readouterr().out)["estimates"]
+        assert estimates["device"] == device
 
 
 def test_faulty_calibration_is_a_usage_error(
@@ -159,14 +199,14 @@ def test_faulty_calibration_is_a_usage_error(
 def test_help_begins_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--help"]) == 0
     out = capsys.readouterr().out
-    assert out.index("Examples:") < out.index("Show what every rank will do")
+    assert out.index("Examples:") < out.index("Say whether a job fits")
 
 
 def test_every_key_is_documented() -> None:
     text = (ROOT / "docs" / "plan-json.md").read_text()
     names = {
         field.name
-        for module in (rows, layer_rows, estimate_rows)
+        for module in (rows, layer_rows, estimate_rows, answer)
         for kind in vars(module).values()
         if isinstance(kind, type) and kind.__module__ == module.__name__
         if hasattr(kind, "__dataclass_fields__")
@@ -182,7 +222,7 @@ def test_plan_is_quick_and_imports_neither_torch_nor_numpy(tmp_path: Path) -> No
     code = (
         "import sys, time; start = time.process_time()\n"
         "from mimo_launch.cli.app import run\n"
-        "code = run(['plan', 'topologies/full_sharding.yaml'])\n"
+        "code = run(['plan', 'topologies/full_sharding.yaml', '--no-advice'])\n"
         "heavy = {'torch', 'numpy'} & set(sys.modules)\n"
         "print(code, sorted(heavy), time.process_time() - start, file=sys.stderr)"
     )

@@ -77,8 +77,15 @@ def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
     assert [record.get("step") for record in steps] == [1, 2, 3, 4, 4]
     assert set(steps[0]) == {
         "step", "loss", "grad_norm", "grad_norms", "lr", "lrs", "tokens", "tokens_per_s", "skipped",
-        "bad_samples",
+        "bad_samples", "time", "step_s", "tflop", "tflops_per_rank", "peak_memory",
     }  # fmt: skip
+    for step in steps[:4]:
+        assert step["tokens"] / step["tokens_per_s"] == pytest.approx(step["step_s"])
+    assert steps[0]["time"] < steps[3]["time"]
+    assert min(steps[0]["tflop"].values()) > 0
+    work = 2 * steps[0]["tflops_per_rank"] * steps[0]["step_s"]
+    assert sum(steps[0]["tflop"].values()) == pytest.approx(work)
+    assert min(steps[3]["peak_memory"].values()) > 50e6
     assert set(steps[0]["grad_norms"]) == {"vision", "language"}
     assert set(steps[-1]) == {"step", "eval_loss", "digit_accuracy", "samples"}
     run = tmp_path / "runs" / "tiny"

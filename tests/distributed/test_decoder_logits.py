@@ -61,6 +61,57 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     assert deviation(joined(asked, parts, VOCAB + grown), wanted) < 1e-5
 
 
+WINDOW = {"size": 5, "full": [0]}
+# In the configuration of a kind, and in our model. Qwen2 slides behind its first layer, in Mistral,
+# Mixtral and Qwen3-MoE every layer does.
+WINDOWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        {"sliding_window": WINDOW},
+    ),
+    "qwen3, by layer": (
+        "qwen3",
+        {
+            "use_sliding_window": True, "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        {"sliding_window": WINDOW},
+    ),
+    "mistral": (
+        "mistral", {"sliding_window": 5}, {"sliding_window": {"size": 5}, "norm_eps": 1e-6},
+    ),
+    "mixtral": ("mixtral", {"sliding_window": 5}, {"sliding_window": {"size": 5}}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 5},
+        {"sliding_window": {"size": 5}},
+    ),
+}  # fmt: skip
+OFTEN = {("qwen2", "cp2"), ("mistral", "one rank")}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.sweep)
+        for each in product(WINDOWS, LAYOUTS)
+    ],
+)
+def test_logits_with_windows_are_those_of_transformers(
+    name: str, layout: str, tmp_path: Path
+) -> None:
+    kind, settings, ours = WINDOWS[name]
+    model = tiny(kind, **settings)
+    save(model, tmp_path / "model")
+    asked = made(kind, layout, tmp_path / "model", model=ours)
+    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    found = joined(asked, parts, asked.language.model.vocab)[..., :VOCAB]
+    assert deviation(found, wanted_logits(model, asked)) < 1e-5
+    wider = tiny(kind, **settings | {"sliding_window": 6})
+    assert deviation(wanted_logits(wider, asked), wanted_logits(model, asked)) > 1e-4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers_in_float64(kind: str, tmp_path: Path) -> None:
     model = tiny(kind, torch.float64)

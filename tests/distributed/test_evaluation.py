@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
 from tests.support.graphs import flow
+from tests.support.histories import untimed
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -35,9 +36,7 @@ def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:
     """Train; return per rank what was said of steps, times left out, and held-out losses."""
     results = []
     for events in run_ranks(run_steps, made, world_size=world_size(made)):
-        steps = [asdict(event) for event in events if isinstance(event, StepFinished)]
-        for step in steps:
-            del step["tokens_per_s"]
+        steps = [asdict(untimed(event)) for event in events if isinstance(event, StepFinished)]
         results.append((steps, [e.eval_loss for e in events if isinstance(e, EvalFinished)]))
     return results
 

@@ -23,8 +23,10 @@ from tests.support.hugging_face import (
     tokens_of,
     widen,
 )
+from tests.support.planted_images import seen_whole
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
+from tests.support.specs import BEHIND_VISION
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
@@ -113,7 +115,8 @@ def test_folders_of_other_versions_are_read(way: str, tmp_path: Path) -> None:
         held["vision_tower.vision_model.post_layernorm.weight"] = torch.ones(4)
         held["multi_modal_projector.mm_soft_emb_norm.weight"] = torch.ones(4)
     save_file(held, folder / "model.safetensors", {"format": "pt"})
-    assert deviation(made(KIND, "one rank", folder), model, tmp_path) < 1e-5
+    whole = {"model": {"bidirectional_images": True}} if "tower" in way else {}
+    assert deviation(made(KIND, "one rank", folder, **whole), model, tmp_path) < 1e-5
 
 
 def deviation(asked: Spec, model: Any, run: Path) -> float:
@@ -150,15 +153,7 @@ def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "one rank": {},
-    "tp 2": {"tp": 2, "sequence_parallel": True},
-    "tp 4, heads shared": {"tp": 4},
-    "cp 2": {"cp": 2},
-    "cp 4, packed": {"cp": 4, "data": {"packing": True}},
-    "pp 2, full sharding": {"pp": 2, "sharding": "full"},
-    "dp 2, recompute": {"dp": 2, "recompute": "full"},
-    "tp 2, cp 2, documents": {"tp": 2, "cp": 2, "data": {"max_documents": 3}},
-    "cp 2, pp 2, full sharding": {"cp": 2, "pp": 2, "sharding": "full"},
+    **BEHIND_VISION,
     "experts": {
         "dp": 2, "experts": {"ep": 2},
         "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
@@ -172,3 +167,31 @@ OFTEN = {"tp 2, cp 2, documents", "experts"}
 )
 def test_gradients_with_windows_are_those_of_one_rank(layout: str) -> None:
     assert failures(verdicts(sliding(**LAYOUTS[layout]))) == []
+
+
+WHOLE_IMAGES: dict[str, dict[str, Any]] = {
+    "tp 2": {"tp": 2, "sequence_parallel": True},
+    "tp 4, cp 2": {"tp": 4, "cp": 2},
+    "cp 2": {"cp": 2},
+    "cp 4": {"cp": 4},
+    "pp 2, full sharding": {"pp": 2, "sharding": "full"},
+    "cp 2, pp 2, documents": {"cp": 2, "pp": 2, "data": {"max_documents": 3}},
+    "dp 2, recompute": {"dp": 2, "recompute": "full"},
+    "cp 2, packed": {"cp": 2, "data": {"packing": True}},
+    "sinks, cp 2": {"cp": 2, "model": {"attention_sinks": True}},
+    "three axes, one window": {
+        "cp": 2,
+        "model": {"sliding_window": None, "head_dim": 12, "mrope": [2, 2, 2]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(x, marks=() if x == "cp 2, pp 2, documents" else pytest.mark.sweep)
+        for x in WHOLE_IMAGES
+    ],
+)
+def test_gradients_of_images_seen_whole_are_those_of_one_rank(layout: str) -> None:
+    assert failures(verdicts(seen_whole(**WHOLE_IMAGES[layout]))) == []

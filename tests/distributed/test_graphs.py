@@ -239,6 +239,14 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"packing": True},
     ),
+    "behind a connector, where it reads no text, language in stages": (
+        {
+            "language": box(0, pp=2),
+            "adapter": box(1, **connector("language", queries=2)),
+            "speech": box(0, **talker(reads_text=True, reads=["adapter"])),
+        },
+        {},
+    ),
     "tp without sequence parallelism, more ranks than key heads": (
         {
             "language": box(0, tp=2, pp=2, model={"tied": True}),
@@ -315,5 +323,6 @@ def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_wou
         "drawer": box(2, dp=2, **flow(loss_weight=0.7, optimizer={"lr": 0.01})),
         "speech": box(0, tp=2, pp=2, **talker(reads_text=True)),
     }
-    settings = {"eval": {"samples": 5}, "optimizer": {"kind": "adamw", "clip": 1.0}}
+    optimizer = {"kind": "adamw", "clip": 1.0, "weight_decay": 0.1}
+    settings = {"eval": {"samples": 5}, "optimizer": optimizer}
     assert failures(training_verdicts(made_of(modules, settings, **IMAGES))) == []

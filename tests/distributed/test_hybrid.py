@@ -9,7 +9,8 @@ from tests.support.specs import box, hybrid, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.spec import Spec
 
-SP = {"sequence_parallel": True}
+SP, DELTA = {"sequence_parallel": True}, "G-MG*-"
+# fmt: off
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "tp2": {"tp": 2},
@@ -23,7 +24,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp2, shared group": {"cp": 2, "groups": 1},
     "cp3 tp2, sequence parallel": {"cp": 3, "tp": 2, **SP},
     "tp2 cp2 pp2": {"tp": 2, "cp": 2, "pp": 2, "groups": 2},
+    "DeltaNet, one rank": {"pattern": DELTA},
+    "DeltaNet, tp2, sequence parallel": {"pattern": DELTA, "tp": 2, **SP},
+    "DeltaNet, tp2, one key head": {"pattern": DELTA, "tp": 2, "groups": 1, **SP},
+    "DeltaNet, pp2": {"pattern": DELTA, "pp": 2},
+    "DeltaNet, dp2, fully sharded, recomputed": {
+        "pattern": DELTA, "dp": 2, "sharding": "full", "recompute": "full",
+    },
+    "DeltaNet, cp2, shared key head": {"pattern": DELTA, "cp": 2, "groups": 1},
+    "DeltaNet, cp2 tp2": {"pattern": DELTA, "cp": 2, "tp": 2, **SP},
 }
+# fmt: on
 
 
 def language_only(pattern: str = "M-M*-", groups: int = 0, **rest: Any) -> Spec:
@@ -36,7 +47,8 @@ def language_only(pattern: str = "M-M*-", groups: int = 0, **rest: Any) -> Spec:
 # In the default suite, which has others among its topologies and planted bugs.
 FIRST = {
     "tp4, replicated groups", "tp2, one group", "pp2, an odd cut", "dp2, fully sharded, recomputed",
-    "cp2, shared group", "cp3 tp2, sequence parallel",
+    "cp2, shared group", "cp3 tp2, sequence parallel", "DeltaNet, tp2, one key head",
+    "DeltaNet, cp2 tp2", "DeltaNet, dp2, fully sharded, recomputed",
 }  # fmt: skip
 
 

@@ -1,15 +1,36 @@
-"""Decoders with experts are the Mixtral and Qwen3-MoE of `transformers`, and back."""
+"""Decoders with experts are those of `transformers`, and back, from Mixtral to DeepSeek-V3."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.distributed.test_decoder_logits import deviation, wanted_logits
-from tests.support.exports import bits, exported, load, save_on_rank, tensors, with_sections
-from tests.support.hugging_face import VOCAB, joined, logits_on_rank, made, save, tiny, widen
+from tests.support.exports import (
+    bits,
+    exported,
+    load,
+    save_on_rank,
+    tensors,
+    trained,
+    with_sections,
+)
+from tests.support.hugging_face import (
+    VOCAB,
+    ids_of,
+    joined,
+    logits_on_rank,
+    made,
+    model_keys,
+    save,
+    tiny,
+    tokens_of,
+    widen,
+)
 from torch import Tensor
 
+from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
@@ -20,7 +41,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("mixtral", "tp2", EP2),
     ("qwen3_moe", "one rank", {}),
     ("qwen3_moe", "tp2 pp2", EP2 | {"sequence_parallel": True}),
+    ("gpt_oss", "one rank", {}),
+    ("gpt_oss", "cp2", EP2),
+    ("gpt_oss", "tp2", {"experts": {"tp": 2}}),
+    ("deepseek_v3", "one rank", {}),
+    ("deepseek_v3", "tp2 pp2", EP2 | {"sequence_parallel": True}),
 ]
+SELDOM = [("gpt_oss", "tp2 pp2", EP2), ("gpt_oss", "colocated dp2", {}), ("gpt_oss", "pp2", {})]
+SELDOM += [("deepseek_v3", each, {}) for each in ("tp4", "cp2", "pp2", "colocated dp2")]
+KINDS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 
 
 def logits(asked: Spec, run: Path) -> Tensor:
@@ -28,7 +57,21 @@ def logits(asked: Spec, run: Path) -> Tensor:
     return joined(asked, parts, VOCAB)
 
 
-@pytest.mark.parametrize(("kind", "layout", "more"), CASES)
+def in_float64(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a model of transformers compute in float64 all that it computes in float32."""
+    widen(model)
+    # The others have no kernel for float64, and routers say fp32 in three ways.
+    model.set_experts_implementation("eager")
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "more"),
+    [*CASES, *(pytest.param(*each, marks=pytest.mark.sweep) for each in SELDOM)],
+)
 def test_logits_are_those_of_transformers(
     kind: str, layout: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -41,7 +84,7 @@ def test_logits_are_those_of_transformers(
     assert deviation(found, wanted_logits(other, asked)) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers_in_float64(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,16 +92,39 @@ def test_logits_are_those_of_transformers_in_float64(
     save(model, tmp_path / "model")
     asked = made(kind, "one rank", tmp_path / "model", "fp64")
     found = logits(asked, tmp_path)
-    widen(model)
-    # The others have no kernel for float64, and routers say fp32 in two ways.
-    model.set_experts_implementation("eager")
-    softmax = torch.nn.functional.softmax
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+    in_float64(model, monkeypatch)
     assert deviation(found, wanted_logits(model, asked)) < 1e-9
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.sweep)])
+def test_a_step_is_that_of_plain_torch(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same texts, by the names of its tensors, in float64."""
+    model = tiny(kind, torch.float64)
+    save(model, tmp_path / "model")
+    moe = {**model_keys(kind)["moe"], "aux_loss": 0.0}
+    asked = made(kind, "one rank", tmp_path / "model", "fp64", model={"moe": moe})
+    asked = with_sections(asked, optimizer={"kind": "sgd", "lr": 0.05, "clip": None})
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
+
+    in_float64(model, monkeypatch)
+    dataset = build_dataset(asked)
+    labels = torch.from_numpy(np.stack([dataset.text("train", i)[1] for i in ids_of(asked)]))
+    logits = model(input_ids=tokens_of(asked)).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.sub_(0.05 * weight.grad)
+    save(model, tmp_path / "wanted")
+    wanted, before = tensors(tmp_path / "wanted"), tensors(tmp_path / "model")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert not torch.equal(tensor, before[name]) or name.endswith("correction_bias")
+        assert (found[name] - tensor).abs().max() < 1e-9, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_untouched_model_comes_out_bit_for_bit(kind: str, tmp_path: Path) -> None:
     """Parallelism: tp 2, ep 2. `transformers` finds a place for every tensor."""
     save(tiny(kind, torch.bfloat16), tmp_path / "model")

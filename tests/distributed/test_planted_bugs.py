@@ -16,7 +16,8 @@ from tests.support.planted import (
     wide_group,
 )
 from tests.support.planted_deepstack import stacked
-from tests.support.planted_experts import mixture
+from tests.support.planted_experts import GATED, mixture, routed
+from tests.support.planted_gates import gated, mixed
 from tests.support.planted_graphs import drawn, frozen_between, spoken, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_sliding import sliding
@@ -48,8 +49,16 @@ CLEAN = {
     "hybrid over tp": lambda: split_heads(tp=2),
     "hybrid over cp": lambda: split_heads(cp=2),
     "hybrid, one group": lambda: split_heads(1, tp=2),
+    "shared gate": lambda: routed({"ep": 2}, GATED, tp=2, sequence_parallel=True),
+    "DeltaNet over tp": lambda: split_heads(2, "G-*G", tp=2),
+    "DeltaNet over cp": lambda: split_heads(2, "G-*G", cp=2),
+    "DeltaNet": lambda: split_heads(2, "G-*G"),
     "windows": lambda: windowed(cp=2),
     "sliding windows": lambda: sliding(cp=2),
+    "gates": lambda: gated(tp=2),
+    "gates over cp": lambda: gated(cp=2),
+    "gates of a hybrid": mixed,
+    "gates of a hybrid over cp": lambda: mixed(cp=2),
     "deepstack": lambda: stacked({"pp": 2}, {"pp": 2}),
     "two readers": two_readers,
     "two towers": two_towers,
@@ -115,7 +124,12 @@ SELDOM = {
     "windows shared by images", "windows of one width", "outputs stay by window",
     "windows in every layer", "windows counted in the stage", "windows end with a chunk",
     "squares of heads not summed back", "norm over own heads", "rows of layers swapped",
-    "rows added in front of a layer", "axes not in turn",
+    "rows added in front of a layer", "axes not in turn", "sinks scaled like scores",
+    "sinks lost in the backward", "bounds of YaRN rounded",
+    "images as one", "windows without images", "images out of reach", "mean of other patches",
+    "biases of other experts", "last dimensions rotate", "gate ignored",
+    "delta state over documents", "decays taken for strengths", "shared gate ignored",
+    "narrow widths not normed", "best expert makes a group",
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Both start from one folder; samples have several images of different sizes, or n
 """
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.exports import exported, tensors, trained, with_sections
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save
 from tests.support.qwen_vl import (
+    ALL_KINDS,
     KINDS,
     LAYOUTS,
     VOCAB,
@@ -50,6 +52,9 @@ OFTEN = {
     "qwen2_vl": LAYOUTS.keys() - {"tp4", "unequal, apart"},
     "qwen2_5_vl": {"one rank", "cp2, apart"},
     "qwen3_vl": {"one rank", "pp2, apart"},
+    "qwen3_vl_moe": {"tp2"},
+    "qwen3_5": {"one rank", "cp2, apart"},
+    "qwen3_5_moe": {"tp2"},
 }
 
 
@@ -57,7 +62,7 @@ OFTEN = {
     ("kind", "layout"),
     [
         pytest.param(kind, each, marks=() if each in OFTEN[kind] else pytest.mark.sweep)
-        for kind in KINDS
+        for kind in ALL_KINDS
         for each in LAYOUTS
     ],
 )
@@ -65,6 +70,58 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     model = tiny(kind=kind)
     save(model, tmp_path / "model")
     asked = made(layout, tmp_path / "model", kind=kind)
+    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", ["one rank", "tp2"])
+def test_experts_of_older_versions_are_transposed(layout: str, tmp_path: Path) -> None:
+    model, file = tiny(kind="qwen3_vl_moe"), tmp_path / "model" / "model.safetensors"
+    save(model, tmp_path / "model")
+    held = load_file(file)
+    turned = {name: each.mT.contiguous() for name, each in held.items() if "mlp.experts." in name}
+    assert turned
+    save_file(held | turned, file, {"format": "pt"})
+    asked = made(layout, tmp_path / "model", kind="qwen3_vl_moe")
+    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+def in_float64(model: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widen what transformers computes in fp32, experts and their routers as well."""
+    widen_all(model)
+    if not kind.endswith("moe"):
+        return
+    # The others have no kernel for float64, and routers say fp32 in two ways.
+    model.set_experts_implementation("eager")
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in which the experts of a layer stand in two, as in memory."""
+    found, experts = {}, re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if match := experts.fullmatch(name):
+            parts.setdefault(match[1], {})[f"{match[2]}.{match[3]}"] = tensor
+        else:
+            found[name] = tensor
+    for name, each in parts.items():
+        numbers = range(len(each) // 3)
+        found[f"{name}.down_proj"] = torch.stack([each[f"{i}.down"] for i in numbers])
+        both = [torch.cat([each[f"{i}.gate"], each[f"{i}.up"]]) for i in numbers]
+        found[f"{name}.gate_up_proj"] = torch.stack(both)
+    return found
+
+
+@pytest.mark.sweep
+def test_experts_in_one_tensor_are_read(tmp_path: Path) -> None:
+    kind, folder = "qwen3_5_moe", tmp_path / "model"
+    model = tiny(kind=kind)
+    save(model, folder)
+    save_file(stacked(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    asked = made("one rank", folder, kind=kind)
     assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
 
 
@@ -84,11 +141,11 @@ def test_logits_are_those_of_transformers_in_float64(
     save(model, tmp_path / "model")
     asked = made("one rank", tmp_path / "model", "fp64", kind=kind)
     found = logits(asked, tmp_path)
-    widen_all(model)
+    in_float64(model, kind, monkeypatch)
     assert deviation(found, wanted_logits(model, asked)) < 1e-9
 
 
-STEPS_OFTEN = {("qwen2_5_vl", "sgd"), ("qwen3_vl", "adamw")}
+STEPS_OFTEN = {("qwen2_5_vl", "sgd"), ("qwen3_vl", "adamw"), ("qwen3_5", "sgd")}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
     "sgd": ({"lr": 0.05, "weight_decay": 0.0}, partial(torch.optim.SGD, lr=0.05)),
     "adamw": (
@@ -102,24 +159,28 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
     ("kind", "optimizer"),
     [
         pytest.param(kind, each, marks=() if (kind, each) in STEPS_OFTEN else pytest.mark.sweep)
-        for kind in KINDS
+        for kind in ALL_KINDS
         for each in OPTIMIZERS
+        # A first step of AdamW is the sign of a gradient, which rounding may change.
+        if kind in KINDS or each == "sgd"
     ],
 )
 def test_a_step_is_that_of_plain_torch(
     kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the same texts and images, by the names of its tensors; norms and biases do not decay."""
+    precision, bound = ("fp64", 1e-9) if kind in KINDS else ("fp32", 1e-6)
     keep_their_turns(kind, monkeypatch)
-    model = tiny(torch.float64, kind=kind)
+    model = tiny(torch.float64 if precision == "fp64" else torch.float32, kind=kind)
     save(model, tmp_path / "model")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     ours, theirs = OPTIMIZERS[optimizer]
     sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
-    asked = with_sections(made("one rank", tmp_path / "model", "fp64", kind=kind), **sections)
-    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
+    asked = with_sections(made("one rank", tmp_path / "model", precision, kind=kind), **sections)
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype=precision)
 
-    widen_all(model)
+    if precision == "fp64":
+        in_float64(model, kind, monkeypatch)
     dataset = build_dataset(asked)
     labels = torch.from_numpy(
         np.stack([dataset.text("train", sample)[1] for sample in ids_of(asked)])
@@ -137,7 +198,7 @@ def test_a_step_is_that_of_plain_torch(
     assert found.keys() == wanted.keys()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
     for name, tensor in wanted.items():
-        assert (found[name] - tensor).abs().max() < 1e-9, name
+        assert (found[name] - tensor).abs().max() < bound, name
 
 
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -150,6 +211,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "interpolation": ("qwen3_vl", "vision", {"interpolation": "bicubic"}),
     "other rows": ("qwen3_vl", "vision", {"deepstack": (0, 3)}),
     "axes in turn": ("qwen3_vl", "language", {"mrope_interleaved": False}),
+    "whole heads": ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": (2, 2, 2)}),
 }
 WRONG_OFTEN = {"mrope", "other layers", "interpolation"}
 

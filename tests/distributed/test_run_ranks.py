@@ -1,5 +1,6 @@
 """The harness tells results, exceptions, hangs and deaths apart."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -48,6 +49,11 @@ def die_on_one() -> None:
 
 def test_results_come_back_by_rank() -> None:
     assert run_ranks(add_ranks, 10, world_size=4) == [46, 46, 46, 46]
+
+
+def test_ranks_collect_no_garbage_among_what_they_inherit() -> None:
+    inherited = len(gc.get_objects()) // 2
+    assert min(run_ranks(gc.get_freeze_count, world_size=2)) > inherited
 
 
 def test_tensors_come_back_after_their_rank_has_left() -> None:

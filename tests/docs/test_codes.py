@@ -9,6 +9,7 @@ import pytest
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.diag.codes import all_codes
+from mimo_launch.hugging_face.families_page import page
 from mimo_launch.spec.reference import reference
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,11 @@ def test_reference_is_in_step() -> None:
     """Run `python -m mimo_launch.spec.reference docs/spec-reference.md` after a change."""
     page = (ROOT / "docs" / "spec-reference.md").read_text(encoding="utf-8")
     assert page == reference()
+
+
+def test_the_list_of_families_is_in_step() -> None:
+    """Run `python -m mimo_launch.hugging_face.families_page docs/families.md` after a change."""
+    assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == page()
 
 
 def test_every_code_in_the_source_is_in_the_table() -> None:

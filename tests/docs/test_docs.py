@@ -168,6 +168,16 @@ def test_links_of_the_top_level_pages_lead_somewhere() -> None:
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"\S+\.md$", (ROOT / ".mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    docs = ROOT / "docs"
+    # `docs/.codes.py` adds the pages of codes.
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    assert set(listed) == {page for page in pages if not page.startswith("errors/")} | {
+        "errors/index.md"
+    }
+
+
 def test_decisions_are_short_and_listed() -> None:
     folder = ROOT / "docs" / "adr"
     index = (folder / "index.md").read_text(encoding="utf-8")

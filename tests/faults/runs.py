@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.histories import TIMES
+
 STEPS, EVERY, TIMEOUT = 10, 3, 5
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "broken_train.py"
@@ -118,7 +120,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if k != "tokens_per_s"} for r in records]
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
 
 
 def newest(folder: Path) -> int:

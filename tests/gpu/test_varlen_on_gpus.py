@@ -107,7 +107,7 @@ def test_every_size_of_head_is_right(
 
 
 @needs_gpu
-@pytest.mark.parametrize("reach", [1, 40, 100, 1000])
+@pytest.mark.parametrize("reach", [2, 40, 100, 1000])
 @pytest.mark.parametrize("head_size", [64, 256])
 def test_sliding_windows_are_right(head_size: int, reach: int, run_on: Callable[..., Any]) -> None:
     [found] = run_on(1, deviations, torch.bfloat16, head_size, 2, reach)

@@ -6,7 +6,13 @@ from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.spec.spec import HybridModel, Spec
 
-LETTERS = {"M": "Mamba layers", "*": "attention layers", "-": "MLP layers", "E": "experts"}
+LETTERS = {
+    "M": "Mamba layers",
+    "G": "DeltaNet layers",
+    "*": "attention layers",
+    "-": "MLP layers",
+    "E": "experts",
+}
 
 
 def features(made: Spec) -> set[str]:
@@ -45,6 +51,7 @@ def _of_encoders(made: Spec) -> set[str]:
             found |= {"layer scale"} if model.layer_scale else set()
             found |= {"norm of all heads"} if model.qk_norm else set()
             found |= {"norm of the projector"} if model.projector_norm_eps else set()
+            found |= {"pooled rows"} if model.pooling and joined else set()
             found |= {f"{model.interpolation} positions"} if model.has_table else set()
             found |= {"rows of several layers"} if model.deepstack else set()
             found |= {"RMSNorm in vision"} if model.norm == "rms" else set()
@@ -78,8 +85,13 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     module, model, grid = made.language, made.language.model, layout.language.grid
     found = {f"language {axis} > 1" for axis in AXES if grid.size(axis) > 1}
     found |= {"tied"} if model.tied else set()
+    found |= {"gated attention"} if model.gated_attention else set()
+    found |= {"heads that rotate in part"} if model.rotary_factor < 1 else set()
+    found |= {"positions on three axes"} if model.mrope else set()
     if isinstance(model, HybridModel):
         found |= {"hybrid", *(f"hybrid, {LETTERS[each]}" for each in model.pattern)}
+        if "G" in model.pattern:
+            found |= {f"DeltaNet over {axis}" for axis in ("tp", "cp") if grid.size(axis) > 1}
         if "M" in model.pattern:
             found |= {f"Mamba over {axis}" for axis in ("tp", "cp") if grid.size(axis) > 1}
             found |= (
@@ -87,9 +99,12 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
             )
     else:
         found |= {"query, key and value biases"} if model.qkv_bias else set()
-        found |= {"positions on three axes"} if model.mrope else set()
         found |= {"sliding windows"} if model.sliding_window else set()
+        found |= {"bidirectional images"} if model.bidirectional_images else set()
         found |= {"norms on both sides"} if model.post_norms else set()
+        found |= {"latent attention"} if model.mla else set()
+        found |= {"attention sinks"} if model.attention_sinks else set()
+        found |= {"bias of attention's output"} if model.output_bias else set()
         found |= {"axes in turn"} if model.mrope and model.mrope_interleaved else set()
     experts, moe = layout.language.experts, model.moe
     if experts is None or moe is None:
@@ -99,6 +114,9 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     found |= {"split experts"} if experts.size("tp") > 1 else set()
     found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
     found |= {"shared expert"} if moe.shared else set()
+    found |= {"groups of experts"} if moe.groups > 1 else set()
+    found |= {"gate of a shared expert"} if moe.gates_shared else set()
+    found |= {"experts with linear biases"} if moe.bias else set()
     found |= {"biases of experts"} if moe.bias_update_rate else set()
     found |= {"every expert chosen"} if moe.top_k == moe.experts else set()
     found |= {"experts, full sharding"} if module.sharding == "full" else set()

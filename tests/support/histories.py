@@ -2,9 +2,22 @@
 
 import json
 import math
+from dataclasses import fields, replace
 from pathlib import Path
 
-from mimo_launch.train.events import EvalFinished, StepFinished, as_record
+from mimo_launch.train.events import EvalFinished, StepFinished, Usage, as_record
+
+USAGE = Usage(
+    time="2026-11-23T01:02:03.004+00:00", step_s=0.25, tflop={"vision": 0.5, "language": 1.5},
+    tflops_per_rank=2.0, mfu=None, peak_memory={"vision": 1_000_000_000, "language": 2_500_000_000},
+)  # fmt: skip
+# The fields of a step that differ between two runs of the same steps.
+TIMES = frozenset(("tokens_per_s", *(each.name for each in fields(Usage))))
+
+
+def untimed(event: StepFinished) -> StepFinished:
+    """What every run of a step tells of it."""
+    return replace(event, tokens_per_s=0.0, usage=None)
 
 
 def step(number: int, loss: float = 1.0, **more: object) -> str:

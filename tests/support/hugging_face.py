@@ -1,5 +1,6 @@
 """Tiny decoders of `transformers` with random weights, and what a layout makes of their weights."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.layers.attention_contexts import zigzag_positions
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import RopeScaling, Spec
 from mimo_launch.train.events import Event, WeightsLoaded
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.rank_session import RankSession
+from mimo_launch.verify.oracle_layers import attention_factor, frequencies
 
 VOCAB = 37
 SIZES = {
@@ -42,6 +44,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3": (
         {"norm_eps": 1e-2, "qk_norm": True, "head_dim": 12},
         {"rms_norm_eps": 1e-2, "head_dim": 12},
+    ),
+    "mistral": (
+        {"norm_eps": 1e-6, "head_dim": None}, {"sliding_window": None, "rms_norm_eps": 1e-6},
     ),
     # The first layer attends in windows, the second one to whole sequences.
     "gemma3_text": (
@@ -63,6 +68,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "truncate": False,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+GROWN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5}
 # The same of decoders with experts.
 MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixtral": (
@@ -86,6 +96,39 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "rms_norm_eps": 1e-2, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
             "moe_intermediate_size": 20, "mlp_only_layers": [0], "norm_topk_prob": False,
+        },
+    ),
+    # The first layer attends in windows, the second one to whole sequences.
+    "gpt_oss": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "rope_scaling": YARN, "head_dim": 12,
+            "mlp": None, "qkv_bias": True, "output_bias": True, "attention_sinks": True,
+            "activation": "clamped_silu", "sliding_window": {"size": 5, "full": [1]},
+            "moe": {"experts": 4, "top_k": 2, "width": 48, "bias": True},
+        },
+        {
+            "rms_norm_eps": 1e-2, "rope_parameters": {**YARN, "rope_theta": 500.0},
+            "head_dim": 12, "sliding_window": 5, "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    ),
+    # The first layer has an MLP, the second one experts.
+    "deepseek_v3": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "rope_scaling": GROWN, "head_dim": 10,
+            "kv_heads": 4, "query_pre_attn_scalar": 10 / (1 + 0.05 * math.log(4.0)) ** 4,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+            "moe": {
+                "experts": 8, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 40, "groups": 4, "top_groups": 2, "first_dense": 1, "aux_loss": 0.0,
+                "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "rope_parameters": {**GROWN, "rope_theta": 500.0},
+            "num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+            "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14, "moe_intermediate_size": 20,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4,
+            "topk_group": 2, "first_k_dense_replace": 1, "pad_token_id": None,
         },
     ),
 }  # fmt: skip
@@ -138,10 +181,14 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     name = "".join(part.capitalize() for part in kind.split("_"))
     config = getattr(transformers, f"{name}Config")
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
-    made = model(config(**SIZES, **((KINDS | MOE_KINDS)[kind][1] | settings))).to(dtype).eval()
+    made = model(config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings))).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for name, weight in made.named_parameters():
+        biases = [each for each in made.named_buffers() if each[0].endswith("correction_bias")]
+        for _, bias in biases:
+            # As transformers keeps it.
+            bias.data = bias.to(torch.promote_types(dtype, torch.float32))
+        for name, weight in (*made.named_parameters(), *biases):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
             weight.copy_(noise * 0.2 + ("norm" in name))
     return made
@@ -163,10 +210,13 @@ def widen(model: nn.Module) -> None:
         rope = self.config.rope_parameters
         rope = rope if layer_type is None else rope[layer_type]
         size = self.config.head_dim if layer_type else 2 * len(self.inv_freq)
-        frequency = rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-        frequency = frequency / rope.get("factor", 1.0)
-        turn = (position_ids[..., None] * frequency).repeat(1, 1, 2)
-        return turn.cos(), turn.sin()
+        known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
+        scaling = None if known["rope_type"] == "default" else RopeScaling(**known)
+        turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
+        turn = position_ids[..., None] * turns
+        if not type(self).__name__.startswith("GptOss"):
+            turn = turn.repeat(1, 1, 2)
+        return turn.cos() * attention_factor(scaling), turn.sin() * attention_factor(scaling)
 
     for module in model.modules():
         if type(module).__name__ == "Gemma3RMSNorm":

@@ -22,57 +22,107 @@ MASKS, LISTS = "masks", "lists"
 UPPER_LEFT = "lists, causal masks aligned at the upper left"
 
 
-def loop_over_sequences(*, lower_right: bool) -> Callable[..., Tensor]:
+def loop_over_sequences(*, lower_right: bool) -> Callable[..., Any]:
     """Return attention inside each sequence of a list, after the documentation of `varlen_attn`."""
 
     def attend(
         q_NhK: Tensor,
         k_MgK: Tensor,
         v_MgK: Tensor,
-        bounds_q: Tensor,
-        bounds_k: Tensor,
-        max_q: int,
-        max_k: int,
-        *,
+        *lists: Any,
         scale: float | None = None,
         window_size: tuple[int, int],
         enable_gqa: bool = True,
-    ) -> Tensor:
+        return_aux: object = None,
+    ) -> Any:
         assert enable_gqa
-        assert bounds_q.dtype == bounds_k.dtype == torch.int32
-        outs = []
-        places = [pairwise(bounds.tolist()) for bounds in (bounds_q, bounds_k)]
-        for (first_q, last_q), (first_k, last_k) in zip(*places, strict=True):
-            num_q, num_k = last_q - first_q, last_k - first_k
-            assert 0 < num_q <= max_q
-            assert 0 < num_k <= max_k
-            seen = torch.ones(num_q, num_k, dtype=torch.bool, device=q_NhK.device)
-            before, after = window_size
-            if after == 0:
-                last = num_k - num_q if lower_right else 0
-                seen = seen.tril(last)
-                seen = seen if before < 0 else seen.triu(last - before)
-            else:
-                assert window_size == (-1, -1)
-            share = q_NhK.shape[1] // k_MgK.shape[1]
-            k, v = (
-                widened(x[first_k:last_k]).repeat_interleave(share, dim=1).transpose(0, 1)
-                for x in (k_MgK, v_MgK)
-            )
-            q = widened(q_NhK[first_q:last_q]).transpose(0, 1)
-            scores = (q @ k.mT) * (scale or q_NhK.shape[-1] ** -0.5)
-            weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
-            outs.append((weights @ v).transpose(0, 1))
-        # A list that is longer than its sequences would have values that nobody set.
-        assert [len(q_NhK), len(k_MgK)] == [int(bounds_q[-1]), int(bounds_k[-1])]
-        return torch.cat(outs).to(q_NhK.dtype)
+        outs, sums = [], []
+        share = q_NhK.shape[1] // k_MgK.shape[1]
+        for _, keys, scores in _scores(q_NhK, k_MgK, lists, scale, window_size, lower_right):
+            v = widened(v_MgK[keys]).repeat_interleave(share, dim=1).transpose(0, 1)
+            outs.append((scores.softmax(dim=-1) @ v).transpose(0, 1))
+            sums.append(scores.logsumexp(dim=-1))
+        out = torch.cat(outs).to(q_NhK.dtype)
+        return out if return_aux is None else (out, torch.cat(sums, dim=1))
 
     return attend
+
+
+def _scores(
+    q_NhK: Tensor,
+    k_MgK: Tensor,
+    lists: Any,
+    scale: float | None,
+    window: tuple[int, int],
+    lower_right: bool,
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield queries and keys of each sequence, and the scores of those that attend to each other.
+
+    `lists` are the bounds and the longest sequences of both.
+    """
+    bounds_q, bounds_k, max_q, max_k = lists
+    assert bounds_q.dtype == bounds_k.dtype == torch.int32
+    # A list that is longer than its sequences would have values that nobody set.
+    assert [len(q_NhK), len(k_MgK)] == [int(bounds_q[-1]), int(bounds_k[-1])]
+    share = q_NhK.shape[1] // k_MgK.shape[1]
+    places = [pairwise(bounds.tolist()) for bounds in (bounds_q, bounds_k)]
+    for queries, keys in zip(*((slice(*x) for x in each) for each in places), strict=True):
+        num_q, num_k = queries.stop - queries.start, keys.stop - keys.start
+        assert 0 < num_q <= max_q
+        assert 0 < num_k <= max_k
+        seen = torch.ones(num_q, num_k, dtype=torch.bool, device=q_NhK.device)
+        before, after = window
+        if after == 0:
+            last = num_k - num_q if lower_right else 0
+            seen = seen.tril(last)
+            seen = seen if before < 0 else seen.triu(last - before)
+        else:
+            assert window == (-1, -1)
+        k = widened(k_MgK[keys]).repeat_interleave(share, dim=1).transpose(0, 1)
+        scores = (widened(q_NhK[queries]).transpose(0, 1) @ k.mT) * (
+            scale or q_NhK.shape[-1] ** -0.5
+        )
+        yield queries, keys, scores.masked_fill(~seen, -torch.inf)
+
+
+def backward_over_sequences(
+    grad_NhK: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out_NhK: Tensor,
+    lse_hN: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scale: float | None,
+    window: tuple[int, int],
+) -> tuple[Tensor, ...]:
+    """Return gradients as the backward of flash attention does, from its output and log-sum-exp.
+
+    Source: arXiv:2205.14135, algorithm 4.
+    """
+    q_NhK, k_MgK, v_MgK = inputs
+    share, factor = q_NhK.shape[1] // k_MgK.shape[1], scale or q_NhK.shape[-1] ** -0.5
+    grads = [torch.zeros_like(widened(each)) for each in inputs]
+    lists = (*bounds, *longest)
+    for queries, keys, scores in _scores(q_NhK, k_MgK, lists, scale, window, True):
+        weights = torch.exp(scores - lse_hN[:, queries].unsqueeze(-1))
+        q, grad, out = (widened(x[queries]).transpose(0, 1) for x in (q_NhK, grad_NhK, out_NhK))
+        k, v = (
+            widened(x[keys]).repeat_interleave(share, dim=1).transpose(0, 1) for x in (k_MgK, v_MgK)
+        )
+        of_scores = weights * (grad @ v.mT - (grad * out).sum(dim=-1, keepdim=True)) * factor
+        found = of_scores @ k, of_scores.mT @ q, weights.mT @ grad
+        grads[0][queries] = found[0].transpose(0, 1)
+        for total, each in zip(grads[1:], found[1:], strict=True):
+            per_key = each.transpose(0, 1).unflatten(1, (-1, share))
+            total[keys] += per_key.sum(dim=2)
+    return tuple(grad.to(each.dtype) for grad, each in zip(grads, inputs, strict=True))
 
 
 def by_lists(*, lower_right: bool = True) -> None:
     """Have attention of this process go over lists from now on, with the loop for a kernel."""
     varlen_attention.varlen_attn = loop_over_sequences(lower_right=lower_right)
+    varlen_attention.varlen_backward = backward_over_sequences
     attention.takes_lists = lambda q: True
 
 
@@ -113,9 +163,11 @@ def attention_by(way: str, device: torch.device) -> Iterator[None]:
 def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterator[list[int]]:
     """Note the number of queries of each call; on processors the loop is the kernel."""
     kernel: Callable[..., Any] = varlen_attention.varlen_attn
+    backward: Callable[..., Any] = varlen_attention.varlen_backward
     takes: Callable[[Tensor], bool] = varlen_attention.takes_lists
     if device.type == "cpu":
         kernel, takes = loop_over_sequences(lower_right=lower_right), lambda q: True
+        backward = backward_over_sequences
     calls: list[int] = []
 
     def noted(q: Tensor, *args: Any, **options: Any) -> Any:
@@ -124,6 +176,7 @@ def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterat
 
     with (
         patch.object(varlen_attention, "varlen_attn", noted),
+        patch.object(varlen_attention, "varlen_backward", backward),
         patch.object(attention, "takes_lists", takes),
     ):
         yield calls

@@ -12,9 +12,13 @@ import numpy as np
 import torch
 from tests.support.planted_deepstack import STACK_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
+from tests.support.planted_gates import GATE_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
+from tests.support.planted_images import IMAGE_BUGS
+from tests.support.planted_latent import LATENT_BUGS
 from tests.support.planted_scales import SCALE_BUGS
+from tests.support.planted_sinks import SINK_BUGS
 from tests.support.planted_sliding import SLIDING_BUGS
 from tests.support.planted_windows import WINDOW_BUGS
 from tests.support.specs import box, spec
@@ -595,7 +599,7 @@ def images_reversed() -> None:
 
 
 BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS
-BUGS_OF_PARTS |= SLIDING_BUGS | SCALE_BUGS
+BUGS_OF_PARTS |= SLIDING_BUGS | SCALE_BUGS | SINK_BUGS | IMAGE_BUGS | GATE_BUGS | LATENT_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

@@ -1,6 +1,7 @@
 """Known ways to get a mixture of experts wrong; `planted` lists them with the others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from tests.support.specs import box, spec
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
-from mimo_launch.layers import router
+from mimo_launch.layers import router, scales
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, transformer_block
 from mimo_launch.optimizer import module_optimizers
@@ -32,6 +33,23 @@ def routed(
     """Text in a model of four experts on one grid; packs of records are of unequal lengths."""
     module = box(0, model=mixture(**(sizes or {})), experts=experts, **grid)
     return spec({"language": module}, microbatches=2, mbs=2, text_only=1.0, packing=packing)
+
+
+def shared_gate_ignored() -> None:
+    """The shared expert's answer is added as it is."""
+    scales.TokenGate.forward = lambda self, x, change: change + 0 * self.weight.sum()
+
+
+def shared_gate_taken_for_whole() -> None:
+    """Gradients of the shared gate from parts of the tokens are not added up."""
+    correct = scales.TokenGate.__init__
+
+    def whole(self: Any, *args: Any) -> None:
+        correct(self, *args)
+        segments = self.segments["weight"]
+        self.segments["weight"] = tuple(replace(x, tp_grad="complete") for x in segments)
+
+    scales.TokenGate.__init__ = whole
 
 
 def counted_per_tp_rank() -> None:
@@ -160,7 +178,13 @@ def chosen_without_bias() -> None:
 
 
 BIASED = {"score": "sigmoid", "aux_loss": 0.0, "bias_update_rate": 0.01}
+GATED = {"shared": 8, "shared_gate": True}
 EXPERT_BUGS = {
+    "shared gate ignored": (shared_gate_ignored, routed({"ep": 2}, GATED, dp=2)),
+    "parts of a shared gate not summed": (
+        shared_gate_taken_for_whole,
+        routed({"ep": 2}, GATED, tp=2, sequence_parallel=True),
+    ),
     "loads of one replica": (loads_of_one_replica, routed({"ep": 2}, BIASED, dp=2)),
     "loads of one tp rank": (loads_of_one_tp_rank, routed({"ep": 2}, BIASED, tp=2)),
     "experts chosen without bias": (chosen_without_bias, routed({"ep": 2}, BIASED, dp=2)),

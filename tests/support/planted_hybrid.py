@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.layers import mamba
+from mimo_launch.layers import deltanet, mamba, recurrent
 from mimo_launch.spec.spec import Spec
 
 
-def split_heads(groups: int = 2, **grid: int) -> Spec:
+def split_heads(groups: int = 2, pattern: str = "M-*M", **grid: int) -> Spec:
     """Packed text in a hybrid language model on one grid."""
     module = box(0, **grid)
-    module["model"] = hybrid(module["grid"], "M-*M", groups)
+    module["model"] = hybrid(module["grid"], pattern, groups)
     return spec({"language": module}, microbatches=2, mbs=2, text_only=1.0, max_documents=3)
 
 
@@ -51,12 +51,12 @@ def state_not_passed_between_cp_ranks() -> None:
 
 def convolution_not_passed_between_cp_ranks() -> None:
     """The convolution does not see the last tokens of the cp rank before."""
-    correct = mamba.causal_conv
+    correct = recurrent.causal_conv
 
     def anew(x: Any, weight: Any, bias: Any, documents_BS: Any) -> Any:
         return correct(x, weight, bias, documents_BS=_cut_at_ranks(x, documents_BS))
 
-    mamba.causal_conv = anew
+    recurrent.causal_conv = anew
 
 
 def _cut_at_ranks(x_BS: torch.Tensor, documents_BS: torch.Tensor | None) -> torch.Tensor:
@@ -68,13 +68,13 @@ def _cut_at_ranks(x_BS: torch.Tensor, documents_BS: torch.Tensor | None) -> torc
 
 def heads_of_another_rank() -> None:
     """cp ranks compute with the weights of each other's heads."""
-    correct = mamba.Mamba._mix
+    correct = recurrent.RecurrentMixer._mix
 
     def swapped(self: Any, xbc: Any, dt: Any, share: Any, mask: Any) -> Any:
         size = self.context.cp.size
         return correct(self, xbc, dt, self._share((self.context.cp.index + 1) % size), mask)
 
-    mamba.Mamba._mix = swapped
+    recurrent.RecurrentMixer._mix = swapped
 
 
 def shards_in_the_order_of_ranks() -> None:
@@ -83,13 +83,13 @@ def shards_in_the_order_of_ranks() -> None:
     def joined(x: Any, batch: int, cp_size: int) -> Any:
         return x.view(cp_size, batch, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)
 
-    mamba.in_order = joined
+    recurrent.in_order = joined
 
 
 def convolution_over_documents() -> None:
     """The convolution sees the last tokens of the document before."""
-    correct = mamba.causal_conv
-    mamba.causal_conv = lambda x, weight, bias, documents_BS: correct(x, weight, bias)
+    correct = recurrent.causal_conv
+    recurrent.causal_conv = lambda x, weight, bias, documents_BS: correct(x, weight, bias)
 
 
 def state_over_documents() -> None:
@@ -101,6 +101,49 @@ def state_over_documents() -> None:
         return correct(*args, **options)
 
     mamba.ssd = over_all
+
+
+def delta_state_over_documents() -> None:
+    """The state of a DeltaNet is handed from one document to the next."""
+    correct = deltanet.delta_rule
+
+    def over_all(*args: Any, documents_BS: Any, **options: Any) -> Any:
+        del documents_BS
+        return correct(*args, **options)
+
+    deltanet.delta_rule = over_all
+
+
+def delta_state_not_passed_between_cp_ranks() -> None:
+    """The state of a DeltaNet starts anew at the next chunk of another cp rank."""
+    correct = deltanet.delta_rule
+
+    def anew(q: Any, *rest: Any, documents_BS: Any, **options: Any) -> Any:
+        return correct(q, *rest, documents_BS=_cut_at_ranks(q, documents_BS), **options)
+
+    deltanet.delta_rule = anew
+
+
+def decays_taken_for_strengths() -> None:
+    """A DeltaNet takes the two numbers of a head and token for each other."""
+    correct = deltanet.DeltaNet.recur
+
+    def swapped(self: Any, x: Any, b: Any, c: Any, steps: Any, *rest: Any) -> Any:
+        return correct(self, x, b, c, steps[::-1], *rest)
+
+    deltanet.DeltaNet.recur = swapped
+
+
+def head_norms_taken_for_own() -> None:
+    """Gradients of the norm that all heads share are not added up over tp."""
+    correct = deltanet.HeadNorm.__init__
+
+    def own(self: Any, context: Any, *args: Any) -> None:
+        correct(self, context, *args)
+        segments = self.segments["weight"]
+        self.segments["weight"] = tuple(replace(x, tp_grad="complete") for x in segments)
+
+    deltanet.HeadNorm.__init__ = own
 
 
 def shared_groups_taken_for_own() -> None:
@@ -128,4 +171,10 @@ HYBRID_BUGS = {
     "shards in the order of ranks": (shards_in_the_order_of_ranks, split_heads(cp=2)),
     "convolution over documents": (convolution_over_documents, split_heads(cp=2)),
     "state over documents": (state_over_documents, split_heads(tp=2)),
+    "delta state over documents": (delta_state_over_documents, split_heads(2, "G-*G", tp=2)),
+    "delta state not passed between cp ranks": (
+        delta_state_not_passed_between_cp_ranks, split_heads(2, "G-*G", cp=2),
+    ),
+    "decays taken for strengths": (decays_taken_for_strengths, split_heads(2, "G-*G")),
+    "head norms taken for own": (head_norms_taken_for_own, split_heads(2, "G-*G", tp=2)),
 }  # fmt: skip

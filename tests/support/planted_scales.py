@@ -5,6 +5,7 @@ from typing import Any
 from tests.support.specs import box, spec
 
 from mimo_launch.layers import scales
+from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
 
 # As an InternVL, with the norms of its large towers.
@@ -17,6 +18,12 @@ MODEL: dict[str, Any] = {
 NEAREST: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [5, 3], "interpolation": "nearest",
     "projector": "linear", "projector_bias": False, "shuffle": 2, "layer_scale": 2.0,
+}  # fmt: skip
+# As a Gemma 3.
+POOLED: dict[str, Any] = {
+    "layers": 2, "positions": "learned", "image": [4, 4], "projector": "linear", "pooling": "mean",
+    "projector_bias": False, "projector_norm_eps": 1e-3, "projector_norm": "rms",
+    "projector_norm_offset": True, "shuffle": 2,
 }  # fmt: skip
 
 
@@ -49,7 +56,18 @@ def squares_not_summed_back() -> None:
     scales.enter_tp = lambda x, group: x
 
 
+def neighbours_in_the_list() -> None:
+    """A row is the mean of every n-th token of the list, not of those that stand together."""
+
+    def strided(self: Any, x_nD: Any) -> Any:
+        rows = len(x_nD) // self.model.patches_per_row
+        return x_nD.view(-1, rows, x_nD.shape[1]).mean(dim=0)
+
+    VisionStage._rows = strided
+
+
 SCALE_BUGS = {
+    "mean of other patches": (neighbours_in_the_list, scaled({"cp": 2}, POOLED)),
     "layer scale of own tokens": (
         scale_taken_for_complete,
         scaled({"tp": 2, "sequence_parallel": True}),

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.support.specs import box, spec
+from tests.support.specs import behind_vision
 
 from mimo_launch.layers import attention
 from mimo_launch.layers.attention_contexts import SequenceContext
@@ -23,13 +23,7 @@ MODEL: dict[str, Any] = {
 
 def sliding(data: dict[str, Any] | None = None, **language: Any) -> Spec:
     """Language with windows behind vision, on ranks of its own."""
-    model = MODEL | language.pop("model", {})
-    return spec(
-        {"vision": box(0), "language": box(1, model=model, **language)},
-        microbatches=2,
-        mbs=2,
-        **(data or {}),
-    )
+    return behind_vision(MODEL, data, **language)
 
 
 def window_one_longer() -> None:

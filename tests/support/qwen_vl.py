@@ -1,7 +1,7 @@
 """Tiny Qwen-VL models of `transformers` with random weights, specs that start from them, inputs."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -100,6 +100,63 @@ KINDS = {
         },
     ),
 }  # fmt: skip
+_QWEN3 = KINDS["qwen3_vl"]
+# The first layer has no experts.
+KINDS["qwen3_vl_moe"] = replace(
+    _QWEN3,
+    name="Qwen3VLMoe",
+    text=_QWEN3.text | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        "mlp_only_layers": [0],
+    },
+    language=_QWEN3.language | {
+        "moe": {"experts": 4, "top_k": 2, "width": 20, "first_dense": 1, "aux_loss": 0.0},
+    },
+)  # fmt: skip
+_TOWER = {
+    **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
+    "num_position_embeddings": 25,
+}  # fmt: skip
+_TOWER_KEYS = {
+    **_VISION_KEYS, "layers": 2, "mlp": 40, "activation": "gelu_tanh", "patch_bias": True,
+    "positions": "learned+rope2d", "image": [5, 5], "interpolation": "bilinear",
+}  # fmt: skip
+_DELTA = {
+    "num_hidden_layers": 3, "head_dim": 12, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_value_head_dim": 6, "linear_key_head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 1],
+        "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
+_DELTA_KEYS = {
+    "kind": "hybrid", "pattern": "G-*-G-", "head_dim": 12, "mrope": [1, 1, 1],
+    "mrope_interleaved": True, "rotary_factor": 0.5, "qk_norm": True, "norm_offset": True,
+    "gated_attention": True, "activation": "silu", "qkv_bias": None,
+    "deltanet": {"heads": 4, "key_heads": 2, "head_dim": 6, "key_dim": 8, "chunk": 16},
+}  # fmt: skip
+# Their recurrence is in fp32 in transformers, whatever the type.
+KINDS_IN_FP32 = {
+    "qwen3_5": Kind("Qwen3_5", _TOWER, _TOWER_KEYS, _DELTA, _DELTA_KEYS),
+    "qwen3_5_moe": Kind(
+        "Qwen3_5Moe",
+        _TOWER,
+        _TOWER_KEYS,
+        _DELTA | {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 8,
+        },
+        _DELTA_KEYS | {
+            "pattern": "GE*EGE", "mlp": None,
+            "moe": {
+                "experts": 4, "top_k": 2, "width": 16, "shared": 8, "shared_gate": True,
+                "aux_loss": 0.0,
+            },
+        },
+    ),
+}  # fmt: skip
+ALL_KINDS = KINDS | KINDS_IN_FP32
 # Boxes of vision and of language.
 LAYOUTS: dict[str, tuple[Box, Box]] = {
     "one rank": (box(0), box(0)),
@@ -117,10 +174,10 @@ def tiny(dtype: torch.dtype = torch.float32, *, kind: str = "qwen2_vl", tied: bo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
-    name = KINDS[kind].name
+    name = ALL_KINDS[kind].name
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT | KINDS[kind].text,
-        vision_config=KINDS[kind].vision,
+        text_config=TEXT | ALL_KINDS[kind].text,
+        vision_config=ALL_KINDS[kind].vision,
         tie_word_embeddings=tied,
         **{f"{name}_id": VOCAB - 1 - i for i, name in enumerate(_SPECIAL)},
     )
@@ -130,8 +187,14 @@ def tiny(dtype: torch.dtype = torch.float32, *, kind: str = "qwen2_vl", tied: bo
     with torch.no_grad():
         for name, weight in made.named_parameters():
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name or "ln_q" in name))
+            weight.copy_(noise * 0.2 + _begins_at_1(kind, name))
     return made
+
+
+def _begins_at_1(kind: str, name: str) -> bool:
+    """Return whether a weight is that of a norm, to which nothing is added."""
+    has_offset = kind in KINDS_IN_FP32 and "language_model" in name and "linear_attn" not in name
+    return ("norm" in name or "ln_q" in name) and not has_offset
 
 
 _SPECIAL = ("image_token", "video_token", "vision_start_token", "vision_end_token")
@@ -142,9 +205,11 @@ def made(
 ) -> Spec:
     """Return a spec whose two modules start from a folder; images of many sizes, and none."""
     vision, language = LAYOUTS[layout]
-    language_model = LANGUAGE_KEYS | KINDS[kind].language | more.pop("language", {})
+    language_model = LANGUAGE_KEYS | ALL_KINDS[kind].language | more.pop("language", {})
+    # A hybrid has no such key.
+    language_model = {k: v for k, v in language_model.items() if (k, v) != ("qkv_bias", None)}
     modules = {
-        "vision": {**vision, "model": KINDS[kind].keys, "init_from": str(folder)},
+        "vision": {**vision, "model": ALL_KINDS[kind].keys, "init_from": str(folder)},
         "language": {**language, "model": language_model, "init_from": str(folder)},
     }
     data = {"kind": "synthetic", "max_images": 3, "max_patches": 48, "text_only": 0.3}

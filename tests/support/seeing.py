@@ -1,4 +1,4 @@
-"""Tiny InternVL, Idefics3 and SmolVLM models of `transformers`, and specs that start from them."""
+"""Tiny InternVL, Idefics3, SmolVLM and Gemma 3 models of `transformers`, and specs for them."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -25,6 +25,10 @@ _INTERNVL = {
 _IDEFICS = {
     "interpolation": "nearest", "activation": "gelu_tanh", "projector": "linear",
     "projector_bias": False,
+}  # fmt: skip
+_GEMMA = {
+    "activation": "gelu_tanh", "projector": "linear", "projector_bias": False, "pooling": "mean",
+    "projector_norm_eps": 1e-6, "projector_norm": "rms", "projector_norm_offset": True,
 }  # fmt: skip
 _TEXT_KEYS = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
@@ -65,6 +69,27 @@ KINDS = {
         {"head_dim": 8, "qk_norm": True},
         {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
         {"tie_word_embeddings": False},
+    ),
+    "gemma3": Kind(
+        "Gemma3",
+        {**_KEYS, **_GEMMA},
+        {
+            "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 5, "pad_token_id": None,
+            "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+        {
+            "head_dim": 8, "qk_norm": True, "tied": True, "rope_theta": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "activation": "gelu_tanh",
+            "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0}, "post_norms": True,
+            "norm_offset": True, "embedding_scale": 24**0.5, "query_pre_attn_scalar": 20,
+            "bidirectional_images": True,
+        },
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"mm_tokens_per_image": 4},
     ),
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
@@ -139,6 +164,31 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue
-        several = pixels if type(model).__name__.startswith("InternVL") else pixels[None]
-        rows.append(model(input_ids=tokens[None], pixel_values=several).logits)
+        name = type(model).__name__
+        several = pixels if name.startswith(("InternVL", "Gemma3")) else pixels[None]
+        more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
+        rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)
+
+
+def _mask(model: Any, tokens: Tensor, images: int) -> dict[str, Any]:
+    """Return what says that the tokens of each image see each other.
+
+    `token_type_ids`, which take images for one where no text stands between them; then its masks.
+    """
+    is_row = tokens == TOKEN
+    runs = int((is_row & ~is_row.roll(1).index_fill(0, torch.tensor(0), False)).sum())
+    if runs == images:
+        return {"token_type_ids": is_row[None].long()}
+    from transformers.models.gemma3 import modeling_gemma3 as theirs
+
+    number = (is_row.cumsum(0) - 1) * images // int(is_row.sum())
+    masks = theirs.create_masks_for_vision_model(
+        config=model.config.text_config,
+        inputs_embeds=torch.zeros(1, len(tokens), 1, dtype=model.dtype),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=None,
+        block_sequence_ids=torch.where(is_row, number, -1)[None],
+    )
+    return {"attention_mask": masks}

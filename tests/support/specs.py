@@ -43,6 +43,29 @@ def box(first: int = 0, *, order: tuple[str, ...] = AXES, **rest: Any) -> Box:
     return {"ranks": rank_text(first, prod(grid.values())), "grid": grid, "order": order, **rest}
 
 
+def behind_vision(
+    model: dict[str, Any], data: dict[str, Any] | None = None, /, **language: Any
+) -> Spec:
+    """Language on ranks of its own behind vision; what it has of `model` counts."""
+    own = model | language.pop("model", {})
+    modules = {"vision": box(0), "language": box(1, model=own, **language)}
+    return spec(modules, microbatches=2, mbs=2, **(data or {}))
+
+
+# Layouts for it that cut a decoder in every way.
+BEHIND_VISION: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "tp 2": {"tp": 2, "sequence_parallel": True},
+    "tp 4, heads shared": {"tp": 4},
+    "cp 2": {"cp": 2},
+    "cp 4, packed": {"cp": 4, "data": {"packing": True}},
+    "pp 2, full sharding": {"pp": 2, "sharding": "full"},
+    "dp 2, recompute": {"dp": 2, "recompute": "full"},
+    "tp 2, cp 2, documents": {"tp": 2, "cp": 2, "data": {"max_documents": 3}},
+    "cp 2, pp 2, full sharding": {"cp": 2, "pp": 2, "sharding": "full"},
+}
+
+
 def rank_text(first: int, num: int) -> str:
     """Write `num` ranks from `first` on as a spec does."""
     return str(first) if num == 1 else f"{first}-{first + num - 1}"
@@ -142,11 +165,16 @@ def decoder(
 
 
 def hybrid(grid: dict[str, int], pattern: str, groups: int = 0) -> dict[str, Any]:
-    """Return a hybrid model with Mamba sizes that tp and cp of `grid` can split."""
+    """Return a hybrid model whose recurrent layers tp and cp of `grid` can split."""
     ranks = grid.get("tp", 1) * grid.get("cp", 1)
     groups = groups or ranks
-    sizes = {"heads": 2 * lcm(ranks, groups), "head_dim": 4, "state": 6, "groups": groups}
-    return {"kind": "hybrid", "pattern": pattern, "mamba": {**sizes, "chunk": 8}}
+    sizes = {"heads": 2 * lcm(ranks, groups), "head_dim": 4, "chunk": 8}
+    model: dict[str, Any] = {"kind": "hybrid", "pattern": pattern}
+    if "G" in pattern:
+        model["deltanet"] = {**sizes, "key_dim": 6, "key_heads": groups}
+    if "M" in pattern or "G" not in pattern:
+        model["mamba"] = {**sizes, "state": 6, "groups": groups}
+    return model
 
 
 def own(grid: dict[str, int]) -> dict[str, Any]:
@@ -431,12 +459,19 @@ def one_module(
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
             axes = {"head_dim": 8, "mrope": [1, 2, 1], "mrope_interleaved": draw(st.booleans())}
-            model |= draw(st.sampled_from([{}, axes, {}]))
+            model |= draw(st.sampled_from([{}, axes, {}])) | draw(_gates())
             if draw(seldom):
                 # Of the wavelengths of short heads some stay, some are stretched.
-                model["rope_scaling"] = {"factor": 4.0, "original_max_position_embeddings": 32}
+                model["rope_scaling"] = {
+                    "rope_type": draw(st.sampled_from(["llama3", "yarn"])),
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
             if draw(seldom):
                 model |= draw(_as_gemma(layers))
+            if draw(seldom):
+                model |= draw(_as_deepseek(model["heads"]))
+            model |= {"attention_sinks": draw(seldom), "output_bias": draw(seldom)}
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
@@ -464,20 +499,49 @@ def one_module(
 
 
 @st.composite
+def _gates(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw what attention has in Qwen3.5: gates, and heads of which a part rotates."""
+    fast = {"head_dim": 8, "rotary_factor": 0.25, "mrope": None, "mrope_interleaved": False}
+    turned = {"head_dim": 8, "rotary_factor": 0.75, "mrope": [1, 1, 1]}
+    part = draw(st.sampled_from([{}, {}, fast, turned]))
+    gates = {"gated_attention": draw(st.booleans())}
+    return {**part, **gates} if part else gates
+
+
+@st.composite
+def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
+    """Draw latent attention, and what it does not go with."""
+    size = draw(st.sampled_from([6, 8]))
+    mla = {
+        "kv_rank": draw(st.integers(3, 9)),
+        "q_rank": draw(st.sampled_from([None, 5])),
+        "rope_head_dim": draw(st.sampled_from([2, 4])),
+        "v_head_dim": draw(st.sampled_from([3, size])),
+        "interleaved": draw(st.booleans()),
+    }
+    off = {"qk_norm": False, "qkv_bias": False, "gated_attention": False, "mrope": None}
+    return {
+        **off, "mrope_interleaved": False, "rotary_factor": 1.0, "kv_heads": heads,
+        "head_dim": size, "mla": mla,
+    }  # fmt: skip
+
+
+@st.composite
 def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     """Draw windows of a decoder, and the parts of a block that come with them in Gemma 3."""
     window = {
-        "size": draw(st.integers(1, 9)),
+        "size": draw(st.integers(2, 9)),
         "full": [number for number in range(layers) if draw(st.booleans())][: layers - 1],
         "rope_theta": draw(st.sampled_from([None, 20.0])),
     }
     return {
         "sliding_window": window,
-        "activation": draw(st.sampled_from(["silu", "gelu_tanh"])),
+        "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu"])),
         "post_norms": draw(st.booleans()),
         "norm_offset": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from([None, 3.0])),
         "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),
+        "bidirectional_images": draw(st.booleans()),
     }
 
 
@@ -528,7 +592,10 @@ def _experts(
         "score": draw(st.sampled_from(["softmax", "sigmoid"])),
         "normalize": top_k > 1 and draw(st.booleans()),
         "scale": draw(st.sampled_from([1.0, 2.5])),
-        "shared": draw(st.sampled_from([0, 4 * tp])),
+        "shared": (shared := draw(st.sampled_from([0, 4 * tp]))),
+        "shared_gate": shared > 0 and draw(st.booleans()),
+        "bias": draw(st.booleans()),
+        "groups": draw(st.sampled_from([1, 1 + (experts % 2 == 0 and top_k <= experts // 2)])),
         "aux_loss": draw(st.sampled_from([0.5, 0.01, 0.0])),
         "bias_update_rate": draw(st.sampled_from([None, 0.01, None])),
         "every": (every := draw(st.integers(1, min(2, layers)))),
@@ -540,14 +607,21 @@ def _experts(
 
 @st.composite
 def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
-    """Draw a pattern, and Mamba sizes that tp * cp ranks can split: groups shared or own."""
-    pattern = "".join(draw(st.permutations("MEM*-E")) * 2)[:layers]
+    """Draw a pattern, and recurrent layers that tp * cp ranks can split: groups shared or own."""
+    pattern = "".join(draw(st.permutations("MEG*-E")) * 2)[:layers]
+    if not set(pattern) & set("MG*"):
+        # No row would reach a label: gradients of encoders would be zero but for rounding.
+        pattern = "*" + pattern[1:]
     groups = draw(st.sampled_from([1, ranks, 2 * ranks]))
     heads = lcm(ranks, groups) * draw(st.integers(1, 2))
     return {
         "kind": "hybrid",
         "pattern": pattern,
         "rope_theta": draw(st.sampled_from([None, 100.0])),
+        "qk_norm": draw(st.booleans()),
+        "norm_offset": draw(st.booleans()),
+        "activation": draw(st.sampled_from(["squared_relu", "silu", "gelu_tanh"])),
+        **draw(_gates()),
         "mamba": {
             "heads": heads,
             "groups": groups,
@@ -556,6 +630,14 @@ def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
             "conv": draw(st.integers(1, 4)),
             "chunk": draw(st.sampled_from([1, 4, 8])),
             "min_step": draw(st.sampled_from([0.0, 0.05])),
+        },
+        "deltanet": {
+            "heads": heads,
+            "key_heads": groups,
+            "head_dim": draw(st.integers(2, 4)),
+            "key_dim": draw(st.integers(3, 6)),
+            "conv": draw(st.integers(1, 4)),
+            "chunk": draw(st.sampled_from([1, 4, 8])),
         },
     }
 
@@ -583,6 +665,9 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "layer_scale": draw(st.sampled_from([None, None, 0.5])),
         "projector_bias": not draw(seldom),
         "projector_norm_eps": draw(st.sampled_from([None, None, 1e-3])),
+        "projector_norm": draw(st.sampled_from(["layer", "rms"])),
+        "projector_norm_offset": draw(st.booleans()),
+        "pooling": draw(st.sampled_from([None, None, "mean"])),
         "norm": draw(st.sampled_from(["layer", "rms", "layer"])),
         "patch_bias": draw(st.booleans()),
         "pre_norm": draw(seldom),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.support.shards import (
     CHATML,
     GENERATION,
@@ -162,6 +163,54 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     assert encoded.tokens.tolist() == [token for token in want if token != image]
     assert encoded.markers == ((want.index(image), "image"),)
     assert text_in_loss(folder, encoded) == ["A hill. "]
+
+
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{% for part in m.content %}"
+    "{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{{ eos_token }}\n{% endfor %}"
+)
+
+
+def test_text_around_the_rows_of_an_image_is_that_of_its_processor(tmp_path: Path) -> None:
+    """As in a Gemma 3, whose template writes another token than the one that rows replace."""
+    from transformers import Gemma3ImageProcessorPil, Gemma3Processor
+
+    extra = {
+        "boi_token": "<start_of_image>", "image_token": "<soft>", "eoi_token": "<end_of_image>",
+    }  # fmt: skip
+    folder = tokenizer_folder(tmp_path, GEMMA, specials=tuple(extra.values()))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"extra_special_tokens": extra, "processor_class": "Gemma3Processor"})
+    )
+    tokenizer = reference(folder)
+    soft = tokenizer.convert_tokens_to_ids("<soft>")
+    found = made(folder, template="chat")
+    vision = found.modules["vision"].model_copy(update={"placeholder": soft})
+    found = found.model_copy(update={"modules": {**found.modules, "vision": vision}})
+    words = [{"type": "text", "text": "What?"}]
+    chat = [
+        {"role": "user", "content": [{"type": "image"}, *words, {"type": "image"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Two."}]},
+    ]
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
+    raw = json.dumps({"messages": chat}).encode()
+    record = read_record(found.data, lambda suffix: raw if suffix == "json" else None)
+    encoded = sample_encoder.encode(record, {"image": 2})
+    processor = Gemma3Processor(
+        Gemma3ImageProcessorPil(size={"height": 8, "width": 8}),
+        tokenizer,
+        chat_template=GEMMA,
+        image_seq_length=3,
+    )
+    images = [Image.new("RGB", (9, 7))] * 2
+    text = processor.apply_chat_template(chat)
+    [want] = processor(text=[text], images=[images], add_special_tokens=False)["input_ids"]
+    assert want.count(soft) == 6
+    assert encoded.tokens.tolist() == [token for token in want if token != soft]
+    first, second = (i for i, token in enumerate(want) if token == soft and want[i - 1] != soft)
+    assert encoded.markers == ((first, "image"), (second - 3, "image"))
 
 
 def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_misspelt_language_is_told() -> None:
     found = check_text(VALID.replace("  language:", "  llm:")).diagnostics[0]
     assert (found.code, found.help) == (
         "no-language-module",
-        "add `language:` with a decoder model",
+        "rename `llm` to `language`",
     )
 
 
@@ -159,7 +159,7 @@ def test_a_check_that_needs_a_part_at_fault_is_skipped() -> None:
     got = [item.code for item in check_text(text).diagnostics]
     assert got == ["wrong-type", "batch-not-divisible"]
     text = text.replace("dp: 2}", "dp: y}")
-    assert [item.code for item in check_text(text).diagnostics] == ["wrong-type", "wrong-type"]
+    assert [item.code for item in check_text(text).diagnostics] == ["wrong-type", "bad-value"]
 
 
 def test_a_fault_in_one_module_leaves_the_checks_of_others() -> None:

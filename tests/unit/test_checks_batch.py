@@ -45,7 +45,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
         (
             [*SHARED, "schedule={microbatches: 16, encoder_microbatches: 1}"],
             ["encoder-share-uneven"],
-            "write `encoder_microbatches: 2`, the smallest that fits",
+            "write `encoder_microbatches: 2` in `schedule`, the smallest that fits",
         ),
         ([*SHARED, "schedule={microbatches: 16, encoder_microbatches: 2}"], [], ""),
         (

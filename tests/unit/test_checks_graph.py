@@ -280,7 +280,7 @@ FAULTS: dict[str, tuple[Modules, list[str], list[str | int], str]] = {
         {**VISION, "m": box(tp=2, **connector("vision")), "language": box(dp=2)},
         ["heads-over-tp"],
         ["modules", "m", "model", "heads"],
-        "write `heads: 4`, or a smaller tp: 1",
+        "write `grid: {dp: 2}`",
     ),
 }
 
@@ -396,7 +396,7 @@ def test_one_order_of_all_work_needs_no_even_groups(kind: str) -> None:
 @pytest.mark.parametrize(
     ("first", "schedule", "codes", "help_"),
     [
-        (0, {}, ["encoder-share-uneven"], "write `generator_microbatches: 2`, the smallest that"),
+        (0, {}, ["encoder-share-uneven"], "write `generator_microbatches: 2` in `schedule`, the"),
         (0, {"generator_microbatches": 2}, [], ""),
         (
             0,

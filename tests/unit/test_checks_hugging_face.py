@@ -13,6 +13,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
+from mimo_launch.spec.load import model_from_data
 
 TEXT = """version: 1
 name: t
@@ -119,13 +120,9 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"attention_bias": True}, "`attention_bias: true`"),
         (CONFIG | {"mlp_bias": True}, "`mlp_bias: true`"),
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
-        (
-            CONFIG | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0},
-            "`use_sliding_window",
-        ),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
         (CONFIG | {"rope_scaling": {"type": "dynamic"}}, "`rope_type: dynamic`"),
-        (CONFIG | {"rope_parameters": "yarn"}, "`rope_type: yarn`"),
+        (CONFIG | {"rope_parameters": "longrope"}, "`rope_type: longrope`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
     ],
@@ -230,10 +227,55 @@ def test_a_window_that_no_layer_has_is_none() -> None:
         {"max_window_layers": 0, "layer_types": ["full_attention"] * layers},
         {"model_type": "llama", "max_window_layers": 0},
     ):
-        assert part_of(qwen | accepted, "decoder").not_computed() == ()
-    for refused in ({"max_window_layers": layers - 1}, {"model_type": "qwen3_moe"}):
-        said = part_of(qwen | refused, "decoder").not_computed()
-        assert said == ("use_sliding_window: true",)
+        part = part_of(qwen | accepted, "decoder")
+        assert (part.not_computed(), part.keys()["sliding_window"]) == ((), None)
+
+
+def test_windows_are_those_of_transformers() -> None:
+    """Read from what a configuration says, and from what is written of it."""
+    import transformers
+
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+    asked = {**sizes, "intermediate_size": 96, "vocab_size": 50, "rms_norm_eps": 1e-5}
+    uses = {"use_sliding_window": True, "sliding_window": 7}
+    for name, said, full in (
+        ("Qwen2", {**uses, "max_window_layers": 3}, (0, 1, 2)),
+        ("Qwen3", {**uses, "layer_types": [SLIDES, FULL] * 2}, (1, 3)),
+        ("Mistral", {"sliding_window": 7}, ()),
+        ("Mixtral", {"sliding_window": 7, "num_key_value_heads": 2}, ()),
+        ("Qwen3Moe", {**uses, "num_key_value_heads": 2}, ()),
+    ):
+        theirs = getattr(transformers, f"{name}Config")(**asked, **said)
+        written = {"model_type": theirs.model_type, **asked, **said}
+        for config in (theirs.to_dict(), written):
+            part = part_of(config, "decoder")
+            assert part.not_computed() == ()
+            keys = part.keys()
+            assert keys["sliding_window"] == {"size": 7, "full": full, "rope_theta": None}
+        model = model_from_data({"kind": "decoder", **plain(keys)})
+        back = part.family.config(model)
+        assert part_of(back, "decoder").keys() == keys
+        read = getattr(transformers, f"{name}Config")(**back)
+        types = getattr(read, "layer_types", None) or [SLIDES] * 4
+        assert tuple(i for i, each in enumerate(types) if each == FULL) == full
+        assert read.sliding_window == 7
+
+
+FULL, SLIDES = "full_attention", "sliding_attention"
+
+
+def plain(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return keys as a spec has them, with lists."""
+    found = {key: each for key, each in keys.items() if each is not None}
+    window = found["sliding_window"]
+    return {**found, "sliding_window": {**window, "full": list(window["full"])}}
+
+
+def test_a_window_of_no_size_is_refused() -> None:
+    """With layers that slide, transformers cannot compute it either."""
+    qwen = CONFIG | {"model_type": "qwen2", "layer_types": [SLIDES, SLIDES]}
+    for said in ({}, {"use_sliding_window": True, "sliding_window": None}):
+        assert part_of(qwen | said, "decoder").not_computed() == (f"layer_types: {SLIDES}",)
 
 
 WHOLE = (

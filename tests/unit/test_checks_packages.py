@@ -65,9 +65,21 @@ def test_a_missing_backend_is_found_before_the_run(
         (["modules.language.model.head_dim=8"], None),
         (["modules.language.model.sliding_window={size: 4}"], "`sliding_window`"),
         (["modules.language.model.activation=gelu_tanh"], "`activation`"),
+        (["modules.language.model.bidirectional_images=true"], "`bidirectional_images`"),
         (["modules.language.model.post_norms=true"], "`post_norms`"),
         (["modules.language.model.norm_offset=true"], "`norm_offset`"),
+        (["modules.language.model.attention_sinks=true"], "`attention_sinks`"),
+        (["modules.language.model.output_bias=true"], "`output_bias`"),
+        (
+            [
+                "modules.language.model.mla={kv_rank: 8, rope_head_dim: 8}",
+                "modules.language.model.head_dim=16",
+            ],
+            "`mla`",
+        ),
         (["modules.language.model.query_pre_attn_scalar=20.0"], "`query_pre_attn_scalar`"),
+        (["modules.language.model.gated_attention=true"], "`gated_attention`"),
+        (["modules.language.model.rotary_factor=0.5"], "`rotary_factor`"),
         (["modules.language.model.embedding_scale=8.0"], None),
     ],
 )

@@ -59,7 +59,8 @@ def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> Non
     [item] = found(text, "modules.vision.placeholder=7")
     assert item.help == "add `<image>` to the tokenizer, and write its id"
     [item] = found(text, "modules.vision.placeholder=7", "data.image_marker=<|image_pad|>")
-    assert item.help == f"write `placeholder: {known}`, which is `<|image_pad|>`"
+    asked = f"--set modules.vision.placeholder={known}"
+    assert item.help == f"write `{asked}`, which is `<|image_pad|>`"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ train: {steps: 1}
 """
 DECODER = "{kind: decoder, layers: 2, hidden: 32, heads: 4, vocab: 50, mlp: 33, moe: {MOE}}"
 MOE = "experts: 4, top_k: 2, width: 16"
+DELTA = "model.deltanet={{heads: {}, key_heads: {}, head_dim: 4, key_dim: 4}}"
 
 
 def codes(*overrides: str) -> list[str]:
@@ -56,6 +57,10 @@ def codes(*overrides: str) -> list[str]:
         (["model.pattern=E*-", "model.mamba.groups=3"], ["setting-without-effect"]),
         (["model.mamba.heads=6"], ["mamba-heads-over-grid"]),
         (["model.pattern=E*-", "model.mamba.heads=6"], ["setting-without-effect"]),
+        (["model.pattern=EGM", DELTA.format(8, 2)], []),
+        (["model.pattern=EGM", DELTA.format(8, 3)], ["deltanet-heads-over-groups"]),
+        (["model.pattern=EGM", DELTA.format(6, 2)], ["deltanet-heads-over-grid"]),
+        (["model.pattern=EM", DELTA.format(6, 2)], ["setting-without-effect"]),
         (["model.mlp=33"], ["mlp-over-tp"]),
         (["model.pattern=ME*", "model.mlp=33"], []),
         ([f"model={DECODER.replace('MOE', MOE)}"], []),
@@ -87,18 +92,19 @@ def test_a_router_has_a_choice_or_a_score_to_learn(moe: str, expected: list[str]
     assert codes(f"model.moe={{{moe}, width: 16}}") == expected
 
 
+@pytest.mark.parametrize(("letter", "key"), [("M", "mamba"), ("G", "deltanet")])
 @pytest.mark.parametrize(
     "grid", ["{tp: 4}", "{tp: 2, cp: 2}", "{dp: 4}", "{tp: 3}", "{cp: 3}", "{tp: 3, cp: 2}"]
 )
-def test_what_is_proposed_for_mamba_layers_fits(grid: str) -> None:
-    sizes = ["model.mamba=null", "model.pattern=ME", "model.moe.width=12", f"grid={grid}"]
+def test_what_is_proposed_for_recurrent_layers_fits(grid: str, letter: str, key: str) -> None:
+    sizes = ["model.mamba=null", f"model.pattern={letter}E", "model.moe.width=12", f"grid={grid}"]
     size = prod(int(each) for each in re.findall(r"\d+", grid))
     sizes += ["model.vocab_multiple=12", f"ranks=0-{size - 1}"]
     overrides = [f"modules.language.{each}" for each in sizes] + ["batch.seq=48"]
     (finding,) = check_text(SPEC, overrides=overrides).diagnostics
-    assert finding.code == "mamba-without-sizes"
-    (proposal,) = re.findall(r"`mamba: (.*)` in", finding.help)
-    overrides[0] = f"modules.language.model.mamba={proposal}"
+    assert finding.code == f"{key}-without-sizes"
+    (proposal,) = re.findall(rf"`{key}: (.*)` in", finding.help)
+    overrides.append(f"modules.language.model.{key}={proposal}")
     assert check_text(SPEC, overrides=overrides).diagnostics == ()
 
 

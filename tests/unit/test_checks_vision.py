@@ -41,6 +41,10 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
             {"projector": "linear", "projector_activation": "quick_gelu"},
             ["setting-without-effect"],
         ),
+        ({"pooling": "mean", "shuffle": 2}, []),
+        ({"pooling": "mean", "shuffle": 1}, ["setting-without-effect"]),
+        ({"projector_norm": "rms"}, ["setting-without-effect"]),
+        ({"projector_norm_eps": 1e-5, "projector_norm_offset": True}, ["setting-without-effect"]),
     ],
 )
 def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:

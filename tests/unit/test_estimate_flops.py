@@ -78,7 +78,7 @@ def test_language_costs_what_torch_counts() -> None:
 def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
     """Two sequences of 32 tokens; layers with a window of 8, or longer than a sequence."""
     found = []
-    for size, full in ((8, [1]), (8, []), (40, []), (1, [])):
+    for size, full in ((8, [1]), (8, []), (40, []), (2, [])):
         model = {**DECODER, "sliding_window": {"size": size, "full": full}}
         made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
         layout = build_layout(made)
@@ -86,7 +86,48 @@ def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
         work = workload(layout, layout.language, nominal(made))
         found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2))
     whole, cut = 32**2 / 2, 8**2 / 2 + 24 * 8
-    assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 31.5]
+    assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 62]
+
+
+def test_images_that_see_each_other_add_the_pairs_behind_a_token() -> None:
+    """Two sequences of 32 tokens with one image of 12 rows each."""
+    found = []
+    for sees in (True, False):
+        model = {**DECODER, "bidirectional_images": sees}
+        modules = {"vision": box(0), "language": box(0, model=model)}
+        made = spec(modules, mbs=2, seq=32, data={"kind": "synthetic", "image": [3, 4]})
+        layout = build_layout(made)
+        (stage,) = layout.language.stages
+        work = workload(layout, layout.language, nominal(made))
+        found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2 * 3))
+    assert found == [32**2 / 2 + 12**2 / 2, 32**2 / 2]
+
+
+def test_delta_rules_cost_what_torch_counts() -> None:
+    """But for half of the products inside a chunk, and triangular systems, which torch leaves out.
+
+    The backward computes the recurrence again.
+    """
+    model = hybrid({}, "GG-", groups=2) | {"vocab": 300}
+    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
+    ahead, back, _, forward, backward = of_language(made)
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == backward.linear + backward.head
+    sizes = made.language.model.deltanet
+    per_token = 2 * 64 * sizes.chunk
+    systems = per_token * sizes.heads * (sizes.head_dim + sizes.key_dim)
+    states = 2 * 64 * 6.0 * sizes.inner * sizes.state
+    within = forward.attention - systems - states
+    assert within == per_token * (2 * sizes.shared + sizes.inner)
+    assert ahead["bmm"] == 2 * within + states
+
+
+def test_gates_of_attention_and_of_mlps_cost_what_torch_counts() -> None:
+    model = hybrid({}, "*-") | {"gated_attention": True, "activation": "silu", "vocab": 300}
+    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
+    ahead, back, _, forward, backward = of_language(made)
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == backward.linear + backward.head
 
 
 def test_a_hybrid_model_costs_what_torch_counts() -> None:

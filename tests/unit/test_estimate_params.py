@@ -17,6 +17,7 @@ from mimo_launch.models import build, fsdp
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
+GATES = {"gated_attention": True, "qk_norm": True, "heads": 4, "kv_heads": 2}
 EXPERTS: dict[str, Any] = {
     "experts": {"ep": 2},
     "model": {"moe": {"experts": 4, "top_k": 2, "width": 8}},
@@ -93,8 +94,28 @@ def specs() -> dict[str, Spec]:
         "tp 2, several layers": one({}, {"deepstack": [0, 2], "shuffle": 2}, 2),
         "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
         "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
-        "norms on both sides": one({"post_norms": True, "norm_offset": True}, {}, 2),
-        "biases, kv heads split": one({"qkv_bias": True, "kv_heads": 4}, {}, 2),
+        "norms on both sides, sinks": one(
+            {"post_norms": True, "norm_offset": True, "attention_sinks": True}, {}, 2
+        ),
+        "gates": one({"gated_attention": True, "qkv_bias": True, "kv_heads": 2}, {}, 4),
+        "gates of a hybrid": mixing(tp=2, model={**GATES, "activation": "silu"}),
+        "biases, kv heads split": one(
+            {"qkv_bias": True, "output_bias": True, "kv_heads": 4}, {}, 2
+        ),
+        "latent attention": one(
+            {
+                "head_dim": 10,
+                "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+            },
+            {},
+            2,
+        ),
+        "latent attention, queries of the stream": one(
+            {"head_dim": 10, "mla": {"kv_rank": 12, "rope_head_dim": 4, "v_head_dim": 6}},
+            {},
+            4,
+            sequence_parallel=True,
+        ),
         "biases, kv heads shared": one({"qkv_bias": True, "kv_heads": 2}, {}, 4),
         "untied over pp": one({"mlp": 100, "vocab_multiple": 4}, {}, 1, 5),
         "pixel shuffle, mlp": one({}, {"shuffle": 2}, 2),
@@ -130,15 +151,32 @@ def specs() -> dict[str, Spec]:
         "as an Idefics3": one(
             {}, {"projector": "linear", "projector_bias": False, "shuffle": 2}, 2
         ),
+        "as a Gemma 3": one(
+            {},
+            {
+                "projector": "linear",
+                "projector_bias": False,
+                "projector_norm_eps": 1e-6,
+                "projector_norm": "rms",
+                "projector_norm_offset": True,
+                "pooling": "mean",
+                "shuffle": 2,
+            },
+            2,
+        ),
         "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),
         "hybrid": mixing(tp=2, pp=2),
+        "DeltaNet": mixing(tp=2, pattern="GM*G"),
+        "DeltaNet, key heads shared": mixing(groups=2, pattern="G*", tp=4, sequence_parallel=True),
         "hybrid, groups shared": mixing(groups=2, tp=4, sequence_parallel=True),
         "experts": routed({"ep": 2, "tp": 2}, {"shared": 8, "every": 2}, tp=2, dp=2),
         "experts alone, one per rank": routed({"ep": 4}, {"first_dense": 1}, dp=4),
+        "experts with biases": routed({"ep": 2, "tp": 2}, {"bias": True}, tp=2, dp=2),
+        "gate of a shared expert": routed({"ep": 2}, {"shared": 8, "shared_gate": True}, dp=2),
         "hybrid with experts": mixing(pattern="M*ME", tp=2, **EXPERTS),
         "frozen": one({}, {}, 1, frozen=True),
         "a connector, a generator": joined("vision", drawer={"hidden": 24, "heads": 2, "patch": 2}),

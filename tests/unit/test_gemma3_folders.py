@@ -90,10 +90,29 @@ def test_settings_that_are_not_computed_are_refused(changed: dict[str, Any], set
     assert found.lower() == setting.lower()
 
 
-def test_seeing_is_refused_in_words_and_the_text_is_read() -> None:
-    config = {"model_type": "gemma3", "vision_config": {}, "text_config": TEXTS["4b"]}
-    assert part_of(config, "decoder").not_computed() == ()
-    assert part_of(config, "vit").not_computed() == (
-        "mm_tokens_per_image: 256",
-        "token_type_ids: the tokens of an image attend to each other",
-    )
+VISION = {
+    "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type":
+    "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+    "vision_use_head": False,
+}  # fmt: skip
+WHOLE: dict[str, Any] = {
+    "model_type": "gemma3", "vision_config": VISION, "text_config": TEXTS["4b"],
+    "mm_tokens_per_image": 256, "image_token_index": 262144,
+}  # fmt: skip
+
+
+def test_a_published_tower_makes_rows_of_sixteen_patches() -> None:
+    part = part_of(WHOLE, "vit")
+    assert part.not_computed() == ()
+    keys = part.keys()
+    assert (keys["image"], keys["shuffle"], keys["pooling"]) == ((64, 64), 4, "mean")
+    assert (keys["projector_norm"], keys["projector_norm_eps"]) == ("rms", 1e-6)
+    text = part_of(WHOLE, "decoder")
+    assert text.not_computed() == ()
+    assert text.keys()["bidirectional_images"]
+
+
+@pytest.mark.parametrize("rows", [250, 9, 0])
+def test_rows_that_do_not_cut_the_patches_are_refused(rows: int) -> None:
+    changed = WHOLE | {"mm_tokens_per_image": rows}
+    assert part_of(changed, "vit").not_computed() == (f"mm_tokens_per_image: {rows}",)

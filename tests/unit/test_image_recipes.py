@@ -36,6 +36,8 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "LlavaImageProcessorPil",
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "do_pad": True},
     ),
+    # Without pan and scan.
+    "gemma3": ("gemma3", "Gemma3ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
     # That of InternVL, without tiles.
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
     "qwen2-vl": (
@@ -163,6 +165,10 @@ def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) 
     [
         ({"image_processor_type": "ViTImageProcessor"}, "ViTImageProcessor; supported are CLIP"),
         ({"image_processor_type": "CLIPImageProcessor", "do_pad": True}, "do_pad: true"),
+        (
+            {"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": True},
+            "do_pan_and_scan: true, which adds crops",
+        ),
         ({"image_processor_type": "CLIPImageProcessor", "size": {"longest_edge": 3}}, "size"),
         ([], "not a JSON object"),
     ],

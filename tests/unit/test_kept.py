@@ -23,6 +23,7 @@ from mimo_launch.layers.parallel_context import ParallelContext, _compiled
 from mimo_launch.layers.window_contexts import window_context
 from mimo_launch.models.transformer_block import Block, BlockShape
 from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.language_models import Mla
 
 
 def block_of(
@@ -44,7 +45,7 @@ def block_of(
     shape = BlockShape(
         width=WIDTH,
         heads=8,
-        kv_heads=8 if is_vit else 2,
+        kv_heads=8 if is_vit or "latent" in more else 2,
         head_size=32,
         mlp=INNER,
         layers=4,
@@ -199,6 +200,21 @@ def test_a_block_that_is_not_compiled_keeps_more(name: str, precision: str) -> N
     assert per_block(made, name) == got
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("q_rank", [24, None])
+def test_latent_attention_keeps_what_the_table_says(q_rank: int | None) -> None:
+    """Values are as large as keys: else attention on processors keeps all scores."""
+    dtype = torch.bfloat16
+    latent = Mla(kv_rank=16, q_rank=q_rank, rope_head_dim=8, v_head_dim=32)
+    block = block_of("language", dtype, compiled=True, frozen=False, latent=latent)
+    mask = sequence_context(2, torch.arange(256), 8, 1e4, dtype, documents=None)
+    got = kept_by_block(block, mask, dtype)
+    keys = {"mla": latent.model_dump(), "head_dim": 32, "kv_heads": 8}
+    assert per_block(model(decoder=keys), "language") == got
+
+
 class MemoryPeak(TorchDispatchMode):
     """Follows the bytes of all tensors that are alive, from those given on."""
 
@@ -250,3 +266,22 @@ def test_a_block_with_weights_per_channel_keeps_what_the_table_says(
     precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     made = model(compiled=compiled, precision=precision, vision=keys)
     assert per_block(made, "vision") == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
+)
+def test_a_block_with_gates_keeps_what_the_table_says(compiled: bool, dtype: torch.dtype) -> None:
+    """Gated attention of normed heads, of which a part rotates, as in Qwen3.5."""
+    shape = {"gated_attention": True, "qk_norm": True}
+    block = block_of("language", dtype, compiled=compiled, frozen=False, **shape)
+    mask = sequence_context(2, torch.arange(256), 8, 1e4, dtype, documents=None)
+    got = kept_by_block(block, mask, dtype)
+    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    keys = shape | {"rotary_factor": 0.25}
+    made = model(compiled=compiled, precision=precision, decoder=keys)
+    assert per_block(made, "language") == got

@@ -4,10 +4,12 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.histories import USAGE
 from tests.support.tensorboard_files import curves
 from tests.support.wandb_files import history
 
@@ -46,7 +48,7 @@ def step(number: int, loss: float) -> StepFinished:
         step=number, loss=loss, grad_norm=2.0, grad_norms={"vision": 1.0, "language": 1.5},
         lr=1e-3, lrs={"language": 1e-3}, tokens=100, tokens_per_s=50.0, skipped=False,
         bad_samples=1, imbalance={"vision": Imbalance(1.5, 1.0625)},
-        zero_grads={"vision": 7, "language": 0},
+        zero_grads={"vision": 7, "language": 0}, usage=replace(USAGE, mfu=0.4),
     )  # fmt: skip
 
 
@@ -81,8 +83,13 @@ def test_every_number_of_a_step_has_a_curve() -> None:
         "grad_norm/vision": 1.0, "grad_norm/language": 1.5, "lr/language": 1e-3,
         "imbalance/vision": 1.0625, "imbalance_before/vision": 1.5,
         "zero_grads/vision": 7.0, "zero_grads/language": 0.0,
+        "train/step_s": 0.25, "train/tflops_per_rank": 2.0, "train/mfu": 0.4,
+        "peak_memory/vision": 1e9, "peak_memory/language": 2.5e9,
     }  # fmt: skip
     assert scalars(started()) == {}
+    on_a_cpu = scalars(replace(step(1, 3.0), usage=USAGE))
+    assert "train/mfu" not in on_a_cpu
+    assert "train/step_s" in on_a_cpu
 
 
 def test_an_evaluation_without_accuracy_has_no_point_for_it() -> None:

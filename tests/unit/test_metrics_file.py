@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.histories import USAGE
 
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.train.events import (
@@ -17,6 +18,7 @@ from mimo_launch.train.events import (
     Event,
     RunStarted,
     StepFinished,
+    Usage,
     WriteFailed,
     as_record,
 )
@@ -49,15 +51,15 @@ def test_the_page_has_every_field_and_shows_a_step_as_it_is_written() -> None:
     lines = [json.loads(line) for line in re.findall(r"^\{.*\}$", page, re.MULTILINE)]
     even = {"vision": Imbalance(before=1.5, after=1.0)}
     written = [
-        as_record(step(1, imbalance=even)),
+        as_record(step(1, imbalance=even, usage=USAGE)),
         as_record(EvalFinished(step=1, eval_loss=0.5, digit_accuracy=None, samples=8)),
     ]
     assert [list(line) for line in lines] == [list(each) for each in written]
     assert lines[0]["imbalance"]["vision"].keys() == written[0]["imbalance"]["vision"].keys()
     named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    fields = [
-        field.name for kind in (StepFinished, EvalFinished) for field in dataclasses.fields(kind)
-    ]
+    kinds = (StepFinished, Usage, EvalFinished)
+    fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+    fields.remove("usage")  # Its fields are beside the others.
     assert sorted(named) == sorted(fields)
 
 

@@ -65,10 +65,20 @@ def test_a_pack_holds_as_many_records_as_fit() -> None:
     assert [span.position for span in sample.spans["vision"]] == [1, 28]
 
 
-@pytest.mark.parametrize(("largest", "rows"), [(1, 1), (2, 1), (3, 1), (12, 6)])
-def test_synthetic_images_have_half_of_the_patches(largest: int, rows: int) -> None:
-    made = spec(ENCODERS, max_patches=largest)
-    assert nominal_step_data(made).samples[0].rows("vision") == rows
+@pytest.mark.parametrize(("largest", "images"), [(1, 1), (3, 1), (12, 1), (12, 3)])
+def test_nominal_rows_are_the_mean_or_the_most_that_synthetic_data_give(
+    largest: int, images: int
+) -> None:
+    data = {"kind": "synthetic", "text_only": 0.0, "max_patches": largest, "max_images": images}
+    made = spec({"vision": box(0)}, data=data, seq=64)
+    dataset = build_dataset(made)
+    real = [dataset.describe("train", index).rows("vision") for index in range(200)]
+    nominal, worst = (
+        nominal_step_data(made, worst=worst).samples[0].rows("vision") for worst in (False, True)
+    )
+    # Means of images and of their number are rounded.
+    assert nominal == pytest.approx(sum(real) / len(real), rel=0.2, abs=0.6)
+    assert max(real) <= worst == largest * images
 
 
 def test_synthetic_images_of_one_size_are_all_nominal() -> None:
@@ -87,7 +97,8 @@ def test_synthetic_images_of_one_size_are_all_nominal() -> None:
 @settings(max_examples=50, deadline=None)
 @given(layout_specs(8, supported_only=False))
 def test_nominal_samples_fit_the_sequence(made: Spec) -> None:
-    for sample in nominal_step_data(made).samples:
+    worst = nominal_step_data(made, worst=True).samples
+    for sample in (*nominal_step_data(made).samples[:1], *worst[:1]):
         spans = [span for spans in sample.spans.values() for span in spans]
         assert sample.num_labels >= 1
         assert 2 <= sample.num_tokens <= made.batch.seq

@@ -1,10 +1,12 @@
 """What a person sees of a run."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 from rich.console import Console as RichConsole
+from tests.support.histories import USAGE
 
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.train.screen import LiveProgress, PlainProgress, progress_for
@@ -22,6 +24,7 @@ from mimo_launch.train.events import (
     RunResumed,
     RunStarted,
     RunStopped,
+    RunWaits,
     StepFinished,
     WeightsLoaded,
     WriteFailed,
@@ -89,6 +92,40 @@ def test_a_terminal_gets_a_bar_and_a_row_per_module() -> None:
     assert "vision" in text
     assert "grad norm 3" in text
     assert "digit accuracy 87.5%" in text
+
+
+def test_a_terminal_says_how_long_it_takes_and_what_each_module_takes() -> None:
+    """Five steps of a quarter of a second, of twenty; MFU only where there is one."""
+    start, *steps = events(20)[:6]
+    begun = datetime(2026, 11, 23, tzinfo=UTC)
+    used = [
+        replace(
+            each,
+            tokens_per_s=400.0,
+            losses={"language": 1.25},
+            usage=replace(USAGE, time=(begun + n * timedelta(seconds=0.25)).isoformat(), mfu=0.415),
+            imbalance={"vision": Imbalance(1.5, 1.0625)},
+        )
+        for n, each in enumerate(steps)
+    ]
+    text = shown(terminal=True, given=[start, *used])
+    last = text[text.rindex("elapsed") :]
+    for words in ("ETA 0:04", "0.25 s per step", "2 TFLOP/s per rank, MFU 41.5%", "memory 1.00 GB"):
+        assert words in last
+    whole = " ".join(last.split())
+    assert "loss 1.2500, memory 2.50 GB" in whole
+    on_a_cpu = shown(terminal=True, given=[start, replace(used[0], usage=USAGE)])
+    assert "TFLOP/s" in on_a_cpu
+    assert "MFU" not in on_a_cpu
+
+
+def test_before_the_first_step_a_terminal_says_what_it_waits_for() -> None:
+    start, step = events()[:2]
+    waits = RunWaits(what="rank 3: building its modules")
+    text = shown(terminal=True, given=[waits, start])
+    assert "waits for rank 3: building its modules" in text
+    assert shown(terminal=False, given=[waits]) == ""
+    assert "waits for" not in shown(terminal=True, given=[start, step, waits])
 
 
 OTHERS: list[tuple[Event, str]] = [
@@ -187,7 +224,8 @@ def test_bad_samples_and_zero_gradients_are_counted() -> None:
     assert "done: 5 steps, 2 bad samples left out in 1.0 s" in plain
     terminal = shown(terminal=True, given=given)
     assert "4 zero grads" in terminal
-    assert "most patches 1.62 -> 1.06 of mean" in terminal
+    words = "busiest replica 6% above the mean, 62% before balancing"
+    assert words in " ".join(terminal.split())
     assert "bad samples" in terminal
 
 

@@ -11,7 +11,7 @@ from tests.support.headers import NO_TENSORS
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face import qwen2_vl
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.spec.spec import DecoderModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, VitModel
 
 TEXT = """version: 1
 name: t
@@ -180,8 +180,11 @@ def test_what_the_vision_part_cannot_compute_is_named(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("qwen2_vl", "Qwen2VL"), ("qwen2_5_vl", "Qwen2_5_VL"), ("qwen3_vl", "Qwen3VL")],
-)
+    [
+        ("qwen2_vl", "Qwen2VL"), ("qwen2_5_vl", "Qwen2_5_VL"), ("qwen3_vl", "Qwen3VL"),
+        ("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"),
+    ],
+)  # fmt: skip
 def test_defaults_are_those_of_its_classes(kind: str, name: str) -> None:
     """What its classes take by themselves: of a Qwen2-VL's vision part that is every published."""
     theirs_of = import_module(f"transformers.models.{kind}.configuration_{kind}")
@@ -196,7 +199,7 @@ def test_defaults_are_those_of_its_classes(kind: str, name: str) -> None:
         "text_config": theirs,
         "vision_config": vision_config().to_dict(),
     }
-    for part in ("vit", "decoder"):
+    for part in ("vit", "hybrid" if kind.startswith("qwen3_5") else "decoder"):
         assert part_of(folder, part).keys() == part_of(written, part).keys()
 
 
@@ -240,3 +243,60 @@ def test_names_that_it_does_not_have_are_refused(name: str) -> None:
     model = VitModel(kind="vit", **part_of(CONFIG, "vit").keys())
     with pytest.raises(KeyError):
         qwen2_vl.VISION.place(name, model)
+
+
+# As a Qwen3.5 of transformers 5 is written; every fourth layer attends.
+CONFIG_3_5: dict[str, Any] = {
+    "model_type": "qwen3_5", "image_token_id": 49, "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen3_5_text", "hidden_size": 512, "intermediate_size": 96,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "vocab_size": 50, "full_attention_interval": 4, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "attn_output_gate": True, "mtp_num_hidden_layers": 1,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default",
+            "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+        },
+    },
+    "vision_config": {
+        "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4,
+        "num_position_embeddings": 2304, "out_hidden_size": 512, "patch_size": 16,
+    },
+}  # fmt: skip
+CONFIG_3_5_MOE: dict[str, Any] = {
+    **CONFIG_3_5, "model_type": "qwen3_5_moe",
+    "text_config": CONFIG_3_5["text_config"] | {
+        "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [CONFIG_3_5, CONFIG_3_5_MOE], ids=["dense", "experts"])
+def test_a_qwen3_5_is_read_as_a_hybrid(config: dict[str, Any]) -> None:
+    """And written as what it was read from."""
+    text, vision = part_of(config, "hybrid"), part_of(config, "vit")
+    keys, has_experts = text.keys(), config is CONFIG_3_5_MOE
+    assert keys["pattern"] == ("GEGEGE*E" if has_experts else "G-G-G-*-")
+    assert (keys["rotary_factor"], keys["mrope"], keys["rope_theta"]) == (0.25, (6, 5, 5), 1e7)
+    sizes = {"heads": 4, "key_heads": 2, "head_dim": 128, "key_dim": 128, "conv": 4}
+    assert keys["deltanet"] == sizes
+    assert vision.keys()["deepstack"] == ()
+    model = HybridModel.model_validate({"kind": "hybrid", **keys})
+    assert text.family.keys(text.family.config(model)) == keys
+    assert text.family.is_ignored("mtp.fc.weight", model)
+    assert [*text.not_computed(), *vision.not_computed()] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: gelu"),
+        ({"attention_bias": True}, "attention_bias: true"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types: sliding_attention"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: yarn"),
+    ],
+)
+def test_what_a_qwen3_5_cannot_have_is_named(more: dict[str, Any], said: str) -> None:
+    config = {**CONFIG_3_5, "text_config": CONFIG_3_5["text_config"] | more}
+    assert part_of(config, "hybrid").not_computed() == (said,)

@@ -1,16 +1,76 @@
 """Scaled rotary embeddings: frequencies by their wavelengths, and their place in `config.json`."""
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
+from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layers.attention_contexts import scaled
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
-from mimo_launch.verify.oracle_layers import frequencies
+from mimo_launch.verify.oracle_layers import attention_factor, frequencies
 
 LLAMA = RopeScaling(factor=8.0)
+GPT_OSS = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+DEEPSEEK = {
+    "rope_type": "yarn", "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.7,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+YARNS: dict[str, dict[str, Any]] = {
+    "of GPT-OSS": GPT_OSS,
+    "of DeepSeek-V3": DEEPSEEK,
+    "of Qwen3": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+    },
+    "with a factor of attention": {**GPT_OSS, "attention_factor": 1.7},
+    "between one pair": {**DEEPSEEK, "beta_fast": 1.001, "truncate": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", YARNS)
+@pytest.mark.parametrize(("theta", "size"), [(150000.0, 64), (10000.0, 8)])
+def test_yarn_is_that_of_transformers(name: str, theta: float, size: int) -> None:
+    """And that of the oracle, in float64."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    config = LlamaConfig(head_dim=size, rope_parameters={**YARNS[name], "rope_theta": theta})
+    wanted, stretch = ROPE_INIT_FUNCTIONS["yarn"](config, None)
+    scaling = RopeScaling(**YARNS[name])
+    assert scaling.stretch == pytest.approx(stretch, rel=1e-12)
+    assert attention_factor(scaling) == pytest.approx(stretch, rel=1e-12)
+    plain = torch.tensor(frequencies(size, theta), dtype=torch.float64)
+    found = scaled(plain, scaling, theta)
+    assert not torch.equal(plain, found)
+    torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
+    ours = torch.tensor(frequencies(size, theta, scaling), dtype=torch.float64)
+    torch.testing.assert_close(found, ours, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", YARNS)
+def test_a_folder_with_yarn_says_the_same_both_ways(name: str) -> None:
+    config = {
+        "model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,
+        "num_attention_heads": 4, "intermediate_size": 96,
+        "rope_parameters": {**YARNS[name], "rope_theta": 1e6},
+    }  # fmt: skip
+    part = part_of(config, "decoder")
+    assert part.not_computed() == ()
+    keys = part.keys()
+    assert keys["rope_scaling"] == RopeScaling(**YARNS[name]).model_dump()
+    model = DecoderModel(kind="decoder", **keys)
+    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
+    assert found is not None
+    assert {**found.config["rope_parameters"], "rope_theta": 1e6} == {
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "rope_theta": 1e6, **YARNS[name],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("length", [16, 300, 8192])
@@ -19,13 +79,13 @@ def test_frequencies_are_those_of_the_oracle(length: int) -> None:
     plain = torch.tensor(frequencies(128, 500000.0), dtype=torch.float64)
     wanted = torch.tensor(frequencies(128, 500000.0, scaling), dtype=torch.float64)
     assert not torch.equal(plain, wanted)
-    torch.testing.assert_close(scaled(plain, scaling), wanted, rtol=1e-13, atol=0)
+    torch.testing.assert_close(scaled(plain, scaling, 500000.0), wanted, rtol=1e-13, atol=0)
 
 
 def test_short_wavelengths_stay_and_long_ones_are_stretched() -> None:
     length = LLAMA.original_max_position_embeddings
     short, long = (2 * math.pi / wave for wave in (length / 4.1, length / 0.9))
-    found = scaled(torch.tensor([short, long], dtype=torch.float64), LLAMA)
+    found = scaled(torch.tensor([short, long], dtype=torch.float64), LLAMA, 500000.0)
     assert found.tolist() == pytest.approx([short, long / 8])
 
 

@@ -46,9 +46,9 @@ def test_a_run_that_saves_nothing_says_none() -> None:
     for written in ("false", "'no'", "None"):
         [fault] = load_text(VALID, overrides=[f"checkpoint={written}"]).diagnostics
         assert fault.headline.endswith("; it must be a mapping or `none`")
-        assert fault.help == "write `checkpoint: none`"
+        assert fault.help == "write `--set checkpoint=none`"
     [fault] = load_text(VALID, overrides=["checkpoint=3"]).diagnostics
-    assert fault.help.startswith("write `checkpoint: {...}`")
+    assert fault.help.startswith("write `--set 'checkpoint={...}'`")
 
 
 @pytest.mark.parametrize(

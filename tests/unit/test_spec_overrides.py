@@ -87,7 +87,7 @@ def test_overrides_that_lead_nowhere(override: str, words: str) -> None:
         ("batch.global=30", "batch-not-divisible"),
         ("data.kind=digit", "unknown-kind"),
         ("nodes={}", "missing-key"),
-        ("nodes.gpu=8", "unknown-key"),
+        ("nodes.gpos=8", "unknown-key"),
         ("train=null", "wrong-type"),
         ("modules.vision.ranks=3-0", "bad-value"),
         ("optimizer.schedule.decay=3", "setting-without-effect"),

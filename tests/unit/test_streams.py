@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 
 from mimo_launch.cli.shared.bars import Bars
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.launcher.forking import fresh_streams_after_fork
+from mimo_launch.launcher.forking import prepare_forks
 from mimo_launch.launcher.worker_logs import CHUNK, Follower
 
 
@@ -85,7 +85,7 @@ def test_a_forked_process_prints_though_the_stream_of_its_parent_is_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread is in the middle of a write, with the lock of the stream, when the process forks."""
-    fresh_streams_after_fork()
+    prepare_forks()
     reader, writer = os.pipe()
     stream, much = os.fdopen(writer, "w"), 1 << 20
     monkeypatch.setattr(sys, "stdout", stream)

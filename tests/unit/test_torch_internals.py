@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -93,6 +94,18 @@ def test_a_product_adds_to_a_sum_of_a_wider_type() -> None:
     total = torch.full((2, 3), 0.5)
     torch_internals.add_product_(total, a, b)
     assert torch.equal(total, torch.full((2, 3), 0.5 + 4 * 1.0078125**2))
+
+
+def test_the_backward_of_attention_over_lists_takes_another_log_sum_exp() -> None:
+    """Its kernel needs a GPU, so only shapes are computed here."""
+    with FakeTensorMode():
+        q, k = torch.empty(5, 4, 8), torch.empty(7, 2, 8)
+        bounds = torch.empty(2, dtype=torch.int32)
+        lists = (bounds, bounds), (5, 7)
+        found = torch_internals.varlen_backward(
+            q, (q, k, k), q, torch.empty(4, 5), *lists, scale=0.5, window=(2, 0)
+        )
+    assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
 
 
 def test_the_allocator_takes_settings() -> None:

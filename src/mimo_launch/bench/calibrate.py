@@ -20,34 +20,24 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.bench.links import MeasuredLink, channels, collectives
-from mimo_launch.bench.machine import device_name
 from mimo_launch.bench.measure_device import compute_rates
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.device import device_name
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.step_work import BF16_PEAKS
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 
-# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the full names that torch reports: an
-# H100 NVL or H200 NVL is slower than an H100 or H200.
-_PEAKS = {
-    "NVIDIA H200": 989.0,
-    "NVIDIA H100 80GB HBM3": 989.0,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-}
 _MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
 
 
@@ -121,7 +111,7 @@ def _constants(
     matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
     speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
     here = speeds[session.spec.train.precision]
-    for name in ("language_linear", "mamba", "experts", "vision_linear", "head"):
+    for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
         value = rate(name)
         if value is not None:
             # Rates are kept for bf16 and scaled by the speed of the precision where they are used.
@@ -138,7 +128,7 @@ def _constants(
     yield "matmul", matmul["bf16"]
     yield "fp32_speed", speeds["fp32"]
     yield "fp64_speed", speeds["fp64"]
-    yield "peak", _PEAKS.get(device_name(session.device), matmul["bf16"])
+    yield "peak", BF16_PEAKS.get(device_name(session.device), matmul["bf16"])
     yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
     hosts = [part.host for part in parts]
     together = [link for part in parts for link in part.collectives]

@@ -74,7 +74,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
     unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
     wanted = {
         ("tp",): held * size.stream * number,  # Activations.
-        ("cp",): held * cp * 2 * size.key // tp * number,  # Keys and values.
+        ("cp",): held * cp * size.gathered // tp * number,  # Keys and values.
         ("dp", "cp"): sum(weight.numel for weight in unit) * number,  # Weights.
     }
     return {axes: _within(session, size) for axes, size in wanted.items()}

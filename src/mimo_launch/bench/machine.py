@@ -1,31 +1,17 @@
-"""Describes what a rank runs on: device, packages, memory.
+"""Describes what a bench runs on: packages, and all memory of a GPU.
 
 Decides: the name of each.
 Relies on: torch; the metadata of installed packages, so that none is imported.
-Leaves: comparing machines to the reader of a result.
+Leaves: the device to `comm.device`, comparing machines to the reader of a result.
 """
 
 import platform
-import resource
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from mimo_launch import __version__
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, or of the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def versions(device: torch.device) -> dict[str, str | None]:
@@ -51,13 +37,6 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_allocated(device: torch.device) -> tuple[int, int] | None:
-    """Return the most bytes that the GPU's allocator gave out and held; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-
-
 def used_of_device(device: torch.device) -> int | None:
     """Return the bytes of a GPU that are in use, by this process and others; None on a CPU.
 
@@ -67,8 +46,3 @@ def used_of_device(device: torch.device) -> int | None:
         return None
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
-
-
-def peak_resident() -> int:
-    """Return the most bytes of this process that were in memory at once, code included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.

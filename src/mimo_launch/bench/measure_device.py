@@ -40,6 +40,7 @@ REPEATS, WARM_UP = 10, 3
 CONSTANTS = {
     LayerKind.BLOCK: "language_linear",
     LayerKind.MAMBA: "mamba",
+    LayerKind.DELTANET: "deltanet",
     LayerKind.EXPERTS: "experts",
 }
 # Passes of AdamW: it reads weight, gradient and two moments, and writes all but the gradient.
@@ -152,6 +153,8 @@ def _own_experts(spec: Spec) -> Spec:
             "experts": own,
             "top_k": min(moe.top_k, own),
             "width": moe.width // grid.tp,
+            "groups": 1,
+            "top_groups": 1,
         }
     )
     changed = language.model_copy(update={"model": model.model_copy(update={"moe": mine})})

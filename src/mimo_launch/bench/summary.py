@@ -1,7 +1,6 @@
 """Compares what all ranks have measured with what the plan expected.
 
-Decides: how the ranks' timelines are aligned; when an estimate can be compared; that the FLOPs of a
-step are those of its own images and records, padding included.
+Decides: how the ranks' timelines are aligned; when an estimate can be compared.
 Relies on: `time_shares` for where time went, `estimate` for FLOPs and estimates.
 Leaves: measuring to `measure_steps`.
 """
@@ -12,40 +11,11 @@ from dataclasses import dataclass
 from mimo_launch.bench.result import Memory, RankResult, Speed
 from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
 from mimo_launch.comm.step_clock import Noted
-from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.estimate.workload import (
-    backward_flops,
-    encoder_workload,
-    forward_flops,
-    language_spans,
-)
-from mimo_launch.kinds.layer import Workload
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.estimate.step_work import rate_of, step_flops
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.spec.spec import Spec
-
-
-def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
-    """Return the FLOPs of one step by module: forward and backward, without recomputation."""
-    flops = {}
-    for module in layout.modules:
-        work, total = _work(layout, data, module), 0.0
-        for stage in module.stages:
-            forward = forward_flops(spec, stage, work)
-            total += forward.total + backward_flops(spec, layout, module, stage, forward).total
-        flops[module.name] = total
-    return flops
-
-
-def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
-    """Return the whole step as if it were one forward: the FLOPs of its samples add up."""
-    if module.is_language:
-        spans = tuple(n for s in data.samples for n in language_spans(s, layout.seq))
-        return Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
-    view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
-    return encoder_workload(view, times=1, forwards=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +51,24 @@ def speed_of(
     layout: Layout,
     timed: Sequence[StepData],
     seconds: float,
-    calibration: Calibration | None,
+    peak: float | None,
 ) -> Speed:
     """Return the speed of a step of `seconds`, with the mean work of the timed steps.
 
-    `calibration` is that of this device, or None.
+    `peak` is that of the device in TFLOP/s, or None.
     """
     per_step = [step_flops(spec, layout, data) for data in timed]
-    tflop = {name: sum(each[name] for each in per_step) / len(timed) / 1e12 for name in per_step[0]}
+    mean = {name: sum(each[name] for each in per_step) / len(timed) for name in per_step[0]}
+    rate = rate_of(mean, seconds, layout.world_size, peak)
     tokens = spec.batch.global_ * spec.batch.seq
-    tflops = sum(tflop.values()) / seconds / layout.world_size
-    peak = None
-    if calibration is not None:
-        speeds = {"bf16": 1.0, "fp32": calibration.fp32_speed, "fp64": calibration.fp64_speed}
-        peak = calibration.peak * speeds[spec.train.precision]
     return Speed(
         tokens=tokens,
         tokens_per_s=tokens / seconds,
         tokens_per_s_per_rank=tokens / seconds / layout.world_size,
-        tflop=tflop,
-        tflops_per_rank=tflops,
+        tflop=rate.tflop,
+        tflops_per_rank=rate.tflops_per_rank,
         peak_tflops=peak,
-        mfu=None if peak is None else tflops / peak,
+        mfu=rate.mfu,
     )
 
 

@@ -78,7 +78,7 @@ def load_hugging_face(
     every: dict[str, Place | None] = {}
     for theirs in gather_objects({box.name: place for box, place in mine}, group):
         every |= theirs
-    places = {key: place for key, place in every.items() if place is not None}
+    places = {key: _found(place, stored) for key, place in every.items() if place is not None}
     saved = {
         key: _offered(stored[place.name].shape, place)
         for key, place in places.items()
@@ -157,18 +157,34 @@ def _placed(
     for box in weight_boxes(module):
         key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
         if (place := part.place(key, model)) is not None:
-            key = place.name
-            if place.num_rows is not None:
-                key += f"[{place.first_row}:{place.first_row + place.num_rows}]"
+            other = part.family.other_place(key, model)
+            place = place if other is None or other.name not in stored else other
+            key = place.key
             if key in (EMBEDDING, HEAD):
                 there = stored[key].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
         yield replace(box, name=key, shape=shape), place
 
 
+def _found(place: Place, stored: Mapping[str, Stored]) -> Place:
+    """Return a place as a file has it: entries of a stack may be transposed, by their shape."""
+    there, entry, whole = stored.get(place.name), place.stacked, place.shape
+    if there is None or entry is None or whole is None or there.shape == whole:
+        return place
+    if there.shape != (whole[0], *whole[:0:-1]):
+        return place
+    turned = replace(entry, transposed=not entry.transposed)
+    return replace(place, shape=there.shape, stacked=turned)
+
+
 def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
     """Return the shape of the part that a tensor offers a segment; its own if it does not fit."""
-    found = shape
+    if place.stacked is not None:
+        if shape != place.shape:
+            return shape
+        rows, *rest = place.stacked.shape_in(shape)
+        return rows if place.num_rows is None else place.num_rows, *rest
+    found = shape = shape[::-1] if place.transposed else shape
     if place.shape is not None and shape == place.shape:
         rows, *rest = shape[_leading(shape) :]
         found = (rows, prod(rest)) if rest else (rows,)
@@ -216,7 +232,11 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
     columns = [slice(x.start, x.stop) for x in rest]
     if rows.start < end:
         there = slice(place.first_row + rows.start, place.first_row + end)
-        if place.shape is None:
+        if place.stacked is not None:
+            held = place.stacked.read(saved, place.first_row, [range(rows.start, end), *rest])
+        elif place.transposed:
+            held = saved[(*columns, there)].mT
+        elif place.shape is None:
             held = saved[(there, *columns)]
         else:
             first = _leading(place.shape)

@@ -25,6 +25,7 @@ from mimo_launch.checks import (
     vocabulary,
     widths,
 )
+from mimo_launch.checks.grids import with_grids
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
@@ -86,7 +87,8 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(widths.heads_over_tp),
     ModelRule(CausalModel, widths.kv_heads_over_tp, needs=_HEADS),
     ModelRule(CausalModel, positions.head_size_even, needs=_HEADS),
-    ModelRule(DecoderModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
+    ModelRule(DecoderModel, positions.latent_attention_fits, needs=_HEADS),
+    ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModelRule(DecoderModel, positions.windows_have_layers),
     ModuleRule(widths.mlp_over_tp),
@@ -106,9 +108,9 @@ RULES: tuple[Rule, ...] = (
     ModelRule(
         VitModel, deepstack.language_adds_rows, needs=(*_READS, "no-language-module", *_ROLE)
     ),
-    ModelRule(HybridModel, widths.mamba_has_sizes),
-    ModelRule(HybridModel, widths.mamba_heads_over_groups),
-    ModelRule(HybridModel, widths.mamba_over_grid, needs=("mamba-heads-over-groups",)),
+    ModelRule(HybridModel, widths.recurrent_layers_have_sizes),
+    ModelRule(HybridModel, widths.recurrent_heads_over_groups),
+    ModelRule(HybridModel, widths.recurrent_over_grid),
     ModelRule(AudioModel, positions.hidden_holds_sinusoids, needs=_HEADS),
     ModuleRule(data.frames_are_whole_rows),
     SpecRule(batch.batch_splits),
@@ -168,7 +170,9 @@ RULES: tuple[Rule, ...] = (
     ModelRule(TalkerModel, training_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, training_settings.vision_settings_used),
-    ModelRule(DecoderModel, training_settings.mrope_setting_used),
+    ModelRule(LanguageModel, training_settings.rotary_settings_used),
+    ModelRule(LanguageModel, training_settings.shared_gate_used),
+    ModelRule(DecoderModel, training_settings.bidirectional_images_used, needs=_READS),
     ModelRule(DecoderBlocks, training_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
@@ -181,6 +185,25 @@ RULES: tuple[Rule, ...] = (
     SpecRule(packages.log_packages_installed),
 )
 
+# Rules about sizes alone, which a proposed grid must keep, too.
+_SIZES = (
+    ranks.grid_fills_ranks,
+    widths.heads_over_tp,
+    widths.kv_heads_over_tp,
+    widths.mlp_over_tp,
+    widths.layers_over_stages,
+    widths.vocab_over_tp,
+    widths.recurrent_over_grid,
+    experts.grid_of_experts_fits,
+    batch.batch_splits,
+    batch.encoder_share_is_even,
+    batch.seq_splits_over_tp,
+    batch.seq_splits_over_cp,
+    schedules.interleaved_has_stages,
+    schedules.interleaved_runs_whole,
+)
+_SIZE_RULES = tuple(rule for rule in RULES if rule.run in _SIZES)
+
 
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
     """Return the findings about a spec, or about the sound parts of one, in table order.
@@ -190,4 +213,4 @@ def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
     rules = RULES
     if world is not None:
         rules += (SpecRule(lambda each: ranks.world_fits(each, world)),)
-    return tuple(dict.fromkeys(run_rules(spec, rules)))
+    return tuple(dict.fromkeys(with_grids(spec, run_rules(spec, rules), _SIZE_RULES)))

@@ -8,7 +8,8 @@ Leaves: whether it is installed to `packages`, whether it works on a host to the
 GPUs multiply in 8 bits to `launcher.gpus`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings
@@ -72,26 +73,78 @@ def backend_can(spec: Spec, name: str) -> Findings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """What blocks of Transformer Engine do not have: `of` says whether a model needs it.
+
+    `key` is the place of the model's section that asks for it, and `label` what stands there.
+    """
+
+    of: Callable[[ModelKind], bool]
+    key: str
+    what: str
+    why: str
+    label: str
+    help: str = "keep the layers of torch for this module"
+
+
+_LACKS = (
+    _Lack(
+        lambda kind: kind.has_class_token,
+        "class_token",
+        "attend to class tokens",
+        "its kernels need the tokens of an image next to each other, and class tokens come after "
+        "the patches of all images",
+        "a class token",
+        "delete `class_token`",
+    ),
+    _Lack(
+        lambda kind: kind.windows is not None,
+        "windows",
+        "attend in windows",
+        "its attention takes tokens in the order in which its projection makes them",
+        "windows",
+    ),
+    _Lack(
+        lambda kind: kind.has_biased_gate,
+        "activation",
+        "compute a gated MLP with biases",
+        "its SwiGLU is used without biases only",
+        "a gate, with biases",
+    ),
+    _Lack(
+        lambda kind: kind.reads_beside and not kind.reads_tokens,
+        "kind",
+        "attend to rows beside tokens of its own",
+        "its kernels need the tokens of an image next to each other, and rows come after those of "
+        "all images",
+        "tokens of its own",
+    ),
+    _Lack(
+        lambda kind: kind.moe is not None,
+        "moe",
+        "provide experts",
+        "it replaces only the dense block",
+        "experts",
+    ),
+    _Lack(
+        lambda kind: not kind.has_key_bias,
+        "kind",
+        "leave out the bias of keys alone",
+        "its fused projection has one bias for queries, keys and values, but Whisper's keys have "
+        "none",
+        "an audio encoder",
+    ),
+)
+
+
 def _in_blocks(name: str, kind: ModelKind) -> Findings:
     """Yield what a model's blocks have and those of Transformer Engine do not."""
     path = ("modules", name, "model")
-    if kind.has_class_token:
-        yield _cannot(
-            name,
-            "attend to class tokens",
-            "its kernels need the tokens of an image next to each other, and class tokens come "
-            "after the patches of all images",
-            "delete `class_token`",
-            Related(path=(*path, "class_token"), label="a class token"),
-        )
-    if kind.windows is not None:
-        yield _cannot(
-            name,
-            "attend in windows",
-            "its attention takes tokens in the order in which its projection makes them",
-            "keep the layers of torch for this module",
-            Related(path=(*path, "windows"), label="windows"),
-        )
+    for lack in _LACKS:
+        if lack.of(kind):
+            at = Related(path=(*path, lack.key), label=lack.label)
+            yield _cannot(name, lack.what, lack.why, lack.help, at)
     for key in kind.torch_only:
         yield _cannot(
             name,
@@ -99,31 +152,6 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
             "its blocks are used as in Llama and Qwen: SwiGLU, two norms, whole sequences",
             "keep the layers of torch for this module",
             Related(path=(*path, key), label=f"`{key}`"),
-        )
-    if kind.has_biased_gate:
-        yield _cannot(
-            name,
-            "compute a gated MLP with biases",
-            "its SwiGLU is used without biases only",
-            "keep the layers of torch for this module",
-            Related(path=(*path, "activation"), label="a gate, with biases"),
-        )
-    if kind.reads_beside and not kind.reads_tokens:
-        yield _cannot(
-            name,
-            "attend to rows beside tokens of its own",
-            "its kernels need the tokens of an image next to each other, and rows come after those "
-            "of all images",
-            "keep the layers of torch for this module",
-            Related(path=(*path, "kind"), label=f"{kind.model.kind}, with tokens of its own"),
-        )
-    if kind.moe is not None:
-        yield _cannot(
-            name,
-            "provide experts",
-            "it replaces only the dense block",
-            "keep the layers of torch for this module",
-            Related(path=(*path, "moe"), label="experts"),
         )
     size = kind.widths.head_size
     if size % HEAD_STEP or size > LARGEST_HEAD:
@@ -134,15 +162,6 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
             f"its kernels take head sizes of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD}",
             "choose such a head size",
             Related(path=(*path, given), label=f"head size {size}"),
-        )
-    if not kind.has_key_bias:
-        yield _cannot(
-            name,
-            "leave out the bias of keys alone",
-            "its fused projection has one bias for queries, keys and values, but Whisper's keys "
-            "have none",
-            "keep the layers of torch for this module",
-            Related(path=(*path, "kind"), label="an audio encoder"),
         )
 
 

@@ -88,7 +88,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     shares = shares_ranks(spec, name) if makes else runs_in_phases(spec, name)
     if shares and legal:
         key = "generator_microbatches" if makes else "encoder_microbatches"
-        help_ = f"write `{key}: {legal[0]}`, the smallest that fits"
+        help_ = f"write `{key}: {legal[0]}` in `schedule`, the smallest that fits"
     else:
         base = microbatches * lcm(dp, replicas // gcd(replicas, k))
         fits = next_multiple(spec.batch.global_, base)

@@ -55,7 +55,7 @@ def language_adds_rows(spec: Spec, name: str, model: VitModel) -> Findings:
             why="rows are added behind the first layers, and what is added behind the last one "
             "reaches no loss: it is at the places of images",
             help=f"write {fits if layers > 1 else 'nothing: delete `deepstack`'}, or "
-            f"`layers: {number + 1}` in language",
+            f"`layers: {number + 1}` in `language`",
             related=(
                 Related(path=("modules", LANGUAGE, "model", "layers"), label=f"{layers} layers"),
             ),

@@ -5,7 +5,7 @@ Relies on: a grid that fills the ranks of its module.
 Leaves: the backend to `backends`.
 """
 
-from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.checks.rule import Findings, divisors
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import ExpertGrid, LanguageModel, Spec
@@ -51,6 +51,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
             headline=f"`{name}`: {moe.experts} experts do not split over ep {sizes.ep}",
             model=(name, "experts", moe.experts),
             cut=("experts", "ep", sizes.ep),
+            fits=[n for n in divisors(moe.experts) if ranks % (n * sizes.tp) == 0],
             why="each ep rank holds the same number of whole experts",
         )
     if moe.width % sizes.tp:
@@ -60,6 +61,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
             f"{sizes.tp} of the experts",
             model=(name, "width", moe.width),
             cut=("experts", "tp", sizes.tp),
+            fits=[n for n in divisors(moe.width) if ranks % (n * sizes.ep) == 0],
             why="each of those ranks holds an equal part of the width of an expert",
         )
     if moe.shared % grid.tp:
@@ -69,6 +71,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
             f"tp {grid.tp}",
             model=(name, "shared", moe.shared),
             cut=("grid", "tp", grid.tp),
+            fits=divisors(moe.shared),
             why="the shared expert is cut over the tp of the module, like any MLP",
         )
 
@@ -86,6 +89,18 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
             path=(*path, "top_k"),
             why="each token goes to `top_k` different experts",
             help=f"write `top_k: {moe.experts}` or less",
+            related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
+        )
+    per_group = moe.experts // moe.groups
+    if moe.groups > 1 and (moe.experts % moe.groups or moe.top_k > per_group * moe.top_groups):
+        fits = [n for n in divisors(moe.experts) if moe.top_k <= moe.experts // n * moe.top_groups]
+        yield Diagnostic(
+            code="groups-over-experts",
+            headline=f"`{name}`: {moe.experts} experts in {moe.groups} groups, {moe.top_groups} of "
+            f"which hold {moe.top_k} choices of a token",
+            path=(*path, "groups"),
+            why="groups are equally large, and the groups of a token hold all that it chooses",
+            help=f"these fit: {', '.join(f'`groups: {n}`' for n in fits) or '`groups: 1`'}",
             related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
         )
     if moe.experts == 1 and (moe.score == "softmax" or (moe.top_k == 1 and moe.normalize)):
@@ -138,19 +153,25 @@ def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings
 
 
 def _uneven(
-    *, code: str, headline: str, model: tuple[str, str, int], cut: tuple[str, str, int], why: str
+    *,
+    code: str,
+    headline: str,
+    model: tuple[str, str, int],
+    cut: tuple[str, str, int],
+    fits: list[int],
+    why: str,
 ) -> Diagnostic:
     """Return the finding that a size of experts does not split over an axis of a grid.
 
-    `model` is (module, key, size), `cut` (section, axis, ranks).
+    `model` is (module, key, size), `cut` (section, axis, ranks), `fits` what the axis may be.
     """
-    (name, key, size), (section, axis, ranks) = model, cut
-    fits = ", ".join(str(each) for each in divisors(size) if each <= ranks)
+    (name, key, _), (section, axis, ranks) = model, cut
+    smaller = max((each for each in fits if each <= ranks), default=1)
     return Diagnostic(
         code=code,
         headline=headline,
         path=("modules", name, "model", "moe", key),
         why=why,
-        help=f"write `{key}: {next_multiple(size, ranks)}`, or a smaller {axis}: {fits}",
+        help=f"write `{axis}: {smaller}` in `{section}`",
         related=(Related(path=("modules", name, section, axis), label=f"{axis} {ranks}"),),
     )

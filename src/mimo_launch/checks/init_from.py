@@ -170,7 +170,8 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
             lacking.append(place.name)
     layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
     # Some families give layers another name.
-    lacking += [f"layer {n}" for n in range(model.layers) if layers and n not in layers]
+    theirs = dict.fromkeys(n // part.family.layers_in_one for n in range(model.layers))
+    lacking += [f"layer {n}" for n in theirs if layers and n not in layers]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"

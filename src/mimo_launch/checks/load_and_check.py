@@ -14,8 +14,9 @@ from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.diag.text import has_errors
-from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.spec.load import Loaded, load_spec, load_text
+from mimo_launch.spec.set_help import in_order
 from mimo_launch.spec.spec import Spec
 
 
@@ -42,8 +43,10 @@ def load_and_check(
     With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
     memory of a GPU, which is estimated with `constants`.
     """
-    memory = (constants or Calibration()) if on_gpus else None
-    return _checked(load_spec(path, overrides), world, runs_here=runs_here, memory=memory)
+    loaded = load_spec(path, overrides)
+    nodes = None if loaded.spec is None else loaded.spec.nodes
+    memory = constants_for(nodes, constants) if on_gpus else None
+    return _checked(loaded, world, runs_here=runs_here, memory=memory)
 
 
 def check_text(
@@ -64,4 +67,4 @@ def _checked(
     if spec is not None and not has_errors(found) and memory is not None:
         found += tuple(memory_findings(spec, memory))
     is_valid = spec is not None and not has_errors(found)
-    return Checked(spec if is_valid else None, loaded.source.sorted(found), loaded.source)
+    return Checked(spec if is_valid else None, in_order(found, loaded.source), loaded.source)

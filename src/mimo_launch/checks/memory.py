@@ -27,8 +27,7 @@ MAX_REMEDIES = 3
 
 def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
     """Yield a finding per class of ranks that need about the memory of a GPU, or more."""
-    limit = None if spec.nodes is None else spec.nodes.memory
-    if limit is None:
+    if spec.nodes is None or (limit := spec.nodes.memory) is None:
         return
     estimator = Estimator.of(Plan.of(spec), constants)
     for alike in estimator.classes:
@@ -55,7 +54,7 @@ def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
         finding = partial(
             Diagnostic,
             headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
-            path=("nodes", "gpu_memory"),
+            path=("nodes", "gpu" if spec.nodes.gpu_memory is None else "gpu_memory"),
             why=f"estimated for nominal samples: {shown}",
             help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
             related=tuple(

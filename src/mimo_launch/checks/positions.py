@@ -12,6 +12,7 @@ from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
+    LanguageModel,
     SlidingWindow,
     Spec,
     VitModel,
@@ -21,7 +22,23 @@ from mimo_launch.spec.spec import (
 
 def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     """Rotary positions turn pairs of numbers."""
-    if not model.attends or model.head_size % 2 == 0 or model.rope_theta is None:
+    if not model.attends or model.rope_theta is None:
+        return
+    if isinstance(model, DecoderModel) and model.mla is not None:
+        return  # `latent_attention_fits` says it.
+    size, turning = model.head_size, model.rotary_size
+    if turning != size and (turning < 2 or turning % 2):
+        # Rounded up, as the number of dimensions is rounded down.
+        share = -(-(turning // 2 * 2 or 2) * 10_000 // size) / 10_000
+        yield Diagnostic(
+            code="odd-head-size",
+            headline=f"`{name}`: {turning} of the {size} dimensions of a head rotate",
+            path=("modules", name, "model", "rotary_factor"),
+            why="rotary positions rotate the dimensions of a head in pairs",
+            help=f"write `rotary_factor: {share:g}`",
+        )
+        return
+    if turning != size or size % 2 == 0:
         return
     given = model.head_dim is not None
     fits = f"head_dim: {model.head_size + 1}"
@@ -34,42 +51,88 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     )
 
 
-def mrope_fills_head(spec: Spec, name: str, model: DecoderModel) -> Findings:
-    """Every pair of a head turns with one axis."""
-    if model.mrope is None:
+def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
+    """Every pair of a head that turns does so with one axis."""
+    if model.mrope is None or model.rope_theta is None:
         return
-    pairs, given = model.head_size // 2, sum(model.mrope)
+    pairs, given = model.rotary_size // 2, sum(model.mrope)
     if given == pairs:
         return
     # The shares of Qwen2-VL: 2 to 3 to 3.
     side = max(1, 3 * pairs // 8)
     fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
+    whole = model.rotary_size == model.head_size
     yield Diagnostic(
         code="mrope-over-head",
         headline=f"`{name}`: mrope rotates {' + '.join(map(str, model.mrope))} = {given} pairs, "
-        f"but a head has {pairs}",
+        f"but a head has {pairs}" + ("" if whole else " that rotate"),
         path=("modules", name, "model", "mrope"),
         why="rotary positions rotate the dimensions of a head in pairs, each pair with one axis",
         help=f"write `{fits}`",
     )
 
 
+def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """A part of each query and key rotates, and every head has keys and values of its own."""
+    mla, path = model.mla, ("modules", name, "model")
+    if mla is None:
+        return
+
+    def unfit(what: str, key: tuple[str, ...], why: str, help_: str) -> Diagnostic:
+        return Diagnostic(
+            code="mla-does-not-fit",
+            headline=f"`{name}`: `mla` {what}",
+            path=(*path, *key),
+            why=why,
+            help=help_,
+            related=(Related(path=(*path, "heads"), label=f"{model.heads} heads"),),
+        )
+
+    size = model.head_size
+    if mla.rope_head_dim % 2 or mla.rope_head_dim >= size:
+        yield unfit(
+            f"rotates {mla.rope_head_dim} of the {size} numbers of a head",
+            ("mla", "rope_head_dim"),
+            "numbers rotate in pairs, and keys and values share a narrow width with the others",
+            f"write `rope_head_dim: {max(2, size // 6 * 2)}`",
+        )
+    if model.num_kv_heads != model.heads:
+        yield unfit(
+            f"has {model.heads} heads, not {model.num_kv_heads} for keys and values",
+            ("kv_heads",),
+            "every head makes keys and values of its own from the narrow width",
+            "delete `kv_heads`",
+        )
+    for key in ("qk_norm", "qkv_bias", "gated_attention", "mrope", "rotary_factor"):
+        if getattr(model, key) != type(model).model_fields[key].default:
+            yield unfit(
+                f"has no `{key}`",
+                (key,),
+                "its norms stand on the narrow widths, and `rope_head_dim` says what rotates",
+                f"delete `{key}`",
+            )
+
+
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     """There are wavelengths between those that stay and those that turn slower."""
-    if model.rope_scaling is None or model.rope_scaling.rope_type == "linear":
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type == "linear":
         return
-    low, high = model.rope_scaling.low_freq_factor, model.rope_scaling.high_freq_factor
+    names, ratio = ("low_freq_factor", "high_freq_factor"), 4
+    if scaling.rope_type == "yarn":
+        names, ratio = ("beta_slow", "beta_fast"), 32
+    low, high = (getattr(scaling, each) for each in names)
     if low < high:
         return
     path = ("modules", name, "model", "rope_scaling")
     yield Diagnostic(
         code="rope-scaling-order",
-        headline=f"`{name}`: high_freq_factor {high:g} is not above low_freq_factor {low:g}",
-        path=(*path, "high_freq_factor"),
-        why="wavelengths between original length / high_freq_factor and original length / "
-        "low_freq_factor are interpolated, so the first bound must be below the second",
-        help=f"write `high_freq_factor: {4 * low:g}`",
-        related=(Related(path=(*path, "low_freq_factor"), label=f"{low:g}"),),
+        headline=f"`{name}`: {names[1]} {high:g} is not above {names[0]} {low:g}",
+        path=(*path, names[1]),
+        why=f"wavelengths between original length / {names[1]} and original length / "
+        f"{names[0]} are interpolated, so the first bound must be below the second",
+        help=f"write `{names[1]}: {ratio * low:g}`",
+        related=(Related(path=(*path, names[0]), label=f"{low:g}"),),
     )
 
 

@@ -5,6 +5,7 @@ Relies on: `RankGrid` for groups.
 Leaves: what the ranks compute to the other files.
 """
 
+from contextlib import suppress
 from math import prod
 
 from mimo_launch.checks.rule import Findings, show_ranks
@@ -13,7 +14,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import AXES, Spec, rank_range
+from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
@@ -24,7 +25,7 @@ def language_present(spec: Spec) -> Findings:
     """Some module computes the loss."""
     if LANGUAGE in spec.modules:
         return
-    near = close_matches(LANGUAGE, spec.modules)
+    near = _language_models(spec) or close_matches(LANGUAGE, spec.modules)
     yield Diagnostic(
         code="no-language-module",
         headline="no module is called `language`",
@@ -35,6 +36,16 @@ def language_present(spec: Spec) -> Findings:
         if near
         else "add `language:` with a decoder model",
     )
+
+
+def _language_models(spec: Spec) -> list[str]:
+    """Return the modules whose model can compute the loss."""
+    found = []
+    for name, module in spec.modules.items():
+        with suppress(MissingPartError):
+            if kind_of(module.model).reads_tokens:
+                found.append(name)
+    return found
 
 
 def kind_fits_role(spec: Spec, name: str) -> Findings:
@@ -72,7 +83,8 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     fits = []
     for axis in ("dp", "tp"):
         rest = prod(size for other, size in sizes.items() if other != axis)
-        if num_ranks % rest == 0:
+        heads = _heads(module) if axis == "tp" else None
+        if num_ranks % rest == 0 and (heads is None or heads % (num_ranks // rest) == 0):
             fits.append(f"`{axis}: {num_ranks // rest}`")
     start = module.rank_range.start
     fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
@@ -87,6 +99,13 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         help=f"these fit: {', '.join(fits)}",
         related=(Related(path=("modules", name, "ranks"), label=held),),
     )
+
+
+def _heads(module: ModuleSpec) -> int | None:
+    """Return the number of heads that tp cuts, if there are any and it is known."""
+    with suppress(MissingPartError):
+        return kind_of(module.model).num_heads
+    return None
 
 
 def order_is_permutation(spec: Spec, name: str) -> Findings:

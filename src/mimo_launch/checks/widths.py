@@ -1,10 +1,12 @@
 """Checks of heads, widths, words and layers, and of how tp, cp and pp cut them.
 
-Decides: which model sizes a grid can cut, including Mamba-2 heads and groups of hybrid models.
+Decides: which model sizes a grid can cut, including heads and groups of recurrent layers.
 Relies on: the model types of the spec.
 Leaves: positions to `positions`, the vocabulary that data need to `vocabulary`.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import lcm
 
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
@@ -12,8 +14,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import MAMBA, CausalModel, MambaSizes
-from mimo_launch.spec.spec import HybridModel, Spec
+from mimo_launch.spec.language_models import RECURRENT, CausalModel, RecurrentSizes
+from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -33,14 +35,14 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
         return
     if kv % tp == 0 or tp % kv == 0:
         return
-    fits = [size for size in divisors(model.heads) if size % tp == 0 or tp % size == 0]
+    fits = [size for size in divisors(model.heads) if kv % size == 0 or size % kv == 0]
     yield Diagnostic(
         code="kv-heads-over-tp",
         headline=f"`{name}`: kv_heads {kv} and tp {tp} do not divide each other",
         path=("modules", name, "model", "kv_heads"),
         why="each tp rank holds whole key/value heads, or each head is shared by the same number "
         "of ranks",
-        help=f"these fit: {_choices('kv_heads', fits)}",
+        help=_smaller("tp", fits),
         related=(_tp(name, tp),),
     )
 
@@ -109,16 +111,14 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
     layers, stages = module.model.layers, module.grid.pp * virtual
     if layers >= stages:
         return
-    key, remedy = "layers", f"`layers: {stages}`"
-    if "pattern" in type(module.model).model_fields:
-        key, remedy = "pattern", f"a pattern of {stages} letters"
+    key = "pattern" if "pattern" in type(module.model).model_fields else "layers"
     product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
     yield Diagnostic(
         code="layers-over-pp",
         headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
         path=("modules", name, "model", key),
         why="a stage without a layer would only pass activations on",
-        help=f"write {remedy}, or a smaller pp",
+        help=_smaller("pp", [each for each in divisors(stages) if each * virtual <= layers]),
         related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
     )
 
@@ -127,15 +127,19 @@ def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str)
     tp = spec.modules[name].grid.tp
     if size % tp == 0:
         return
-    fits = ", ".join(str(each) for each in divisors(size) if each <= tp)
     yield Diagnostic(
         code=code,
         headline=f"`{name}`: {key} {size} does not split over tp {tp}",
         path=("modules", name, "model", key),
         why=why,
-        help=f"write `{key}: {next_multiple(size, tp)}`, or a smaller tp: {fits}",
+        help=_smaller("tp", [each for each in divisors(size) if each <= tp]),
         related=(_tp(name, tp),),
     )
+
+
+def _smaller(axis: str, fits: list[int]) -> str:
+    """Return the help of a size that a grid cannot cut, where no grid on the same ranks can."""
+    return f"choose another {axis}: {', '.join(map(str, fits))}".removesuffix(": ")
 
 
 def _tp(name: str, tp: int) -> Related:
@@ -146,87 +150,134 @@ def _choices(key: str, values: list[int]) -> str:
     return ", ".join(f"`{key}: {value}`" for value in values)
 
 
-DEFAULTS = MambaSizes(heads=1)
+@dataclass(frozen=True)
+class _Words:
+    """What findings say of one kind of recurrent layers: its name, its groups, what these share."""
+
+    name: str
+    groups: str
+    key: str
+    shared: str
+    defaults: RecurrentSizes
+    sizes_code: str
+    groups_code: str
+    heads_over_grid_code: str
+    groups_over_grid_code: str
 
 
-def mamba_has_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
-    """Sizes of Mamba layers are given where there are such layers, and only there."""
+# By the key of their sizes.
+_WORDS = {
+    "mamba": _Words(
+        "Mamba",
+        "groups",
+        "groups",
+        "B and C",
+        MambaSizes(heads=1),
+        sizes_code="mamba-without-sizes",
+        groups_code="mamba-heads-over-groups",
+        heads_over_grid_code="mamba-heads-over-grid",
+        groups_over_grid_code="mamba-groups-over-grid",
+    ),
+    "deltanet": _Words(
+        "DeltaNet",
+        "key heads",
+        "key_heads",
+        "query and key",
+        DeltaNetSizes(heads=1),
+        sizes_code="deltanet-without-sizes",
+        groups_code="deltanet-heads-over-groups",
+        heads_over_grid_code="deltanet-heads-over-grid",
+        groups_over_grid_code="deltanet-groups-over-grid",
+    ),
+}
+
+
+def recurrent_layers_have_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
+    """Sizes of recurrent layers are given where there are such layers, and only there."""
     path = ("modules", name, "model")
     related = (Related(path=(*path, "pattern"), label=model.pattern),)
-    if MAMBA in model.pattern and model.mamba is None:
-        # About twice as wide as the stream.
-        grid, groups = spec.modules[name].grid, DEFAULTS.groups
-        ranks = grid.tp * grid.cp
-        heads = next_multiple(max(1, 2 * model.hidden // DEFAULTS.head_dim), lcm(ranks, groups))
-        given = "" if splits(groups, grid.tp, grid.cp) else f", groups: {ranks}"
-        yield Diagnostic(
-            code="mamba-without-sizes",
-            headline=f"`{name}` has Mamba layers, but no `mamba` with their sizes",
-            path=(*path, "pattern"),
-            why="the number of Mamba heads does not follow from the width of the model",
-            help=f"write `mamba: {{heads: {heads}{given}}}` in `model`",
-        )
-    if MAMBA not in model.pattern and model.mamba is not None:
-        yield Diagnostic(
-            code="setting-without-effect",
-            severity=Severity.WARNING,
-            headline=f"`mamba` of `{name}` does nothing: no layer is `{MAMBA}`",
-            path=(*path, "mamba"),
-            at_key=True,
-            why="it sets the sizes of Mamba layers",
-            help="delete `mamba`",
-            related=related,
-        )
+    for letter, key in RECURRENT.items():
+        words, sizes = _WORDS[key], model.sizes_of(letter)
+        if letter in model.pattern and sizes is None:
+            # About twice as wide as the stream.
+            grid, preset = spec.modules[name].grid, words.defaults
+            ranks, groups = grid.tp * grid.cp, 1 if key == "deltanet" else preset.groups
+            heads = next_multiple(max(1, 2 * model.hidden // preset.head_dim), lcm(ranks, groups))
+            fits = splits(heads if key == "deltanet" else groups, grid.tp, grid.cp)
+            given = "" if fits else f", {words.key}: {ranks}"
+            yield Diagnostic(
+                code=words.sizes_code,
+                headline=f"`{name}` has {words.name} layers, but no `{key}` with their sizes",
+                path=(*path, "pattern"),
+                why=f"the number of {words.name} heads does not follow from the width of the model",
+                help=f"write `{key}: {{heads: {heads}{given}}}` in `model`",
+            )
+        if letter not in model.pattern and sizes is not None:
+            yield Diagnostic(
+                code="setting-without-effect",
+                severity=Severity.WARNING,
+                headline=f"`{key}` of `{name}` does nothing: no layer is `{letter}`",
+                path=(*path, key),
+                at_key=True,
+                why=f"it sets the sizes of {words.name} layers",
+                help=f"delete `{key}`",
+                related=related,
+            )
 
 
-def mamba_heads_over_groups(spec: Spec, name: str, model: HybridModel) -> Findings:
+def recurrent_heads_over_groups(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Each group serves equally many heads."""
-    sizes = _sizes(model)
-    if sizes is None or sizes.heads % sizes.groups == 0:
-        return
-    fits = ", ".join(f"`groups: {each}`" for each in divisors(sizes.heads))
-    yield Diagnostic(
-        code="mamba-heads-over-groups",
-        headline=f"`{name}`: groups {sizes.groups} does not divide {sizes.heads} Mamba heads",
-        path=("modules", name, "model", "mamba", "heads"),
-        why="the heads of a group share its B and C, and every group has the same number of heads",
-        help=f"these fit: {fits}",
-    )
+    for key, sizes in _recurrent(model):
+        words = _WORDS[key]
+        if sizes.heads % sizes.groups == 0:
+            continue
+        fits = ", ".join(f"`{words.key}: {each}`" for each in divisors(sizes.heads))
+        yield Diagnostic(
+            code=words.groups_code,
+            headline=f"`{name}`: {words.key} {sizes.groups} does not divide {sizes.heads} "
+            f"{words.name} heads",
+            path=("modules", name, "model", key, "heads"),
+            why=f"the heads of a group share its {words.shared}, and every group has the same "
+            "number of heads",
+            help=f"these fit: {fits}",
+        )
 
 
-def mamba_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
+def recurrent_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Ranks of tp and cp compute whole heads, and whole groups or equal parts of one."""
-    sizes, grid = _sizes(model), spec.modules[name].grid
-    if sizes is None:
-        return
+    grid = spec.modules[name].grid
     ranks = grid.tp * grid.cp
-    path = ("modules", name, "model", "mamba", "heads")
     related = tuple(
         Related(path=("modules", name, "grid", axis), label=f"{axis} {size}")
         for axis, size in (("tp", grid.tp), ("cp", grid.cp))
         if size > 1
     )
-    if sizes.heads % ranks:
-        yield Diagnostic(
-            code="mamba-heads-over-grid",
-            headline=f"`{name}`: {sizes.heads} Mamba heads do not split over tp {grid.tp} * cp "
-            f"{grid.cp} = {ranks} ranks",
-            path=path,
-            why="tp cuts the heads, and in a Mamba layer cp cuts them further",
-            help=f"write `heads: {next_multiple(sizes.heads, ranks)}`",
-            related=related,
-        )
-    elif not splits(sizes.groups, grid.tp, grid.cp):
-        fits = [n for n in divisors(sizes.heads) if splits(n, grid.tp, grid.cp)]
-        yield Diagnostic(
-            code="mamba-groups-over-grid",
-            headline=f"`{name}`: {sizes.groups} Mamba groups do not split over tp {grid.tp} and "
-            f"cp {grid.cp}",
-            path=path,
-            why="each rank holds whole groups, or each group is shared by the same number of ranks",
-            help=f"these fit: {', '.join(f'`groups: {each}`' for each in fits)}",
-            related=related,
-        )
+    for key, sizes in _recurrent(model):
+        words, path = _WORDS[key], ("modules", name, "model", key, "heads")
+        if sizes.heads % sizes.groups:
+            continue
+        if sizes.heads % ranks:
+            yield Diagnostic(
+                code=words.heads_over_grid_code,
+                headline=f"`{name}`: {sizes.heads} {words.name} heads do not split over tp "
+                f"{grid.tp} * cp {grid.cp} = {ranks} ranks",
+                path=path,
+                why=f"tp cuts the heads, and in a {words.name} layer cp cuts them further",
+                help=_smaller("tp * cp", divisors(sizes.heads)),
+                related=related,
+            )
+        elif not splits(sizes.groups, grid.tp, grid.cp):
+            fits = [n for n in divisors(sizes.heads) if splits(sizes.groups, n, 1)]
+            yield Diagnostic(
+                code=words.groups_over_grid_code,
+                headline=f"`{name}`: {sizes.groups} {words.name} {words.groups} do not split over "
+                f"tp {grid.tp} and cp {grid.cp}",
+                path=path,
+                why="each rank holds whole groups, or each group is shared by the same number of "
+                "ranks",
+                help=_smaller("tp", fits),
+                related=related,
+            )
 
 
 def splits(groups: int, tp: int, cp: int) -> bool:
@@ -237,6 +288,9 @@ def splits(groups: int, tp: int, cp: int) -> bool:
     return mine % cp == 0 or cp % mine == 0
 
 
-def _sizes(model: HybridModel) -> MambaSizes | None:
-    """Return the sizes of the Mamba layers of a model, if it has any."""
-    return model.mamba if MAMBA in model.pattern else None
+def _recurrent(model: HybridModel) -> Iterator[tuple[str, RecurrentSizes]]:
+    """Yield key and sizes of each kind of recurrent layers that a model has."""
+    for letter, key in RECURRENT.items():
+        sizes = model.sizes_of(letter)
+        if letter in model.pattern and sizes is not None:
+            yield key, sizes

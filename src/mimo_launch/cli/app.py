@@ -35,11 +35,15 @@ COMMANDS = {
     "bench": "bench.command",
     "sample": "sample.command",
     "data": "data.command",
+    "watch": "watch",
+    "runs": "runs",
+    "logs": "logs",
     "report": "report.command",
     "export": "export",
     "inspect": "inspect",
     "explain": "explain",
     "schema": "schema",
+    "doctor": "doctor",
 }
 
 HELP = """

@@ -1,7 +1,8 @@
 """`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
 
 Decides: the kind of the folder, and what is shown.
-Relies on: `hugging_face.contents`, `checkpoint.folder`; neither reads a tensor.
+Relies on: `hugging_face.contents`, `checkpoint.folder`; neither reads a tensor;
+`hugging_face.families_page`.
 Leaves: checking a spec against a folder to `validate`.
 """
 
@@ -23,6 +24,7 @@ Examples:
   mimo-launch inspect models/Qwen3-0.6B
   mimo-launch inspect runs/quickstart
   mimo-launch inspect models/llava --json
+  mimo-launch inspect --families
 
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
 from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, but
@@ -35,8 +37,15 @@ def inspect(
     ctx: typer.Context,
     *,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Hugging Face folder, run folder or checkpoint.")
-    ],
+        Path | None,
+        typer.Argument(metavar="DIR", help="Hugging Face folder, run folder or checkpoint."),
+    ] = None,
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families", help="List every model type, with what is read, written and refused."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Say what a folder of weights holds, with the spec for it."""
@@ -45,6 +54,13 @@ def inspect(
     from mimo_launch.hugging_face.folder import CONFIG, ConfigError, FilesError, is_hugging_face
 
     console = console_of(ctx)
+    if families:
+        _show_families(console, as_json=as_json)
+        return
+    if folder is None:
+        console.note("error: no folder is named")
+        console.note("   = help: mimo-launch inspect DIR, or mimo-launch inspect --families")
+        raise typer.Exit(2)
     try:
         if is_hugging_face(folder):
             found = read_contents(folder)
@@ -60,6 +76,26 @@ def inspect(
         console.note(f"error: {error}")
         console.note(f"   = help: name a folder with {CONFIG}, a run folder or a checkpoint")
         raise typer.Exit(2) from None
+
+
+def _show_families(console: Console, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from mimo_launch.hugging_face.families_page import modules, wholes
+
+    if as_json:
+        lists = {"wholes": wholes(), "modules": modules()}
+        content = {name: [asdict(each) for each in entries] for name, entries in lists.items()}
+        _answer_json(console, kind="families", **content)
+        return
+    for title, entries in (("whole models", wholes()), ("modules", modules())):
+        console.answer(f"{title}:")
+        for each in entries:
+            console.answer(f"  {each.model_type}: {each.read_as.replace('`', '')}")
+            if each.written:
+                console.answer(f"    written as {each.written}")
+            if each.refused:
+                console.answer(f"    refused: {'; '.join(each.refused).replace('`', '')}")
 
 
 def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Asynchronous copies and sums: to the device, back to the host, over the ranks.
+"""Asynchronous copies and maxima: to the device, back to the host, over the ranks.
 
 Decides: that everything that a step copies to a GPU goes through pinned memory, and how a rank
 starts to fetch a number now and waits for it later.
@@ -8,6 +8,7 @@ Leaves: what to copy to the callers, when to wait to `train`.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,16 +75,18 @@ class Moment:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
-class SumOverRanks:
-    """A sum of one number of each rank of a gloo group."""
+class MaxOverRanks:
+    """The largest of each of a few numbers over the ranks of a gloo group."""
 
-    def __init__(self, number: int, group: ProcessGroup) -> None:
-        """Start to sum. Ranks: collective over `group`, in the same order on all of them."""
-        self._number = np.array([number])
-        self._work = dist.all_reduce(torch.from_numpy(self._number), group=group, async_op=True)
+    def __init__(self, numbers: Sequence[int], group: ProcessGroup) -> None:
+        """Start to compare. Ranks: collective over `group`, in the same order on all of them."""
+        self._numbers = np.array(numbers, dtype=np.int64)
+        self._work = dist.all_reduce(
+            torch.from_numpy(self._numbers), op=dist.ReduceOp.MAX, group=group, async_op=True
+        )
 
-    def wait(self) -> int:
-        """Return the sum. Raises: RuntimeError if a rank was lost or late."""
+    def wait(self) -> list[int]:
+        """Return the largest numbers. Raises: RuntimeError if a rank was lost or late."""
         if self._work is not None:
             self._work.wait()
-        return int(self._number[0])
+        return [int(number) for number in self._numbers]

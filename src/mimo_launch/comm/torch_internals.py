@@ -129,3 +129,35 @@ def set_allocator(settings: str) -> None:
     Why: torch reads the variable when it is imported, which is before a forked worker sets it.
     """
     torch._C._accelerator_setAllocatorSettings(settings)
+
+
+def varlen_backward(
+    grad_NhK: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out_NhK: Tensor,
+    lse_hN: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scale: float | None,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values of `varlen_attn`.
+
+    Why: with another output and log-sum-exp they are those of attention with sinks.
+    """
+    # The state of random numbers, which are for dropout.
+    state = torch.zeros(2, dtype=torch.uint64, device=grad_NhK.device)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
+        grad_NhK,
+        *inputs,
+        out_NhK,
+        lse_hN,
+        *bounds,
+        *longest,
+        window == (-1, 0),
+        state,
+        scale=scale,
+        window_size=list(window),
+    )
+    return grads

@@ -4,9 +4,11 @@ Decides: what a sample is taken to look like when only the spec is known.
 Relies on: `sample_sizes` for the largest image and for what stands together.
 Leaves: real samples to the data sets; callers that show nominal rows say that they are nominal.
 
-In an average step every sample has, per encoder, the least number of images that the data allow, of
-the same size in all samples, placed after the first token, one encoder after another. When all
-samples are text (`text_only: 1`) none has an image. A pack holds as many such records as fit.
+In an average step every sample has, per encoder, the mean number of images that the data give,
+rounded, and at least one; of the mean size, the same in all samples; placed after the first token,
+one encoder after another. When all samples are text (`text_only: 1`) none has an image. A pack
+holds as many such records as fit. The worst step has the most and the largest that the data can
+give, and text up to the end of the sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,7 @@ from mimo_launch.data.sample_sizes import (
     makers,
     only_size,
     room_for_image,
+    sizes_drawn,
     spans_behind,
     spans_to_make,
 )
@@ -52,34 +55,41 @@ class EqualSamples(Sequence[SampleData]):
         return EqualSamples(self.sample, len(found)) if isinstance(found, range) else self.sample
 
 
-def nominal_step_data(spec: Spec) -> StepData:
-    """Return the nominal step of a checked spec: `batch.global` samples of average size."""
+def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
+    """Return the nominal step of a checked spec: `batch.global` samples of average size.
+
+    With `worst`, of the largest size.
+    """
+
+    def size_of(spec: Spec, encoder: str) -> ImageSize:
+        return nominal_image(spec, encoder, worst=worst)
+
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     position = 1
     if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
         for encoder in spec.sources_of(LANGUAGE):
-            num_images = spec.data.min_images if isinstance(spec.data, SyntheticData) else 1
-            for _ in range(num_images):
-                found = spans_behind(spec, encoder, position, lambda n: nominal_image(spec, n))
+            for _ in range(_num_images(spec, worst)):
+                found = spans_behind(spec, encoder, position, lambda n: size_of(spec, n))
                 for name, span in found:
                     spans[name] = (*spans.get(name, ()), span)
                 position += spans[encoder][-1].rows
     rows = position - 1
     if isinstance(spec.data, DigitsData):
-        digits = nominal_digits(spec.data)
+        digits = spec.data.max_digits if worst else nominal_digits(spec.data)
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
         num_tokens, num_labels = 1 + (rows or digits) + 1 + digits + 1, digits + 1
     else:
         least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
-        num_text = least + (spec.batch.seq - rows - least) // 2
+        room = spec.batch.seq - rows - least
+        num_text = least + (room if worst else room // 2)
         # Three in five of the text tokens that follow text; images separate the first two of them.
         pairs = num_text - 1 - (rows > 0)
         num_tokens, num_labels = rows + num_text, max(1, pairs * 3 // 5)
     for generator in makers(spec):
-        size, places, reads = nominal_image(spec, generator), range(1), 1
+        size, places, reads = size_of(spec, generator), range(1), 1
         if isinstance(spec.data, DigitsData):
             # An image of each digit, made of its word, which stands behind the request to draw.
-            places = range(2, 2 + nominal_digits(spec.data))
+            places = range(2, 2 + (spec.data.max_digits if worst else nominal_digits(spec.data)))
         elif isinstance(spec.data, WebdatasetData):
             reads = min(spec.data.target_reads, num_tokens)
             places = range(num_tokens - reads, num_tokens - reads + 1)
@@ -94,24 +104,39 @@ def nominal_step_data(spec: Spec) -> StepData:
     return StepData(0, EqualSamples(sample, spec.batch.global_))
 
 
+def _num_images(spec: Spec, worst: bool) -> int:
+    """Return the images of a sample for one encoder: the mean, or the most."""
+    if not isinstance(spec.data, SyntheticData):
+        return 1
+    data = spec.data
+    if worst:
+        return data.max_images
+    # Each beyond the least follows by a coin toss.
+    mean = data.min_images + 1 - 0.5 ** (data.max_images - data.min_images)
+    return max(1, round((1 - data.text_only) * mean))
+
+
 def nominal_digits(data: DigitsData) -> int:
     """Return the number of digits of an average strip, halves rounded up."""
     return (data.min_digits + data.max_digits + 1) // 2
 
 
-def nominal_image(spec: Spec, encoder: str) -> ImageSize:
-    """Return the average image that `encoder` gets, in rows.
+def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize:
+    """Return the average image that `encoder` gets, in rows; with `worst`, the largest.
 
     That of shards, which have not been read, has half the largest area if sizes differ. One image
     of each encoder leaves room for text.
     """
     largest = largest_image(spec, encoder)
+    if worst and not isinstance(spec.data, WebdatasetData):
+        return largest
     if isinstance(spec.data, DigitsData):
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
     if isinstance(spec.data, WebdatasetData):
         only, room = only_size(spec, encoder), room_for_image(spec, encoder)
-        usual = max(1, largest.rows // 2) if only is None else only.rows
+        part = 1 if worst else 2
+        usual = max(1, largest.rows // part) if only is None else only.rows
         rows = usual if room is None else min(usual, room)
         if rows == largest.rows:
             return largest
@@ -119,4 +144,9 @@ def nominal_image(spec: Spec, encoder: str) -> ImageSize:
         return ImageSize(height, rows // height)
     clips = kind_of(spec.modules[encoder].model).clips
     given = clips.fixed_length if clips else spec.data.image
-    return largest if given else ImageSize(1, max(1, largest.width // 2))
+    if given:
+        return largest
+    drawn = sizes_drawn(spec, encoder)
+    means = [(least.rows + most.rows) / 2 for least, most in drawn]
+    # Half a row, as of 1 or 2, is left out.
+    return ImageSize(1, max(1, int(sum(means) / len(means))))

@@ -80,3 +80,12 @@ def figure(value: float) -> str:
     """Return a number with three digits, or more in front of the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time as `0:07`, `12:34`, `1:02:03` or `3 d 04:05 h`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24:02}:{minutes:02} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

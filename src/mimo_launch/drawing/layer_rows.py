@@ -129,6 +129,7 @@ def _experts_row(
     changed = spec.model_copy(update={"modules": {**spec.modules, module.name: alone}})
     parameters = stage_weights(changed, whole, 0).numel
     one = (1 + kind.widths.ups) * moe.width * model.hidden
+    one += moe.bias * (kind.widths.ups * moe.width + model.hidden)
     work = workload(layout, module, sample)
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.

@@ -38,22 +38,35 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.lower_bound import lower_bound
+from mimo_launch.search.answer import answer_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 
-def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
-    """Return the report of all ranks; without a calibration, estimates are for the default device.
+def build_report(
+    plan: Plan,
+    calibration: Calibration | None = None,
+    *,
+    worst: bool = False,
+    tokens: int | None = None,
+    advice: bool = False,
+) -> Report:
+    """Return the report of all ranks; without a calibration, estimates are for the spec's device.
+
+    With `worst`, samples are the largest that the data can give. With `advice`, the answer offers
+    changes, which takes the time of some plans. `tokens` are those of the whole training.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
     spec, layout, simulation = plan.spec, plan.layout, plan.simulation
-    step = nominal_step_data(spec)
+    step = nominal_step_data(spec, worst=worst)
+    estimator = Estimator.of(plan, calibration, worst=worst)
+    estimates = estimator.estimates()
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
     busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
     return Report(
-        header=_header(plan, step),
+        header=_header(plan, step, worst),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=_RankRows(layout, per_node),
         groups=tuple(_group_rows(layout, per_node)),
@@ -81,7 +94,8 @@ def build_report(plan: Plan, calibration: Calibration | None = None) -> Report:
             evaluation=program_rows(layout, plan.evaluation) if spec.eval else (),
             decoding=program_rows(layout, plan.decoding) if spec.eval else (),
         ),
-        estimates=Estimator.of(plan, calibration).estimates(),
+        estimates=estimates,
+        answer=answer_of(estimator, estimates, tokens=tokens, seeks=advice),
         losses=_loss_rows(layout, step),
     )
 
@@ -96,15 +110,17 @@ def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
     )
 
 
-def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = None) -> RankReport:
-    """Return the report of one rank.
+def build_rank_report(
+    plan: Plan, rank: int, calibration: Calibration | None = None, *, worst: bool = False
+) -> RankReport:
+    """Return the report of one rank; with `worst`, for the largest samples of the data.
 
     Raises:
         DeadlockError: The simulator finds that the programs do not end.
         ValueError: The job has no such rank.
     """
     spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
-    step = nominal_step_data(spec)
+    step = nominal_step_data(spec, worst=worst)
     views = StepViews(layout, step)
     per_node = spec.nodes.gpus if spec.nodes else None
     forwards = []
@@ -114,7 +130,7 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
             samples = tuple(views.samples_at(module, replica, index))
             forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
     return RankReport(
-        header=_header(plan, step),
+        header=_header(plan, step, worst),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(_group_rows(layout, per_node, rank)),
         samples=tuple(forwards),
@@ -126,11 +142,11 @@ def build_rank_report(plan: Plan, rank: int, calibration: Calibration | None = N
         program=format_program(mine.training),
         evaluation=format_program(mine.evaluation) if spec.eval else "",
         decoding=format_program(mine.decoding) if spec.eval else "",
-        estimates=Estimator.of(plan, calibration).estimates(rank),
+        estimates=Estimator.of(plan, calibration, worst=worst).estimates(rank),
     )
 
 
-def _header(plan: Plan, step: StepData) -> Header:
+def _header(plan: Plan, step: StepData, worst: bool) -> Header:
     spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
     return Header(
         name=spec.name,
@@ -141,6 +157,7 @@ def _header(plan: Plan, step: StepData) -> Header:
         microbatch_size=samples.microbatch_size,
         seq=plan.layout.seq,
         ranks_per_node=spec.nodes.gpus if spec.nodes else None,
+        nominal="largest" if worst else "mean",
         nominal_rows={
             each.name: sample.rows(each.name)
             for each in plan.layout.modules

@@ -2,22 +2,30 @@
 
 Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md),
 which leaves out those with a default that have it: they apply to some jobs only.
-Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step.
+Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step,
+`search.answer` for what to change.
 Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.rows import Estimates
+
+if TYPE_CHECKING:  # Ranks that train import this file, and none of the checks and the search.
+    from mimo_launch.search.answer import PlanAnswer
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator."""
+    """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
+
+    `nominal` says what every sample is taken to be: `mean` or `largest`.
+    """
 
     name: str
     world_size: int
@@ -27,6 +35,7 @@ class Header:
     microbatch_size: int
     seq: int
     ranks_per_node: int | None
+    nominal: str
     nominal_rows: dict[str, int]
     nominal_labels: int
 
@@ -209,6 +218,7 @@ class Report:
     bridges: tuple[BridgeRow, ...]
     schedule: Schedule
     estimates: Estimates
+    answer: "PlanAnswer"
     losses: tuple[LossRow, ...] = ()
 
 

@@ -35,8 +35,10 @@ class StageCost:
     """Seconds of one stage on one rank.
 
     `first` is added to the step's first forward; `reduction` follows the last backward while other
-    work may go on; `update` is that of the optimizer. `all_to_all` is the part of all forwards and
-    backwards of a step in which tokens travel to experts and back.
+    work may go on; `update` is that of the optimizer. Parts of all forwards and backwards of a
+    step: in `all_to_all` tokens travel to experts and back; in `communication` ranks exchange
+    anything, tokens included; in `recomputation` forwards run again; `starts` is the time of the
+    host.
     """
 
     forward: float
@@ -45,6 +47,9 @@ class StageCost:
     reduction: float
     update: float
     all_to_all: float
+    communication: float
+    recomputation: float
+    starts: float
     flops: float
 
 
@@ -113,21 +118,24 @@ class CostModel:
         travel = self._travel(module, stage)
         between = self._layers(module, stage) + travel
         ahead = self._computing(module, forward) + between + overhead
-        back, travels = self._computing(module, backward) + overhead, 1
+        back, travels, again = self._computing(module, backward) + overhead, 1, 0.0
         if any(flops.linear for flops in backward.values()):
             back, travels = back + between, 2
             if self.spec.modules[module.name].recompute == "full":
-                again = {
+                repeated = {
                     kind: Flops(linear=flops.linear, attention=flops.attention)
                     for kind, flops in forward.items()
                 }
-                back, travels = back + self._computing(module, again) + between, 3
+                again = self._computing(module, repeated)
+                back, travels = back + again + between, 3
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
-        first = 0.0
+        first, exchanged = 0.0, travels * between
         if weights.full_sharding:
             # Every action gathers its weights and every backward reduces, in parallel with it.
+            computed = ahead + back
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
+            exchanged += ahead + back - computed
             late = reduction[-1] if weights.trained else 0.0
         else:
             back += times.accumulation(weights, self.work[module.name].forwards)
@@ -142,6 +150,9 @@ class CostModel:
             reduction=late,
             update=times.update(weights),
             all_to_all=travel * travels * forwards,
+            communication=exchanged * forwards + first,
+            recomputation=again * forwards,
+            starts=(1 + any(each.total for each in backward.values())) * overhead * forwards,
             flops=flops / _parts(module),
         )
 
@@ -159,6 +170,7 @@ class CostModel:
         of_layers = {
             LayerKind.BLOCK: of_blocks,
             LayerKind.MAMBA: (rates.mamba, rates.mamba),
+            LayerKind.DELTANET: (rates.deltanet, rates.deltanet),
             LayerKind.EXPERTS: (rates.experts, rates.experts),
         }
         seconds = 0.0
@@ -182,11 +194,12 @@ class CostModel:
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
         for layer in layers:
-            if layer.mamba is not None:
+            if layer.recurrence is not None:
                 # Tokens for heads, there and back: (cp - 1) / cp of what a rank holds.
-                features = 2 * layer.query + 2 * layer.key + layer.heads
+                steps = layer.recurrence.steps * layer.heads
+                features = 2 * layer.query + 2 * layer.key + steps
             else:
-                features = grid.size("cp") * 2 * layer.key
+                features = grid.size("cp") * layer.gathered
             traded = work.held * features / grid.size("tp") * number
             if traded:
                 seconds += self.links.collective(grid.group_of(rank, "cp"), traded)

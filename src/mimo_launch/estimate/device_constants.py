@@ -13,7 +13,10 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.spec.files import read_json
+from mimo_launch.spec.gpus import GPUS, MEASURED, network_bandwidth
+from mimo_launch.spec.spec import NodesSpec
 from mimo_launch.spec.wording import did_you_mean, found
 
 VERSION = 1
@@ -59,6 +62,12 @@ class Calibration:
     )
     mamba: float = _constant(
         255.0, "TFLOP/s", "a Mamba-2 layer: products, convolution, recurrence, norm", _NANO
+    )
+    deltanet: float = _constant(
+        60.0,
+        "TFLOP/s",
+        "a Gated DeltaNet layer: products, convolution, recurrence in fp32, norm",
+        "not measured: about the peak of fp32",
     )
     experts: float = _constant(
         340.0, "TFLOP/s", "a layer with experts, but for the way of tokens to other ranks", _NANO
@@ -126,6 +135,53 @@ class Calibration:
         head = {"version": VERSION, "device": values.pop("device"), "date": values.pop("date")}
         text = json.dumps({**head, "constants": values}, indent=2)
         Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> Calibration:
+    """Return the constants of the GPUs and network that a spec names; those `given` come first.
+
+    Rates of compute, memory and links are those measured on an H200, times the ratio of the data
+    sheets.
+    """
+    if given is not None or nodes is None:
+        return given or Calibration()
+    made = Calibration()
+    measured = GPUS[MEASURED]
+    if nodes.gpu is not None:
+        gpu = GPUS[nodes.gpu]
+        compute, memory, links = (
+            gpu.bf16 / measured.bf16,
+            gpu.memory_bandwidth / measured.memory_bandwidth,
+            gpu.links / measured.links,
+        )
+        factors = dict.fromkeys(_RATES, compute)
+        factors |= {"memory_bandwidth": memory}
+        factors |= {"collective_bandwidth": links, "p2p_bandwidth": links}
+        values = {name: getattr(made, name) * factor for name, factor in factors.items()}
+        values |= {"fp32_speed": gpu.fp32 / gpu.bf16, "fp64_speed": gpu.fp64 / gpu.bf16}
+        made = replace(made, device=gpu.name, **values)
+    elif nodes.memory is not None and not 0.9 < nodes.memory / measured.memory < 1.1:
+        made = replace(
+            made, device=f"GPUs of {bytes_text(nodes.memory)} with the rates of an {made.device}"
+        )
+    if nodes.network is not None:
+        made = replace(made, network_bandwidth=network_bandwidth(nodes.network))
+    return made
+
+
+# Constants in TFLOP/s.
+_RATES = (
+    "language_linear",
+    "language_attention",
+    "vision_linear",
+    "vision_attention",
+    "mamba",
+    "deltanet",
+    "experts",
+    "head",
+    "matmul",
+    "peak",
+)
 
 
 def constants() -> tuple[Field[Any], ...]:

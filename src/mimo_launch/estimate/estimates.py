@@ -13,7 +13,7 @@ from itertools import product
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel
-from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
@@ -48,11 +48,17 @@ class Estimator:
     plan: Plan
     constants: Calibration
     spec: Spec
+    worst: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, constants: Calibration | None = None) -> "Estimator":
-        """Return the estimates of a plan, by default on the default device."""
-        return cls(plan, constants or Calibration(), plan.spec)
+    def of(
+        cls, plan: Plan, constants: Calibration | None = None, *, worst: bool = False
+    ) -> "Estimator":
+        """Return the estimates of a plan, by default on the device that its spec names.
+
+        With `worst`, for the largest samples that the data can give; otherwise for the mean.
+        """
+        return cls(plan, constants_for(plan.spec.nodes, constants), plan.spec, worst)
 
     @property
     def layout(self) -> Layout:
@@ -67,7 +73,7 @@ class Estimator:
     @cached_property
     def sample(self) -> SampleData:
         """The sample that represents every sample of a step."""
-        return nominal_step_data(self.spec).samples[0]
+        return nominal_step_data(self.spec, worst=self.worst).samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
@@ -213,6 +219,10 @@ class Estimator:
         computing, reducing, updating = (
             each / total for each in (self.simulation.busy(first), finish - end, update)
         )
+
+        def part(kind: str) -> float:
+            return float(sum(getattr(costs[stage], kind) for stage in alike.role)) / total
+
         stages = []
         for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
             cost = costs[name, stage]
@@ -238,7 +248,10 @@ class Estimator:
             tflop=tflop,
             bubble=self.simulation.bubble(first),
             computing=computing,
-            all_to_all=sum(costs[stage].all_to_all for stage in alike.role) / total,
+            communicating=part("communication"),
+            all_to_all=part("all_to_all"),
+            recomputing=part("recomputation"),
+            starting=part("starts"),
             waiting=max(0.0, 1 - computing - reducing - updating),
             reducing=reducing,
             updating=updating,

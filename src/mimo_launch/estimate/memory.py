@@ -127,7 +127,7 @@ class _Activations:
         self.layers = tuple(self.kind.layer_widths(number) for number in stage.layers)
         self.ends = ends_of(spec, stage)
         self.bytes = COMPUTED[spec.train.precision]
-        self.tokens = work.held
+        self.tokens, self.seq = work.held, layout.seq
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
@@ -159,8 +159,15 @@ class _Activations:
         """Return the bytes that stay until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += self.saved_by_layers() + self.edge
+            total += self.saved_by_layers() + self.edge + self.masks()
         return total
+
+    def masks(self) -> int:
+        """Return the bytes of the masks that layers share where tokens of images see each other."""
+        if not self.work.blocks:
+            return 0
+        kinds = {self.kind.attends_in_windows(number) for number in self.stage.layers}
+        return len(kinds) * self.tokens * self.seq * self.bytes
 
     def saved_by_layers(self) -> int:
         """Return the part of these that layers keep."""
@@ -187,7 +194,8 @@ class _Activations:
         return RECOMPUTED if self.recomputes else self.kind.saved_activations(size, self.passes)
 
     def _layer_backward(self, size: Widths) -> int:
-        total = self._sum(self.kind.backward_activations, size)
+        alive = (*self.kind.backward_activations, *self.kind.recomputed_activations(size))
+        total = self._sum(alive, size)
         if self.recomputes:
             total += self._sum(self.kind.saved_activations(size, self.passes), size)
             total -= self._sum(RECOMPUTED, size)
@@ -201,13 +209,16 @@ class _Activations:
     def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
         tp = self.tp
-        # With fewer key heads than tp ranks each rank holds one; the same for Mamba's groups.
-        head = size.head_size if size.mamba is None else size.mamba.state
+        # With fewer key heads than tp ranks each rank holds one; the same for groups.
+        head = size.head_size if size.recurrence is None else size.recurrence.state
         key = max(size.key // tp, head)
         total = 0
         for each in tensors:
             width = each.stream * size.stream + each.query * size.query // tp + each.key * key
             width += each.inner * size.inner // tp
+            if (latent := size.latent) is not None:
+                width += each.narrow * latent.narrow + each.entered * latent.entered
+                width += (each.made * latent.made + each.value * latent.value) // tp
             if size.experts is not None and self.module.experts is not None:
                 copies = size.experts.top_k * size.stream // tp
                 split = self.module.experts.size("tp")

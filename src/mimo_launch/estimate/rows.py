@@ -59,9 +59,10 @@ class RankEstimate:
     """Ranks with equal estimates: memory, work and shares of the step's time.
 
     `bubble` is the share of the schedule in which they do not compute. The shares of the step:
-    `computing`, of which `all_to_all` is the exchange of tokens with experts; `waiting` for others
-    or transfers; `reducing` gradients after the last backward; `updating` weights, with all that
-    follows the schedule.
+    `computing`; of it, `communicating` exchanges data with other ranks inside forwards and
+    backwards, `all_to_all` is the part of that for tokens of experts, `recomputing` runs forwards
+    again, and `starting` is time of the host. `waiting` is for others or transfers; `reducing` sums
+    gradients after the last backward; `updating` has all that follows the schedule.
     """
 
     role: tuple[str, ...]
@@ -74,7 +75,10 @@ class RankEstimate:
     tflop: float
     bubble: float
     computing: float
+    communicating: float
     all_to_all: float
+    recomputing: float
+    starting: float
     waiting: float
     reducing: float
     updating: float

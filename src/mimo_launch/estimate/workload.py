@@ -29,7 +29,12 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
     if module.is_language:
         held = size * layout.seq // module.grid.size("cp")
         spans = language_spans(sample, layout.seq) * size
-        return Workload(spans=spans, held=held, rows=0, forwards=forwards)
+        blocks = tuple(
+            span.num_positions
+            for name in module.whole_images
+            for span in sample.spans.get(name, ())
+        )
+        return Workload(spans=spans, held=held, rows=0, forwards=forwards, blocks=blocks * size)
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     return encoder_workload(view, mine, forwards)

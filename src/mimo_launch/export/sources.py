@@ -34,9 +34,15 @@ from mimo_launch.hugging_face.folder import (
     read_config,
     read_headers,
 )
-from mimo_launch.hugging_face.image_processor import PREPROCESSOR, PROCESSOR, processor_folder
+from mimo_launch.hugging_face.image_processor import processor_folder
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.hugging_face.tokenizer import TOKENIZER, TokenizerError, token_text
+from mimo_launch.hugging_face.tokenizer import (
+    PREPROCESSOR,
+    PROCESSOR,
+    TOKENIZER,
+    TokenizerError,
+    token_text,
+)
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Model, Spec, WebdatasetData
 

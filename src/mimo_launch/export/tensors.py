@@ -35,7 +35,7 @@ _AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Rows of a file's tensor from `first_row` on: the first rows of a saved tensor of `saved`.
+    """The part of a file's tensor at a `place`: the first rows of a saved tensor of shape `saved`.
 
     `shape` is that of the part as saved, without rows that are left out.
     """
@@ -43,7 +43,18 @@ class TensorPart:
     name: str
     saved: tuple[int, ...]
     shape: tuple[int, ...]
-    first_row: int
+    place: Place
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return the part of the file's tensor, a view of it."""
+        at = self.place
+        if at.stacked is not None:
+            found: Tensor = at.stacked.read(tensor, at.first_row, [range(x) for x in self.shape])
+            return found
+        if at.transposed:
+            return tensor.mT.narrow(0, at.first_row, self.shape[0])
+        num_rows = math.prod(self.shape) * tensor.shape[0] // tensor.numel()
+        return tensor.narrow(0, at.first_row, num_rows).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +80,8 @@ class FileTensor:
         """Return the boxes that fill `tensor`, which has this shape and type, as views of it."""
         found = []
         for part in self.parts:
-            num_rows = math.prod(part.shape) * self.shape[0] // math.prod(self.shape)
-            rows = tensor.narrow(0, part.first_row, num_rows).view(part.shape)
             zero = (0,) * len(part.saved)
-            found.append(Box(part.name, part.saved, zero, rows, counted=False))
+            found.append(Box(part.name, part.saved, zero, part.view(tensor), counted=False))
         return found
 
 
@@ -95,11 +104,11 @@ def file_tensors(
         at = place(name)
         words = vocab if name in VOCABULARY else None
         shape = saved if words is None else (words, *saved[1:])
-        part = TensorPart(prefix + name, saved, shape, at.first_row)
+        part = TensorPart(prefix + name, saved, shape, at)
         last = at.first_row + (shape[0] if at.num_rows is None else at.num_rows)
-        whole = at.shape or (last, *shape[1:])
+        whole = at.shape or (last, *shape[1:])[:: -1 if at.transposed else 1]
         known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name)))
-        if at.shape is None:
+        if at.shape is None and not at.transposed:
             whole = (max(last, known.shape[0]), *shape[1:])
         made[at.name] = replace(known, shape=whole, parts=(*known.parts, part))
     for tensor in made.values():

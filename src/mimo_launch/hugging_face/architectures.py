@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import moe_decoder, qwen2_5_omni, vit
+from mimo_launch.hugging_face import qwen2_5_omni, vit
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, SEEING, part_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, Model, TalkerModel, VitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +89,29 @@ def obstacles(model: Model) -> list[str]:
     ]
 
 
+# Language models that transformers has as a part of wholes only.
+_IN_WHOLES = {
+    *(w.text.model_type for w in QWEN_VL if not w.text.architecture.endswith("ForCausalLM")),
+    qwen2_5_omni.TEXT.model_type,
+}
+
+
+def stands_alone(family: Family[Any]) -> bool:
+    """Return whether a folder may hold this family and nothing else."""
+    return family.model_type not in _IN_WHOLES
+
+
 def _kin(model: Model) -> Iterator[Family[Any]]:
     """Yield the stand-alone architectures for a kind of model."""
-    in_wholes = [whole.text.model_type for whole in QWEN_VL] + [qwen2_5_omni.TEXT.model_type]
-    for family in _alike(FAMILIES.values(), model):
-        if family.model_type not in in_wholes:
-            yield family
+    yield from filter(stands_alone, _alike(FAMILIES.values(), model))
 
 
 def _alike(families: Iterable[Family[Any]], model: Model) -> Iterator[Family[Any]]:
     """Yield the families of a kind of model; decoders with experts and those without differ."""
     has_experts = kind_of(model).moe is not None
     for family in families:
-        is_of_experts = family.model_type in moe_decoder.KINDS
-        if family.kind == model.kind and (family.kind != "decoder" or is_of_experts == has_experts):
+        both = family.kind != "decoder" or family.of_experts == has_experts
+        if family.kind == model.kind and both:
             yield family
 
 
@@ -116,10 +125,15 @@ def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
         yield f"`final_norm: {text_of(has_norm)}`"
 
 
-def _differences(family: Family[Any], model: Model) -> Iterator[str]:
-    """Yield the settings of a model that a family does not have, as "`key: value`"."""
+def _differences(
+    family: Family[Any], model: Model, but: Mapping[str, Any] | None = None
+) -> Iterator[str]:
+    """Yield the settings of a model that a family does not have, as "`key: value`".
+
+    `but`: keys that the model around it decides.
+    """
     found = False
-    for key, there in family.keys(family.config(model)).items():
+    for key, there in {**family.keys(family.config(model)), **(but or {})}.items():
         if value_of(model, key) != there:
             found, here = True, value_of(model, key)
             if isinstance(here, dict) and isinstance(there, dict):
@@ -136,12 +150,17 @@ Assembly = tuple[str, Config, Mapping[str, tuple[str, ...]]]
 def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assembly]:
     """Yield class, configuration and paths of the models that modules of different kinds may be."""
     models = {kind: modules.models[name] for kind, name in by_kind.items()}
-    text, vision, speech = (models.get(kind) for kind in ("decoder", "vit", "talker"))
-    if not isinstance(text, DecoderModel):
+    vision, speech = (models.get(kind) for kind in ("vit", "talker"))
+    text = next(
+        (each for each in models.values() if isinstance(each, DecoderModel | HybridModel)), None
+    )
+    if text is None:
         return
     token = modules.tokens.get(by_kind.get("vit", ""))
-    if models.keys() == {"decoder", "vit"} and isinstance(vision, VitModel) and token is not None:
+    if models.keys() == {text.kind, "vit"} and isinstance(vision, VitModel) and token is not None:
         yield from _that_see(vision, text, token)
+    if not isinstance(text, DecoderModel):
+        return
     if not isinstance(speech, TalkerModel) or models.keys() - {"decoder", "vit", "talker"}:
         return
     families: dict[str, Family[Any]] = {
@@ -155,23 +174,29 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
         yield qwen2_5_omni.ARCHITECTURE, config, qwen2_5_omni.WHERE
 
 
-def _that_see(vision: VitModel, text: DecoderModel, token: int) -> Iterator[Assembly]:
-    where = {"decoder": ("text_config",), "vit": ("vision_config",)}
-    for seeing in SEEING:
-        tower, words = (
-            _first(tuple(_alike(families.values(), model)), model)
-            for families, model in ((seeing.vision, vision), (seeing.text, text))
-        )
-        if tower is not None and words is not None:
-            config = seeing.config_of(tower, vision, words, text, token)
-            yield seeing.architecture, config, where
+def _that_see(vision: VitModel, text: DecoderModel | HybridModel, token: int) -> Iterator[Assembly]:
+    where = {text.kind: ("text_config",), "vit": ("vision_config",)}
+    if isinstance(text, DecoderModel):
+        for seeing in SEEING:
+            tower, words = (
+                _first(tuple(_alike(families.values(), model)), model, but)
+                for families, model, but in (
+                    (seeing.vision, vision, {}),
+                    (seeing.text, text, seeing.text_fixed),
+                )
+            )
+            if tower is not None and words is not None:
+                config = seeing.config_of(tower, vision, words, text, token)
+                yield seeing.architecture, config, where
     for whole in QWEN_VL:
-        if _first((whole.text,), text) and _first((whole.vision,), vision):
+        if _first(tuple(_alike((whole.text,), text)), text) and _first((whole.vision,), vision):
             yield whole.architecture, whole.config_of(vision, text, token), where
 
 
-def _first(families: tuple[Family[Any], ...], model: Model) -> Family[Any] | None:
-    return next((each for each in families if not list(_differences(each, model))), None)
+def _first(
+    families: tuple[Family[Any], ...], model: Model, but: Mapping[str, Any] | None = None
+) -> Family[Any] | None:
+    return next((each for each in families if not list(_differences(each, model, but))), None)
 
 
 def text_of(value: Any) -> str:

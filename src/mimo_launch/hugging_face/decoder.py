@@ -1,4 +1,4 @@
-"""Decoders of Llama, Qwen2 and Qwen3 shape.
+"""Decoders of Llama, Qwen2, Qwen3 and Mistral shape.
 
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
 its tensors.
@@ -12,97 +12,155 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, Place
 from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import (
+    Refusal,
+    Refusals,
+    listed,
+    only,
+    refusals,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, RopeScaling, TalkerModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowKeys:
+    """How configurations say that layers attend in windows.
+
+    `size` is that of one that does not say. `asked`: only with `use_sliding_window`. `by_layer`:
+    only the layers of `layer_types`, or those from `max_window_layers` on; otherwise all.
+    """
+
+    size: int | None = 4096
+    asked: bool = False
+    by_layer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFamily:
     """The optional parts of a block, and the defaults of its configuration.
 
-    The default None follows from other keys.
+    The default None follows from other keys. `windows`: None if all layers attend to all tokens.
     """
 
     qkv_bias: bool
     qk_norm: bool
     kv_heads: int | None
     head_size: int | None
+    windows: WindowKeys | None = None
+    output_bias: bool = False
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The values of `layer_types` that our decoder computes."""
+        return (FULL, SLIDING) if self.windows is not None and self.windows.by_layer else (FULL,)
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+_OF_QWEN = WindowKeys(asked=True, by_layer=True)
 KINDS = {
     "llama": DecoderFamily(qkv_bias=False, qk_norm=False, kv_heads=None, head_size=None),
-    "qwen2": DecoderFamily(qkv_bias=True, qk_norm=False, kv_heads=32, head_size=None),
-    "qwen3": DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128),
+    "qwen2": DecoderFamily(
+        qkv_bias=True, qk_norm=False, kv_heads=32, head_size=None, windows=_OF_QWEN
+    ),
+    "qwen3": DecoderFamily(
+        qkv_bias=False, qk_norm=True, kv_heads=32, head_size=128, windows=_OF_QWEN
+    ),
+    "mistral": DecoderFamily(
+        qkv_bias=False, qk_norm=False, kv_heads=8, head_size=None, windows=WindowKeys()
+    ),
 }
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
 # Layers before this one have no window.
 MAX_WINDOW_LAYERS = 28
 # The scalings of rotary embeddings that our decoder has.
-LLAMA3, LINEAR = SCALINGS = ("llama3", "linear")
+LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
 
+_LENGTH = "original_max_position_embeddings"
+# The keys of `model` that no folder has.
+_NOT_OF_FOLDERS = {"kind", "vocab_multiple"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm.weight"}
+MLP = ("gate", "up", "down")
+ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm.weight"}
 _LAYERS = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
     **{f"attention.{x}": f"self_attn.{x}_proj" for x in "qkvo"},
     **{f"attention.{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
-    **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+    **{f"mlp.{x}": f"mlp.{x}_proj" for x in MLP},
 }
 # Old versions of transformers saved the frequencies of rotary embeddings, which follow from theta.
 _FREQUENCIES = re.compile(r"rotary_emb\.inv_freq$")
 
 
-def not_computed(config: Config, *, by_layer: bool = True) -> Iterator[str]:
-    """Yield, as `key: value`, the settings that our decoder cannot compute.
+def not_computed(kind: DecoderFamily) -> Refusals:
+    """Return what our decoder does not compute of the configurations of a kind."""
+    return refusals(
+        *(
+            only("hidden_act", "silu"),
+            only("attention_bias", kind.output_bias),
+            only("mlp_bias", False),
+        ),
+        *(only("quantization_config", None), only("partial_rotary_factor", 1.0)),
+        Refusal(f"`layer_types` other than {listed(kind.layer_types)}", partial(_no_layers, kind)),
+        Refusal(f"`rope_type` other than {listed(('default', *SCALINGS))}", _no_ropes),
+    )
 
-    `by_layer`: a sliding window is that of some layers, not of all.
-    """
-    for key, only in (
-        ("hidden_act", "silu"),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("quantization_config", None),
-        ("partial_rotary_factor", 1.0),
-    ):
-        if differs(config, key, only):
-            yield f"{key}: {short(config[key])}"
-    if _has_window(config, by_layer=by_layer):
-        yield "use_sliding_window: true"
+
+def _no_layers(kind: DecoderFamily, config: Config) -> Iterator[str]:
     layers = config.get("layer_types") or []
-    others = [x for x in layers if x != "full_attention"] if isinstance(layers, list) else [layers]
-    if others:
+    layers = layers if isinstance(layers, list) else [layers]
+    # A layer with a window that has no size cannot be computed anywhere.
+    known = kind.layer_types if _window_size(kind, config) is not None else (FULL,)
+    if others := [x for x in layers if x not in known]:
         yield f"layer_types: {short(others[0])}"
+
+
+def _no_ropes(config: Config) -> Iterator[str]:
     rope = rope_settings(config)
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling not in ("default", *SCALINGS):
         yield f"rope_type: {scaling}"
-    if differs(rope, "partial_rotary_factor", 1.0):
-        yield f"partial_rotary_factor: {rope['partial_rotary_factor']}"
+    yield from only("partial_rotary_factor", 1.0).found(rope)
 
 
-def _has_window(config: Config, *, by_layer: bool) -> bool:
-    """Return whether a layer of a Qwen attends in a window; `layer_types` are checked elsewhere."""
-    asked = config.get("use_sliding_window") and config.get("model_type") != "llama"
-    if not asked or config.get("sliding_window", 0) is None:
-        return False
-    if not by_layer:
-        return True
-    first = number(config, "max_window_layers", MAX_WINDOW_LAYERS)
-    return not config.get("layer_types") and number(config, "num_hidden_layers") > first
+def _window_size(kind: DecoderFamily, config: Config) -> int | float | None:
+    """Return how many tokens layers with windows attend to, None if no layer has one."""
+    windows = kind.windows
+    if windows is None or (windows.asked and not config.get("use_sliding_window")):
+        return None
+    if config.get("sliding_window", windows.size) is None:
+        return None
+    return number(config, "sliding_window", windows.size)
+
+
+def window_of(kind: DecoderFamily, config: Config) -> dict[str, Any] | None:
+    """Return a configuration as `sliding_window`. Raises: ConfigError."""
+    size, layers = _window_size(kind, config), int(number(config, "num_hidden_layers"))
+    if size is None or kind.windows is None:
+        return None
+    full = []
+    if kind.windows.by_layer:
+        first = number(config, "max_window_layers", MAX_WINDOW_LAYERS)
+        types = config.get("layer_types")
+        slides = [i >= first for i in range(layers)] if not types else [x != FULL for x in types]
+        full = [i for i, each in enumerate(slides) if not each]
+    if len(full) >= layers:
+        return None
+    return {"size": size, "full": tuple(full), "rope_theta": None}
 
 
 def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
-    """Return a configuration as keys of `model`.
+    """Return a configuration as keys of `model`; parts of other families are left out.
 
     Raises: ConfigError if a size is missing or is no number.
     """
     heads, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
     rope = rope_settings(config)
-    return {
+    found = {
         "layers": number(config, "num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
@@ -112,32 +170,36 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
         "vocab": number(config, "vocab_size"),
         "tied": bool(config.get("tie_word_embeddings", False)),
         "qkv_bias": kind.qkv_bias,
+        "output_bias": kind.output_bias,
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
         "rope_theta": number({**config, **rope}, "rope_theta", ROPE_THETA),
-        "rope_scaling": scaling_of(rope),
-        "mrope": None,
-        "mrope_interleaved": False,
-        "sliding_window": None,
-        "activation": "silu",
-        "post_norms": False,
-        "norm_offset": False,
-        "embedding_scale": None,
-        "query_pre_attn_scalar": None,
-        "moe": None,
+        "rope_scaling": scaling_of(rope, config),
+        "sliding_window": window_of(kind, config),
+        "bidirectional_images": False,
     }
+    fields = DecoderModel.model_fields.items()
+    rest = {key: field.default for key, field in fields if key not in _NOT_OF_FOLDERS}
+    return found | {key: value for key, value in rest.items() if key not in found}
 
 
-def scaling_of(rope: Config) -> dict[str, Any] | None:
+def scaling_of(rope: Config, config: Config) -> dict[str, Any] | None:
     """Return settings of rotary embeddings as `rope_scaling`. Raises: ConfigError."""
     kind = rope.get("rope_type", rope.get("type"))
-    fields = RopeScaling.model_fields
-    if kind == LINEAR:
-        unused = {key: field.default for key, field in fields.items()}
-        return {**unused, "rope_type": LINEAR, "factor": number(rope, "factor")}
-    if kind != LLAMA3:
+    if kind not in SCALINGS:
         return None
-    return {"rope_type": LLAMA3, **{key: number(rope, key) for key in fields if key != "rope_type"}}
+    fields = {key: field.default for key, field in RopeScaling.model_fields.items()}
+    found = {**fields, "rope_type": kind, "factor": number(rope, "factor")}
+    if kind == YARN:
+        rope = {key: each for key, each in rope.items() if each is not None}
+        if _LENGTH not in rope:
+            rope[_LENGTH] = number(config, "max_position_embeddings")
+    for key in RopeScaling.USED[kind]:
+        if key == "truncate":
+            found[key] = bool(rope.get(key, True))
+        elif kind != YARN or key in rope:
+            found[key] = number(rope, key)
+    return found
 
 
 def place(name: str, model: DecoderBlocks) -> Place:
@@ -146,8 +208,8 @@ def place(name: str, model: DecoderBlocks) -> Place:
     Raises: KeyError for a name that a decoder does not have.
     """
     del model
-    if name in _ENDS:
-        return Place(_ENDS[name])
+    if name in ENDS:
+        return Place(ENDS[name])
     _, index, rest = name.split(".", 2)
     layer, _, kind = rest.rpartition(".")
     return Place(f"model.layers.{index}.{_LAYERS[layer]}.{kind}")
@@ -180,13 +242,30 @@ def config_of(model_type: str, model: DecoderModel | TalkerModel) -> Config:
     }
 
 
+def windows_of(kind: DecoderFamily, model: DecoderModel) -> Config:
+    """Return the settings of windows, as transformers 5 writes them."""
+    windows, ours = kind.windows, model.sliding_window
+    if windows is None:
+        return {}
+    found: Config = {"sliding_window": None if ours is None else ours.size}
+    if windows.asked:
+        found["use_sliding_window"] = ours is not None
+    if windows.by_layer:
+        full = range(model.layers) if ours is None else ours.full
+        found["layer_types"] = [FULL if i in full else SLIDING for i in range(model.layers)]
+    return found
+
+
+def _config(name: str, model: DecoderModel) -> Config:
+    return {**config_of(name, model), **windows_of(KINDS[name], model)}
+
+
 def rope_of(model: DecoderBlocks) -> Config:
     """Return the settings of rotary embeddings of layers without windows."""
     scaling: Config = {"rope_type": "default"}
-    if model.rope_scaling is not None:
-        is_linear = model.rope_scaling.rope_type == LINEAR
-        used = {"rope_type", "factor"} if is_linear else None
-        scaling = model.rope_scaling.model_dump(include=used)
+    if (ours := model.rope_scaling) is not None:
+        used = RopeScaling.USED[ours.rope_type] | {"rope_type", "factor"}
+        scaling = ours.model_dump(include=set(used), exclude_none=True)
     return {**scaling, "rope_theta": model.rope_theta}
 
 
@@ -200,12 +279,12 @@ FAMILIES = tuple(
     Family(
         model_type=name,
         kind="decoder",
-        not_computed=not_computed,
+        not_computed=not_computed(kind),
         keys=partial(keys, kind),
         place=place,
         is_ignored=is_ignored,
         fits=partial(fits, kind),
-        config=partial(config_of, name),
+        config=partial(_config, name),
         architecture=f"{name.capitalize()}ForCausalLM",
     )
     for name, kind in KINDS.items()

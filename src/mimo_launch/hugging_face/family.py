@@ -6,12 +6,13 @@ Relies on: `folder` for configurations; `spec.language_models` for the keys of e
 Leaves: the functions to one file per architecture, finding families and parts to `registry`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
-from mimo_launch.spec.language_models import Moe
+from mimo_launch.hugging_face.refusals import Refusals
+from mimo_launch.spec.language_models import DeltaNetSizes, Moe
 from mimo_launch.spec.spec import Model, Strict
 
 
@@ -31,16 +32,47 @@ _DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_wid
 def value_of(model: Model, key: str) -> Any:
     """Return a model's value for one of its keys, with defaults applied.
 
-    For `moe` that is what experts compute, not how they are trained.
+    Of sections that is what decides what is computed, not how, or how it is trained.
     """
     derived = _DERIVED.get(key, key)
     found = getattr(model, derived if hasattr(model, derived) else key)
-    if isinstance(found, Moe):
+    if isinstance(found, Moe | DeltaNetSizes):
         return found.architecture()
     return found.model_dump() if isinstance(found, Strict) else found
 
 
 M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """How a tensor lies in one that stacks those of several experts: it is entry `number`.
+
+    If the entry is `transposed`, its columns are our rows; of these every `step`-th is ours.
+    """
+
+    number: int
+    step: int = 1
+    transposed: bool = False
+
+    def shape_in(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of our tensor."""
+        rows, *rest = whole[:0:-1] if self.transposed else whole[1:]
+        return (rows // self.step, *rest)
+
+    def read(self, whole: Any, first_row: int, box: Sequence[range]) -> Any:
+        """Return a box of our tensor, of which `first_row` is the first row, as slices of `whole`.
+
+        `whole` may be a tensor, or a tensor of a file that takes slices without steps.
+        """
+        rows, *rest = box
+        last = first_row + self.step * rows.start + self.step * (len(rows) - 1) + 1
+        there = [slice(first_row + self.step * rows.start, max(last, 0))]
+        there += [slice(each.start, each.stop) for each in rest]
+        if self.transposed:
+            there.reverse()
+        entry = whole[(slice(self.number, self.number + 1), *there)][0]
+        return (entry.mT if self.transposed else entry)[:: self.step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +82,9 @@ class Place:
     `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is that
     of the whole tensor in the file where it differs from ours, with the same elements in the same
     order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may stand in
-    front. A tensor `at_least_fp32` is
-    not multiplied with activations, and transformers keeps it in fp32.
+    front. Or it is that of a tensor in which ours is `stacked`. The columns of a `transposed` one
+    are our rows. A tensor `at_least_fp32` is not multiplied with activations, and transformers
+    keeps it in fp32.
     """
 
     name: str
@@ -59,6 +92,44 @@ class Place:
     num_rows: int | None = None
     shape: tuple[int, ...] | None = None
     at_least_fp32: bool = False
+    stacked: Stacked | None = None
+    transposed: bool = False
+
+    @property
+    def key(self) -> str:
+        """A name of what is ours: that of the tensor, with the rows or the entry that it is."""
+        if self.stacked is not None:
+            return f"{self.name}[{self.stacked.number}, {self.first_row}::{self.stacked.step}]"
+        if self.num_rows is not None:
+            return f"{self.name}[{self.first_row}:{self.first_row + self.num_rows}]"
+        return self.name
+
+
+def layers_at(names: Mapping[str, str]) -> dict[str, Place]:
+    """Return the places of weights and biases of layers, by the names of layers, ours first."""
+    kinds = ("weight", "bias")
+    return {f"{ours}.{kind}": Place(f"{at}.{kind}") for ours, at in names.items() for kind in kinds}
+
+
+def stacked_expert(layer: str, number: int, part: str, moe: Moe, stream: int) -> Place:
+    """Return the place of a weight of an expert where a layer stacks gates above ups, and downs.
+
+    `layer` is the name of the experts of a layer, `part` is gate, up or down.
+    """
+    entry = Stacked(number)
+    if part == "down":
+        return Place(f"{layer}.down_proj", shape=(moe.experts, stream, moe.width), stacked=entry)
+    first = moe.width if part == "up" else 0
+    whole = (moe.experts, 2 * moe.width, stream)
+    return Place(f"{layer}.gate_up_proj", first, moe.width, shape=whole, stacked=entry)
+
+
+def rows_of(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
+    """Return the first row and the number of rows of a part. Raises: KeyError."""
+    names = list(parts)
+    if wanted not in parts:
+        raise KeyError(wanted)
+    return sum(parts[name] for name in names[: names.index(wanted)]), parts[wanted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +138,7 @@ class Family(Generic[M]):
 
     `model_type`: that of the (sub-)configuration that describes the module.
     `kind`: of our model.
-    `not_computed(config)`: settings that our model does not have, as `key: value`.
+    `not_computed`: settings that our model does not have.
     `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
     `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
@@ -76,11 +147,14 @@ class Family(Generic[M]):
     `architecture`: the class of transformers that loads it.
     `row_width`: the key of its configuration for the width of the rows that it makes, or reads.
     `training(config)`: the training settings of a configuration, as keys of `moe`.
+    `of_experts`: for decoders with experts, and not for others.
+    `other_place(name, model)`: the place in files of other versions; None if it is the same.
+    `layers_in_one`: how many of our layers are one of theirs.
     """
 
     model_type: str
     kind: str
-    not_computed: Callable[[Config], Iterator[str]]
+    not_computed: Refusals
     keys: Callable[[Config], dict[str, Any]]
     place: Callable[[str, M], Place]
     is_ignored: Callable[[str, M], bool]
@@ -89,14 +163,39 @@ class Family(Generic[M]):
     architecture: str = ""
     row_width: str | None = None
     training: Callable[[Config], dict[str, Any]] = lambda _: {}
-
-
-def differs(config: Config, key: str, only: object) -> bool:
-    """Return whether a setting differs from the only value that we compute."""
-    return bool(config.get(key, only) != only)
+    of_experts: bool = False
+    other_place: Callable[[str, M], Place | None] = lambda *_: None
+    layers_in_one: int = 1
 
 
 PROJECTOR = "projector."
+
+
+class Whole(Protocol):
+    """A model of transformers that holds several parts, or one under names of its own.
+
+    `families` are those of its parts, `refusals` what is refused of the settings around them;
+    `architecture` is the class of transformers that `export` writes, empty if it writes none.
+    """
+
+    @property
+    def model_type(self) -> str:
+        """Return the type of the whole."""
+
+    @property
+    def architecture(self) -> str:
+        """Return the class of transformers."""
+
+    @property
+    def families(self) -> tuple[Family[Any], ...]:
+        """Return the families of its parts."""
+
+    @property
+    def refusals(self) -> Refusals:
+        """Return what is refused around the parts."""
+
+    def part(self, config: Config, kind: str) -> "Part[Any]":
+        """Return the part that is a module of a kind. Raises: NoSuchPart, ConfigError."""
 
 
 class NoSuchPart(ConfigError):
@@ -113,7 +212,7 @@ class Part(Generic[M]):
 
     `prefixes`: pairs of a prefix in the files and the one in the family's names that it stands for;
     transformers writes the first pair today. `elsewhere`: prefixes of other parts. `projector`: the
-    names of the projector in the files, by our layer; if empty, ours keeps its initial values.
+    places of the projector in the files, by our tensor; if empty, ours keeps its initial values.
     `fixed`: keys of `model` that the whole model decides; `refused`: settings of the whole model
     that we cannot compute. `may_end_early`: a module may take only the first layers.
     """
@@ -122,7 +221,7 @@ class Part(Generic[M]):
     config: Config
     prefixes: tuple[tuple[str, str], ...] = (("", ""),)
     elsewhere: tuple[str, ...] = ()
-    projector: Mapping[str, str] = field(default_factory=dict)
+    projector: Mapping[str, Place] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     may_end_early: bool = False
@@ -153,9 +252,8 @@ class Part(Generic[M]):
 
         `name` is without the module. Raises: KeyError for one that the family does not have.
         """
-        layer, _, kind = name.rpartition(".")
-        if layer in self.projector:
-            return Place(f"{self.projector[layer]}.{kind}")
+        if name in self.projector:
+            return self.projector[name]
         try:
             return self.family.place(name, model)
         except KeyError:

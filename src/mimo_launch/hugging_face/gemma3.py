@@ -1,199 +1,82 @@
-"""Decoders of Gemma 3 shape: windows in most layers, two rotary bases, norms on both sides.
+"""Gemma 3 that sees: a SigLIP whose patches are pooled, one linear map, and a decoder of Gemma 3.
 
-Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
-their tensors, alone and as the text part of a Gemma 3 that sees.
-Relies on: `decoder` for the rest of a block.
-Leaves: seeing to nobody yet: rows are means of patches there, and the tokens of an image attend to
-each other in both directions.
+Decides: what the settings of the whole mean, and the names of the parts in its files; that the
+tokens of an image attend to each other in both directions.
+Relies on: `tower_and_decoder`; `vit` for the tower, `gemma3_text` for the decoder; `llava` for the
+names of the parts, which are the same.
+Leaves: crops of large images (pan and scan) to nobody.
 
 Source: `transformers` 5.23, models/gemma3; arXiv:2503.19786.
 """
 
 from collections.abc import Iterator
+from math import isqrt
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, vit
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
-from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
-from mimo_launch.spec.language_models import DecoderBlocks
-from mimo_launch.spec.spec import DecoderModel
+from mimo_launch.hugging_face import gemma3_text, llava, vit
+from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import Refusal, refusals
+from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
+from mimo_launch.spec.spec import VitModel
 
-MODEL_TYPE, TEXT_TYPE = "gemma3", "gemma3_text"
-FULL, SLIDING = "full_attention", "sliding_attention"
-_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
-_ACTIVATION = "gelu_pytorch_tanh"
-# Every sixth layer attends to whole sequences.
-_PATTERN, _WINDOW, _SCALAR = 6, 4096, 256
-_THETA, _LOCAL_THETA = 1e6, 10000.0
-_BLOCK = decoder.DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=4, head_size=256)
-_DEFAULTS: Config = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "tie_word_embeddings": True,
+_ROWS, _TOKENS = "mm_tokens_per_image", 256
+_PROJECTOR = "multi_modal_projector."
+_NAMES = {
+    "projector.linear.weight": Place(f"{_PROJECTOR}mm_input_projection_weight", transposed=True),
+    "projector.norm.weight": Place(f"{_PROJECTOR}mm_soft_emb_norm.weight"),
 }
-_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "post_mlp_norm": "post_feedforward_layernorm",
-}
-_NAMES = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("lm_head.", "lm_head."),
-)
-_VISION_NAMES = (
-    ("model.vision_tower.", ""),
-    ("vision_tower.", ""),
-    ("model.multi_modal_projector.", "multi_modal_projector."),
-    ("multi_modal_projector.", "multi_modal_projector."),
-)
-_TOWER = next(each for each in vit.FAMILIES if each.model_type == vit.SIGLIP)
 
 
-def _not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings that our decoder cannot compute."""
-    for key, only in (
-        ("attention_bias", False),
-        ("attn_logit_softcapping", None),
-        ("final_logit_softcapping", None),
-        ("use_bidirectional_attention", False),
-        ("quantization_config", None),
-    ):
-        if differs(config, key, only) and config[key] not in (None, False):
-            yield f"{key}: {short(config[key])}"
-    if config.get("hidden_activation", _ACTIVATION) not in _ACTIVATIONS:
-        yield f"hidden_activation: {short(config['hidden_activation'])}"
-    for each in dict.fromkeys(_layers(config)):
-        if each not in (FULL, SLIDING):
-            yield f"layer_types: {short(each)}"
-    everywhere, in_windows = _ropes(config)
-    for rope, kinds in ((everywhere, ("default", decoder.LINEAR)), (in_windows, ("default",))):
-        if rope["rope_type"] not in kinds:
-            yield f"rope_type: {short(rope['rope_type'])}"
-
-
-def _layers(config: Config) -> list[Any]:
-    """Return the kind of attention of each layer. Raises: ConfigError."""
-    said = config.get("layer_types")
-    if said is None:
-        every = int(number(config, "sliding_window_pattern", _PATTERN))
-        depth = int(number(config, "num_hidden_layers", _DEFAULTS["num_hidden_layers"]))
-        return [SLIDING if (i + 1) % max(1, every) else FULL for i in range(depth)]
-    if not isinstance(said, list):
-        raise ConfigError(f"`layer_types` is {short(said)}, not a list")
-    return said
-
-
-def _ropes(config: Config) -> tuple[Config, Config]:
-    """Return the rotary settings of layers without windows and of those with windows.
-
-    Versions before 5 wrote two bases, and a scaling of the layers without windows.
-    """
-    both = config.get("rope_parameters")
-    both = both if isinstance(both, dict) else {}
-    scaling = config.get("rope_scaling")
-    scaling = scaling if isinstance(scaling, dict) else {}
-    scaled = {"rope_type": scaling.get("type", "default"), **scaling}
-    everywhere = {"rope_theta": config.get("rope_theta", _THETA), **scaled}
-    local = config.get("rope_local_base_freq", _LOCAL_THETA)
-    in_windows = {"rope_theta": local, "rope_type": "default"}
-    return {**everywhere, **(both.get(FULL) or {})}, {**in_windows, **(both.get(SLIDING) or {})}
-
-
-def _keys(config: Config) -> dict[str, Any]:
-    config = _DEFAULTS | config
-    everywhere, in_windows = _ropes(config)
-    rope = everywhere if everywhere["rope_type"] in decoder.SCALINGS else {"rope_type": "default"}
-    theta = {"rope_theta": number(everywhere, "rope_theta")}
-    keys = decoder.keys(_BLOCK, {**config, "rope_parameters": {**rope, **theta}})
-    layers, window = _layers(config), None
-    if SLIDING in layers:
-        window = {
-            "size": number(config, "sliding_window", _WINDOW),
-            "full": tuple(i for i, each in enumerate(layers) if each != SLIDING),
-            "rope_theta": number(in_windows, "rope_theta"),
-        }
-    scalar = number(config, "query_pre_attn_scalar", _SCALAR)
-    activation = str(config.get("hidden_activation", _ACTIVATION))
-    return {
-        **keys,
-        "sliding_window": window,
-        "activation": _ACTIVATIONS.get(activation, activation),
-        "post_norms": True,
-        "norm_offset": True,
-        "embedding_scale": keys["hidden"] ** 0.5,
-        "query_pre_attn_scalar": None if scalar == keys["head_dim"] else scalar,
-    }
-
-
-def _place(name: str, model: DecoderBlocks) -> Place:
-    """Return the place of our tensor; Gemma's norms have other names. Raises: KeyError."""
-    layer, _, kind = name.rpartition(".")
-    prefix, _, part = layer.rpartition(".")
-    if part in _NORMS:
-        _, index = prefix.split(".")
-        return Place(f"model.layers.{index}.{_NORMS[part]}.{kind}")
-    return decoder.place(name, model)
-
-
-def _config(model: DecoderModel) -> Config:
-    """Return the configuration of our decoder, as transformers 5 writes it."""
-    window = model.sliding_window
-    full = range(model.layers) if window is None else window.full
-    local = {"rope_type": "default", "rope_theta": (window and window.rope_theta) or _LOCAL_THETA}
-    theirs = {ours: name for name, ours in _ACTIVATIONS.items()}
-    return {
-        **decoder.config_of(TEXT_TYPE, model),
-        "rope_parameters": {FULL: decoder.rope_of(model), SLIDING: local},
-        "sliding_window": _WINDOW if window is None else window.size,
-        "layer_types": [FULL if i in full else SLIDING for i in range(model.layers)],
-        "hidden_activation": theirs[model.activation],
-        "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_size,
-    }
-
-
-def _fits(model: DecoderModel) -> bool:
-    return decoder.fits(_BLOCK, model)
-
-
-TEXT = Family(
-    model_type=TEXT_TYPE,
-    kind="decoder",
-    not_computed=_not_computed,
-    keys=_keys,
-    place=_place,
-    is_ignored=decoder.is_ignored,
-    fits=_fits,
-    config=_config,
-    architecture="Gemma3ForCausalLM",
-)
-
-
-def part(config: Config, kind: str) -> Part[Any]:
-    """Return the decoder of a Gemma 3 that sees, or its tower, which is refused.
-
-    Raises: NoSuchPart, ConfigError.
-    """
-    if kind == "vit":
-        rows = number(config, "mm_tokens_per_image", 256)
-        both_ways = "token_type_ids: the tokens of an image attend to each other"
-        return Part(
-            family=_TOWER,
-            config=section(config, "vision_config"),
-            prefixes=_VISION_NAMES,
-            elsewhere=tuple(prefix for prefix, _ in _NAMES),
-            refused=(f"mm_tokens_per_image: {rows}", both_ways),
-        )
-    if kind != "decoder":
-        raise NoSuchPart(f"model_type: {MODEL_TYPE}")
-    inner = section(config, "text_config")
-    return Part(
-        family=TEXT,
-        config={"tie_word_embeddings": config.get("tie_word_embeddings", True), **inner},
-        prefixes=_NAMES,
-        elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
+def _sides(config: Config, inner: Config) -> tuple[int, int]:
+    """Return the sides of an image, in patches and in rows. Raises: ConfigError."""
+    return vit.BY_TYPE[vit.SIGLIP].keys(inner)["image"][0], isqrt(
+        int(number(config, _ROWS, _TOKENS))
     )
+
+
+def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+    patches, rows = _sides(config, inner)
+    shuffle = patches // max(1, rows)
+    return {
+        "shuffle": shuffle,
+        "pooling": "mean" if shuffle > 1 else None,
+        "final_norm": True,
+        "projector": "linear",
+        "projector_activation": "gelu",
+        "projector_bias": False,
+        "projector_norm_eps": number(inner, "layer_norm_eps", vit.KINDS[vit.SIGLIP].norm_eps),
+        "projector_norm": "rms",
+        "projector_norm_offset": True,
+    }
+
+
+def _uneven(config: Config) -> Iterator[str]:
+    patches, rows = _sides(config, config["vision_config"])
+    said = number(config, _ROWS, _TOKENS)
+    if not rows or rows * rows != said or patches % rows:
+        yield f"{_ROWS}: {said}"
+
+
+def _settings(vision: VitModel, token: int) -> Config:
+    height, width = vision.image or (0, 0)
+    rows = height // vision.shuffle * (width // vision.shuffle)
+    return {"image_token_index": token, _ROWS: rows}
+
+
+WHOLE = TowerAndDecoder(
+    model_type="gemma3",
+    architecture="Gemma3ForConditionalGeneration",
+    vision={vit.SIGLIP: vit.BY_TYPE[vit.SIGLIP]},
+    text={gemma3_text.TEXT_TYPE: gemma3_text.TEXT},
+    vision_names=llava.VISION_NAMES,
+    text_names=llava.TEXT_NAMES,
+    projector=_NAMES,
+    fixed=_fixed,
+    text_fixed={"bidirectional_images": True},
+    refusals=refusals(
+        Refusal(f"`{_ROWS}` whose root does not divide the patches of a side", _uneven)
+    ),
+    tied=tied_by_default(True),
+    settings=_settings,
+)

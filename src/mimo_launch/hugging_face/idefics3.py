@@ -7,14 +7,14 @@ Leaves: cutting large images into tiles, and padding images, to nobody.
 Sources: arXiv:2408.12637, arXiv:2504.05299; `transformers` 5.23, models/idefics3, models/smolvlm.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, vit
-from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.family import Family, layers_at
 from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
 from mimo_launch.spec.spec import VitModel
 
@@ -38,14 +38,9 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "shuffle": number(config, "scale_factor", _SHUFFLE),
         "projector": "linear",
         "projector_activation": "gelu",
-        "projector_norm_eps": None,
+        **vit.PLAIN_PROJECTOR,
         "projector_bias": False,
     }
-
-
-def _refused(config: Config, inner: Config) -> Iterator[str]:
-    del config, inner
-    yield from ()
 
 
 def _settings(vision: VitModel, token: int) -> Config:
@@ -57,7 +52,7 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
         vit.BY_TYPE[vit.SIGLIP],
         model_type=f"{model_type}_vision",
         keys=_keys,
-        not_computed=partial(vit.not_computed, _SIGLIP),
+        not_computed=vit.not_computed(_SIGLIP),
         config=partial(vit.config_of, f"{model_type}_vision"),
         architecture=f"{name}VisionTransformer",
     )
@@ -70,9 +65,9 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
         text={llama.model_type: llama},
         vision_names=_VISION_NAMES,
         text_names=_TEXT_NAMES,
-        projector={"projector.linear": f"{_PROJECTOR}proj"},
+        projector=layers_at({"projector.linear": f"{_PROJECTOR}proj"}),
         fixed=_fixed,
-        refused=_refused,
+        refusals=Refusals(),
         tied=tied_by_default(False),
         settings=_settings,
     )

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
-BICUBIC = 3
+BILINEAR, BICUBIC = 2, 3
 MAX_ASPECT = 200
 # The most pixels that a step may make: half a gigabyte in 8-bit RGB.
 MOST_PIXELS = 178_000_000
@@ -125,7 +126,6 @@ def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:
     return tall, wide
 
 
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _CLIP = {
@@ -140,6 +140,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
     "Llava": _CLIP,
     "Siglip": {"size": {"height": 224, "width": 224}, "image_mean": HALF, "image_std": HALF},
+    "Gemma3": {
+        "size": {"height": 224, "width": 224},
+        "image_mean": HALF,
+        "image_std": HALF,
+        "resample": BILINEAR,
+    },
     "GotOcr2": {
         "size": {"height": 384, "width": 384},
         "image_mean": _CLIP_MEAN,
@@ -221,6 +227,8 @@ def read_recipe(folder: Path) -> ImageRecipe:
     try:
         if config.get("crop_to_patches", False):
             raise ValueError("crop_to_patches: true, which cuts images into tiles")
+        if config.get("do_pan_and_scan", False):
+            raise ValueError("do_pan_and_scan: true, which adds crops of large images")
         pads = bool(config.get("do_pad", False))
         if pads and kind != "Llava":
             raise ValueError("do_pad: true")

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import vit
-from mimo_launch.hugging_face.family import Family, Place, differs
+from mimo_launch.hugging_face.family import Family, Place
 from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
 from mimo_launch.spec.spec import VitModel
 
 LAYERS, HEADS, HIDDEN, MLP, IMAGE, PATCH, CHANNELS, SCALE = 24, 16, 1024, 4096, 448, 14, 3, 0.1
@@ -45,32 +46,37 @@ def _side(config: Config, key: str, default: int) -> int:
     return int(number({key: first}, key))
 
 
-def _not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings of a tower that our ViT cannot compute."""
-    for key in ("image_size", "patch_size"):
-        if isinstance(said := config.get(key), list | tuple) and (len(said), len({*said})) != (
-            2,
-            1,
-        ):
+def _no_square(key: str) -> Refusal:
+    def found(config: Config) -> Iterator[str]:
+        said = config.get(key)
+        if isinstance(said, list | tuple) and (len(said), len({*said})) != (2, 1):
             yield f"{key}: {short(said)}"
-    for key, known, default in (
-        ("hidden_act", vit.ACTIVATIONS, "gelu"),
-        ("norm_type", NORMS, "layer_norm"),
-    ):
-        if config.get(key, default) not in known:
-            yield f"{key}: {short(config[key])}"
-    for key, only in (
-        ("use_absolute_position_embeddings", True),
-        ("quantization_config", None),
-        *((f"{x}_dropout", 0) for x in ("attention", "projection")),
-        ("hidden_dropout_prob", 0),
-    ):
-        if differs(config, key, only):
-            yield f"{key}: {short(config[key])}"
+
+    return Refusal(f"`{key}` of two sizes", found)
+
+
+def _other_eps(config: Config) -> Iterator[str]:
     if config.get("use_qk_norm") and config.get("layer_norm_eps", NORM_EPS) != NORM_EPS:
         yield f"layer_norm_eps: {short(config['layer_norm_eps'])} with use_qk_norm: true"
+
+
+def _last_norm(config: Config) -> Iterator[str]:
     if config.get("norm_type") == "rms_norm" and not config.get("use_mean_pooling", True):
         yield "use_mean_pooling: false with norm_type: rms_norm"
+
+
+NOT_COMPUTED = refusals(
+    _no_square("image_size"),
+    _no_square("patch_size"),
+    one_of("hidden_act", vit.ACTIVATIONS, "gelu"),
+    one_of("norm_type", NORMS, "layer_norm"),
+    only("use_absolute_position_embeddings", True),
+    only("quantization_config", None),
+    *(only(f"{x}_dropout", 0) for x in ("attention", "projection")),
+    only("hidden_dropout_prob", 0),
+    Refusal(f"`layer_norm_eps` other than {NORM_EPS:g} with `use_qk_norm`", _other_eps),
+    Refusal("`use_mean_pooling: false` with `norm_type: rms_norm`", _last_norm),
+)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -150,11 +156,11 @@ def _config(model: VitModel) -> Config:
 VISION = Family(
     model_type="internvl_vision",
     kind="vit",
-    not_computed=_not_computed,
+    not_computed=NOT_COMPUTED,
     keys=_keys,
     place=_place,
     is_ignored=_is_ignored,
-    fits=lambda model: not list(_not_computed(_config(model))),
+    fits=lambda model: not list(NOT_COMPUTED(_config(model))),
     config=_config,
     architecture="InternVLVisionModel",
 )

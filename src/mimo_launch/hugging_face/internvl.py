@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder, vit
-from mimo_launch.hugging_face.family import differs
+from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
 from mimo_launch.hugging_face.tower_and_decoder import (
+    ONE_LAYER,
     TowerAndDecoder,
-    layer_refused,
     layers_used,
     tied_by_default,
 )
@@ -40,21 +41,16 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "projector_activation": vit.ACTIVATIONS.get(
             str(config.get("projector_hidden_act")), "gelu"
         ),
+        **vit.PLAIN_PROJECTOR,
         "projector_norm_eps": PROJECTOR_EPS,
-        "projector_bias": True,
+        "projector_norm": "layer",
     }
 
 
-def _refused(config: Config, inner: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings of a whole that our projector cannot compute."""
-    yield from layer_refused(config)
+def _ratio_refused(config: Config) -> Iterator[str]:
     ratio = float(number(config, "downsample_ratio", _RATIO))
     if ratio <= 0 or 1 / ratio != int(1 / ratio):
         yield f"downsample_ratio: {short(ratio)}"
-    if differs(config, "vision_feature_select_strategy", "default"):
-        yield f"vision_feature_select_strategy: {short(config['vision_feature_select_strategy'])}"
-    if (activation := config.get("projector_hidden_act", "gelu")) not in vit.ACTIVATIONS:
-        yield f"projector_hidden_act: {short(activation)}"
 
 
 def _settings(vision: VitModel, token: int) -> Config:
@@ -82,9 +78,14 @@ WHOLE = TowerAndDecoder(
     },
     vision_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
-    projector={**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"},
+    projector=layers_at({**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"}),
     fixed=_fixed,
-    refused=_refused,
+    refusals=refusals(
+        ONE_LAYER,
+        Refusal("`downsample_ratio` that is no 1 / N", _ratio_refused),
+        only("vision_feature_select_strategy", "default"),
+        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+    ),
     tied=tied_by_default(True),
     settings=_settings,
 )

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, vit
-from mimo_launch.hugging_face.family import differs
+from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
 from mimo_launch.hugging_face.tower_and_decoder import (
+    ONE_LAYER,
     TowerAndDecoder,
-    layer_refused,
     layers_used,
 )
 from mimo_launch.spec.spec import VitModel
@@ -52,17 +53,11 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
     }
 
 
-def _refused(config: Config, inner: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings of a LLaVA that our projector cannot compute."""
-    yield from layer_refused(config)
+def _strategy(config: Config) -> Iterator[str]:
     # `default` leaves out the first token of an image, which is the class token of CLIP.
-    computed = "default" if inner["model_type"] == vit.CLIP else "full"
+    computed = "default" if config["vision_config"]["model_type"] == vit.CLIP else "full"
     if (strategy := config.get("vision_feature_select_strategy", "default")) != computed:
         yield f"vision_feature_select_strategy: {short(strategy)}"
-    if (activation := config.get("projector_hidden_act", "gelu")) not in vit.ACTIVATIONS:
-        yield f"projector_hidden_act: {short(activation)}"
-    if differs(config, "multimodal_projector_bias", True):
-        yield f"multimodal_projector_bias: {short(config['multimodal_projector_bias'])}"
 
 
 def _settings(vision: VitModel, token: int) -> Config:
@@ -86,9 +81,14 @@ WHOLE = TowerAndDecoder(
     text={each.model_type: each for each in decoder.FAMILIES},
     vision_names=VISION_NAMES,
     text_names=TEXT_NAMES,
-    projector=LAYERS,
+    projector=layers_at(LAYERS),
     fixed=_fixed,
-    refused=_refused,
+    refusals=refusals(
+        ONE_LAYER,
+        Refusal("`vision_feature_select_strategy` other than `default` of CLIP, `full`", _strategy),
+        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+        only("multimodal_projector_bias", True),
+    ),
     tied=lambda *configs: any(each.get("tie_word_embeddings") for each in configs),
     settings=_settings,
 )

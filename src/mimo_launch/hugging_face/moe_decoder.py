@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, Place, differs, moe_keys
+from mimo_launch.hugging_face.family import Family, Place, moe_keys
 from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
 from mimo_launch.spec.spec import DecoderModel
 
 # The default weight of the auxiliary loss in transformers.
@@ -30,7 +31,7 @@ class MoeDecoderFamily:
 
     `block` is the rest of a block. `only_experts`: every layer has experts, and their weights are
     normalised. `width` is the setting of the width of experts, `maps` are their tensors by ours.
-    `defaults` are those that differ from dense decoders; `only` are the values that we compute.
+    `defaults` are those that differ from dense decoders.
     """
 
     block: decoder.DecoderFamily
@@ -40,12 +41,17 @@ class MoeDecoderFamily:
     maps: Mapping[str, str]
     architecture: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    only: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
     "mixtral": MoeDecoderFamily(
-        block=decoder.DecoderFamily(qkv_bias=False, qk_norm=False, kv_heads=8, head_size=None),
+        block=decoder.DecoderFamily(
+            qkv_bias=False,
+            qk_norm=False,
+            kv_heads=8,
+            head_size=None,
+            windows=decoder.WindowKeys(size=None),
+        ),
         only_experts=True,
         width="intermediate_size",
         prefix="block_sparse_moe",
@@ -58,10 +64,15 @@ KINDS = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
-        only={"sliding_window": None},
     ),
     "qwen3_moe": MoeDecoderFamily(
-        block=decoder.DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=4, head_size=None),
+        block=decoder.DecoderFamily(
+            qkv_bias=False,
+            qk_norm=True,
+            kv_heads=4,
+            head_size=None,
+            windows=decoder.WindowKeys(asked=True),
+        ),
         only_experts=False,
         width="moe_intermediate_size",
         prefix="mlp",
@@ -77,15 +88,18 @@ KINDS = {
 }
 
 
-def not_computed(kind: MoeDecoderFamily, config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings that our decoder cannot compute."""
-    yield from decoder.not_computed(config, by_layer=False)
-    for key, only in kind.only.items():
-        if differs(config, key, only):
-            yield f"{key}: {short(config[key])}"
+def not_computed(kind: MoeDecoderFamily) -> Refusals:
+    """Return what our decoder does not compute of the configurations of a kind."""
+    return decoder.not_computed(kind.block) + refusals(FIRST_DENSE)
+
+
+def _dense_layers(config: Config) -> Iterator[str]:
     dense = config.get("mlp_only_layers") or []
     if dense != list(range(len(dense))):
         yield f"mlp_only_layers: {short(dense)}"
+
+
+FIRST_DENSE = Refusal("`mlp_only_layers` other than the first ones", _dense_layers)
 
 
 def keys(kind: MoeDecoderFamily, config: Config) -> dict[str, Any]:
@@ -135,6 +149,7 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
         raise ValueError(f"a {model_type} has experts")
     config = {
         **decoder.config_of(model_type, model),
+        **decoder.windows_of(kind.block, model),
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
         kind.width: moe.width,
@@ -153,7 +168,7 @@ FAMILIES = tuple(
     Family(
         model_type=name,
         kind="decoder",
-        not_computed=partial(not_computed, kind),
+        not_computed=not_computed(kind),
         keys=partial(keys, kind),
         place=partial(place, kind),
         is_ignored=decoder.is_ignored,
@@ -161,6 +176,7 @@ FAMILIES = tuple(
         config=partial(config_of, name),
         architecture=kind.architecture,
         training=balance,
+        of_experts=True,
     )
     for name, kind in KINDS.items()
 )

@@ -11,13 +11,14 @@ are those of `decoder`, so that a vocabulary can grow in the same way.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs, moe_keys
-from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, moe_keys, rows_of
+from mimo_launch.hugging_face.folder import Config, ConfigError, number
+from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
 from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
@@ -50,26 +51,31 @@ _ALONE = {
 # Layers for multi-token prediction, which transformers leaves out as well.
 _IGNORED = re.compile(r"^mtp\.")
 _MIN_STEP = 0.001
-# The settings with only one value that we compute.
-_ONLY = {
-    "mlp_hidden_act": "relu2",
-    "mamba_hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "quantization_config": None,
-}
-_ONLY_OF_EXPERTS = {"n_group": 1, "topk_group": 1, "moe_latent_size": None}
 
 
-def not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings that our hybrid model cannot compute."""
+def _of_experts(rule: Refusal) -> Refusal:
+    """Return a rule for configurations that have experts."""
+    return Refusal(
+        f"{rule.words} with experts",
+        lambda config: rule.found(config) if _MOE in _layers(config)[1] else iter(()),
+    )
+
+
+def _letters(config: Config) -> Iterator[str]:
     where, layers = _layers(config)
-    for key, only in (_ONLY | _ONLY_OF_EXPERTS if _MOE in layers else _ONLY).items():
-        if differs(config, key, only):
-            yield f"{key}: {short(config[key])}"
     yield from dict.fromkeys(f"{where}: {x}" for x in layers if x not in _LETTERS)
+
+
+NOT_COMPUTED = refusals(
+    only("mlp_hidden_act", "relu2"),
+    only("mamba_hidden_act", "silu"),
+    *(only(key, False) for key in ("attention_bias", "mlp_bias", "use_bias")),
+    only("use_conv_bias", True),
+    only("quantization_config", None),
+    *(_of_experts(only(key, 1)) for key in ("n_group", "topk_group")),
+    _of_experts(only("moe_latent_size", None)),
+    Refusal(f"layers other than {listed(tuple(_LETTERS))}", _letters),
+)
 
 
 def keys(config: Config) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def keys(config: Config) -> dict[str, Any]:
     heads = number(config, "num_attention_heads", 32)
     mlp = number(config, "intermediate_size", 21504)
     return {
-        "pattern": "".join(_LETTERS[layer] for layer in layers),
+        "pattern": "".join(_LETTERS.get(layer, "?") for layer in layers),
         "hidden": number(config, "hidden_size", 4096),
         "heads": heads,
         "kv_heads": number(config, "num_key_value_heads", 8, heads),
@@ -101,6 +107,10 @@ def keys(config: Config) -> dict[str, Any]:
         "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": number(config, "layer_norm_epsilon", 1e-5),
         "rope_theta": None,
+        "activation": "squared_relu",
+        "qk_norm": False,
+        "norm_offset": False,
+        "gated_attention": False,
         "moe": moe_keys(
             experts=number(config, "n_routed_experts", 8),
             top_k=number(config, "num_experts_per_tok", 2),
@@ -155,23 +165,15 @@ def _in_layer(name: str, model: HybridModel) -> Place:
         raise KeyError(name)
     if layer.startswith("mamba.conv."):
         shape = (sizes.inner + 2 * sizes.shared, 1, sizes.conv) if kind == "weight" else None
-        first, rows = _rows(_convolved(sizes), layer.removeprefix("mamba.conv."))
+        first, rows = rows_of(_convolved(sizes), layer.removeprefix("mamba.conv."))
         return Place(f"mixer.conv1d.{kind}", first, rows, shape)
     fused = {"z": sizes.inner, **_convolved(sizes), "dt": sizes.heads}
-    first, rows = _rows(fused, layer.removeprefix("mamba."))
+    first, rows = rows_of(fused, layer.removeprefix("mamba."))
     return Place(f"mixer.in_proj.{kind}", first, rows)
 
 
 def _convolved(sizes: MambaSizes) -> dict[str, int]:
     return {"x": sizes.inner, "B": sizes.shared, "C": sizes.shared}
-
-
-def _rows(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
-    """Return the first row and the number of rows of a part. Raises: KeyError."""
-    names = list(parts)
-    if wanted not in parts:
-        raise KeyError(wanted)
-    return sum(parts[name] for name in names[: names.index(wanted)]), parts[wanted]
 
 
 def is_ignored(name: str, model: HybridModel) -> bool:
@@ -202,7 +204,7 @@ def config_of(model: HybridModel) -> Config:
         }
     return {
         "model_type": NEMOTRON_H,
-        "layers_block_type": [_NAMES[letter] for letter in model.pattern],
+        "layers_block_type": [_NAMES.get(letter, letter) for letter in model.pattern],
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.num_kv_heads,
@@ -225,7 +227,7 @@ def config_of(model: HybridModel) -> Config:
 HYBRID = Family(
     model_type=NEMOTRON_H,
     kind="hybrid",
-    not_computed=not_computed,
+    not_computed=NOT_COMPUTED,
     keys=keys,
     place=place,
     is_ignored=is_ignored,

@@ -11,6 +11,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Family, Place, value_of
 from mimo_launch.hugging_face.folder import CONFIG, Config, ConfigError
+from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import ConnectorModel, FlowModel, Model, TalkerModel
 
@@ -38,7 +39,7 @@ def _family(kind: str, model_class: type[Model], stage: str, **rest: Any) -> Fam
     return Family(
         model_type=model_type,
         kind=kind,
-        not_computed=lambda _: iter(()),
+        not_computed=Refusals(),
         keys=partial(keys, kind, model_class),
         place=lambda name, _: Place(name),
         is_ignored=lambda *_: False,

@@ -8,13 +8,15 @@ Sources: arXiv:2503.20215; `transformers` 5.23, models/qwen2_5_omni. What a talk
 positions on all three axes alike, which rotate as positions on one do.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, qwen2_5_vl
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.qwen_vl import QWEN2, plain_rope, text_family
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
 
 MODEL_TYPE, THINKER_TYPE = "qwen2_5_omni", "qwen2_5_omni_thinker"
@@ -48,6 +50,11 @@ def _talker_keys(config: Config) -> dict[str, Any]:
     ends = {key: number(config, _ENDS_OF_SPEECH[key], _CODES[key]) for key in _CODES}
     codes = {"codebooks": 1, "vocab": keys["vocab"], **ends, "reads_text": True}
     return {key: keys[key] for key in keys if key in TalkerModel.model_fields} | codes
+
+
+def _talker_windows(config: Config) -> Iterator[str]:
+    if decoder.window_of(decoder.KINDS["qwen2"], _DEFAULTS | config) is not None:
+        yield "use_sliding_window: true"
 
 
 def _talker_place(name: str, model: TalkerModel) -> Place:
@@ -92,7 +99,8 @@ VISION = replace(
 TALKER = Family(
     model_type="qwen2_5_omni_talker",
     kind="talker",
-    not_computed=lambda config: decoder.not_computed(plain_rope(config)),
+    not_computed=decoder.not_computed(decoder.KINDS["qwen2"]).after(plain_rope)
+    + refusals(Refusal("`use_sliding_window` where a layer slides", _talker_windows)),
     keys=_talker_keys,
     place=_talker_place,
     is_ignored=lambda name, model: False,
@@ -103,7 +111,31 @@ TALKER = Family(
 )
 
 
-def part(config: Config, kind: str) -> Part[Any]:
+@dataclass(frozen=True, slots=True)
+class Omni:
+    """A whole model, or its thinker alone."""
+
+    model_type: str
+    architecture: str
+    families: tuple[Family[Any], ...]
+    refusals: Refusals
+
+    def part(self, config: Config, kind: str) -> Part[Any]:
+        """Return the decoder, the vision tower or the talker. Raises: NoSuchPart."""
+        return _part(config, kind)
+
+
+def _left_out(parts: str) -> Refusals:
+    return refusals(Refusal(f"{parts} (left out)", lambda _: iter(())))
+
+
+WHOLES = (
+    Omni(MODEL_TYPE, ARCHITECTURE, (VISION, TEXT, TALKER), _left_out("audio tower and vocoder")),
+    Omni(THINKER_TYPE, "", (VISION, TEXT), _left_out("audio tower")),
+)
+
+
+def _part(config: Config, kind: str) -> Part[Any]:
     """Return the decoder, the vision tower or the talker. Raises: NoSuchPart."""
     is_whole = config.get("model_type") == MODEL_TYPE
     if kind == "audio":

@@ -7,7 +7,6 @@ Leaves: videos, whose positions in time only this family scales.
 Sources: arXiv:2502.13923; `transformers` 5.23, models/qwen2_5_vl.
 """
 
-from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face.family import Family
@@ -99,7 +98,7 @@ def _config(model: VitModel) -> Config:
 VISION = Family(
     model_type="qwen2_5_vl_vision",
     kind="vit",
-    not_computed=partial(vision_not_computed, _ACTIVATIONS, "silu"),
+    not_computed=vision_not_computed(_ACTIVATIONS, "silu"),
     keys=_keys,
     place=vision_place(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,

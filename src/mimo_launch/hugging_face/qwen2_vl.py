@@ -7,7 +7,6 @@ Leaves: finding the folder's parts to `registry`.
 Sources: arXiv:2409.12191; `transformers` 5.23, models/qwen2_vl.
 """
 
-from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face.family import Family
@@ -92,7 +91,7 @@ def _config(model: VitModel) -> Config:
 VISION = Family(
     model_type="qwen2_vl_vision",
     kind="vit",
-    not_computed=partial(vision_not_computed, ACTIVATIONS, _ACTIVATION),
+    not_computed=vision_not_computed(ACTIVATIONS, _ACTIVATION),
     keys=_keys,
     place=vision_place(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,

@@ -8,6 +8,7 @@ Source: `transformers` 5.23, models/qwen3_vl.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -23,6 +24,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     vision_not_computed,
     vision_place,
 )
+from mimo_launch.hugging_face.refusals import Refusal, refusals
 from mimo_launch.hugging_face.vit import ACTIVATIONS, PLAIN, PLAIN_PROJECTOR
 from mimo_launch.spec.spec import VitModel
 
@@ -47,17 +49,19 @@ _BLOCK = {
 }
 
 
-def _not_computed(config: Config) -> Iterator[str]:
-    yield from vision_not_computed(ACTIVATIONS, _ACTIVATION, config)
+def _table(config: Config) -> Iterator[str]:
     places = int(number(config, "num_position_embeddings", TABLE))
     if isqrt(places) ** 2 != places:
         yield f"num_position_embeddings: {places}"
-    layers = list(config.get("deepstack_visual_indexes", DEEPSTACK))
+
+
+def _deep_layers(deepstack: tuple[int, ...], config: Config) -> Iterator[str]:
+    layers = list(config.get("deepstack_visual_indexes", deepstack))
     if layers != [i for i in range(int(number(config, "depth", 27))) if i in layers]:
         yield f"deepstack_visual_indexes: {short(layers)}"
 
 
-def _keys(config: Config) -> dict[str, Any]:
+def _keys(deepstack: tuple[int, ...], config: Config) -> dict[str, Any]:
     side = isqrt(int(number(config, "num_position_embeddings", TABLE)))
     return {
         "layers": number(config, "depth", 27),
@@ -72,7 +76,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "image": (side, side),
         "interpolation": "bilinear",
         "windows": None,
-        "deepstack": tuple(config.get("deepstack_visual_indexes", DEEPSTACK)),
+        "deepstack": tuple(config.get("deepstack_visual_indexes", deepstack)),
         "class_token": False,
         "patch_bias": True,
         "norm": "layer",
@@ -87,12 +91,12 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _config(model: VitModel) -> Config:
+def _config(model_type: str, deepstack: tuple[int, ...], model: VitModel) -> Config:
     """Return the vision part of a configuration, without `out_hidden_size`."""
     ours = {name: theirs for theirs, name in ACTIVATIONS.items()}
     height, width = model.image or (1, 1)
     return {
-        "model_type": VISION.model_type,
+        "model_type": model_type,
         "depth": model.layers,
         "hidden_size": model.hidden,
         "num_heads": model.heads,
@@ -102,24 +106,41 @@ def _config(model: VitModel) -> Config:
         "spatial_merge_size": model.shuffle,
         "temporal_patch_size": model.temporal_patch,
         "num_position_embeddings": min(height, width) ** 2,
-        "deepstack_visual_indexes": list(model.deepstack),
+        **({"deepstack_visual_indexes": list(model.deepstack)} if deepstack else {}),
         # One that it has, where ours is another.
         "hidden_act": ours.get(model.activation, _ACTIVATION),
         "rope_parameters": {"rope_type": "axial", "rope_theta": THETA},
     }
 
 
-VISION = Family(
-    model_type="qwen3_vl_vision",
-    kind="vit",
-    not_computed=_not_computed,
-    keys=_keys,
-    place=vision_place(_ENDS, _BLOCK, _DEEP),
-    is_ignored=vision_is_ignored,
-    config=_config,
-    architecture="Qwen3VLVisionModel",
-    row_width="out_hidden_size",
-)
+def vision_family(
+    model_type: str, architecture: str, *, deepstack: tuple[int, ...]
+) -> Family[VitModel]:
+    """Return the family of a tower; `deepstack` is the default of its configuration.
+
+    If that is empty, the configuration has no such setting.
+    """
+    return Family(
+        model_type=model_type,
+        kind="vit",
+        not_computed=vision_not_computed(ACTIVATIONS, _ACTIVATION)
+        + refusals(
+            Refusal("`num_position_embeddings` that is no square", _table),
+            Refusal(
+                "`deepstack_visual_indexes` that are no layers in order",
+                partial(_deep_layers, deepstack),
+            ),
+        ),
+        keys=partial(_keys, deepstack),
+        place=vision_place(_ENDS, _BLOCK, _DEEP),
+        is_ignored=vision_is_ignored,
+        config=partial(_config, model_type, deepstack),
+        architecture=architecture,
+        row_width="out_hidden_size",
+    )
+
+
+VISION = vision_family("qwen3_vl_vision", "Qwen3VLVisionModel", deepstack=DEEPSTACK)
 WHOLE = QwenVl(
     model_type=MODEL_TYPE,
     architecture="Qwen3VLForConditionalGeneration",

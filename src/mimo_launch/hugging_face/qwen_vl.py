@@ -16,9 +16,16 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, section, short
-from mimo_launch.spec.spec import DecoderModel, VitModel
+from mimo_launch.hugging_face.refusals import (
+    Refusal,
+    Refusals,
+    one_of,
+    only,
+    refusals,
+)
+from mimo_launch.spec.spec import DecoderModel, LanguageModel, VitModel
 
 NORM_EPS = 1e-6
 THETA = 10000.0
@@ -43,7 +50,7 @@ class QwenVl:
     model_type: str
     architecture: str
     vision: Family[VitModel]
-    text: Family[DecoderModel]
+    text: Family[Any]
     nested: bool = False
 
     @property
@@ -51,23 +58,35 @@ class QwenVl:
         """The families of both parts."""
         return self.text, self.vision
 
+    @property
+    def refusals(self) -> Refusals:
+        """Rows must be as wide as language."""
+        key = self.vision.row_width or ""
+        return refusals(Refusal(f"`{key}` other than the width of language", self._width))
+
+    def _width(self, config: Config) -> Iterator[str]:
+        text, vision = section(config, "text_config") or config, section(config, "vision_config")
+        rows, width = self.vision.row_width or "", text.get("hidden_size")
+        if vision.get(rows, width) != width:
+            yield f"{rows}: {short(vision[rows])}"
+
     def part(self, config: Config, kind: str) -> Part[Any]:
-        """Return the vision part with its merger, or the decoder. Raises: NoSuchPart."""
+        """Return the vision part with its merger, or the text part. Raises: NoSuchPart."""
         # Before 4.52 the settings of the text part were beside `vision_config`.
         text, vision = section(config, "text_config") or config, section(config, "vision_config")
         if kind == "vit":
-            rows, width = (self.vision.row_width or "", text.get("hidden_size"))
-            refused = (f"{rows}: {short(vision[rows])}",) if differs(vision, rows, width) else ()
             return Part(
                 family=self.vision,
                 config=vision,
                 prefixes=self._ordered(_VISION_NAMES),
                 elsewhere=_BESIDE_VISION,
-                refused=refused,
+                refused=tuple(self.refusals(config)),
             )
-        if kind != "decoder":
+        if kind != self.text.kind:
             raise NoSuchPart(f"model_type: {self.model_type}")
-        tied = bool(config.get("tie_word_embeddings")) or bool(text.get("tie_word_embeddings"))
+        said = [each.get("tie_word_embeddings") for each in (config, text)]
+        # The setting of the text part has a meaning of its own where the names are not nested.
+        tied = any(said) if not self.nested or said[0] is None else bool(said[0])
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
@@ -79,7 +98,7 @@ class QwenVl:
         """Return prefixes, those that are written today first."""
         return names[::-1] if self.nested else names
 
-    def config_of(self, vision: VitModel, text: DecoderModel, token: int) -> Config:
+    def config_of(self, vision: VitModel, text: LanguageModel, token: int) -> Config:
         """Return the configuration of a whole model made of two of our modules.
 
         `token` is the placeholder of the vision part.
@@ -103,21 +122,21 @@ class TextKind:
     `sections` are the pairs of a head for each axis, which follow each other or are `interleaved`.
     """
 
-    block: str
+    block: decoder.DecoderFamily
     defaults: Config
     sections: tuple[int, int, int]
     interleaved: bool
 
 
 QWEN2 = TextKind(
-    "qwen2",
+    decoder.KINDS["qwen2"],
     {
         "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80,
     },
     (16, 24, 24),
     interleaved=False,
 )  # fmt: skip
-QWEN3 = TextKind("qwen3", {"rope_theta": 5e5}, (24, 20, 20), interleaved=True)
+QWEN3 = TextKind(decoder.KINDS["qwen3"], {"rope_theta": 5e5}, (24, 20, 20), interleaved=True)
 
 
 def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[DecoderModel]:
@@ -125,17 +144,18 @@ def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[De
     return Family(
         model_type=model_type,
         kind="decoder",
-        not_computed=lambda config: decoder.not_computed(_plain(kind, config)),
-        keys=partial(_text_keys, kind),
+        not_computed=decoder.not_computed(kind.block).after(partial(plain, kind)),
+        keys=partial(text_keys, kind),
         place=decoder.place,
         is_ignored=decoder.is_ignored,
-        config=partial(_text_config, model_type, kind),
+        config=partial(text_config, model_type, kind),
         architecture=architecture,
     )
 
 
-def _text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
-    keys = decoder.keys(decoder.KINDS[kind.block], _plain(kind, config))
+def text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
+    """Return the configuration of a text part as keys of `model`. Raises: ConfigError."""
+    keys = decoder.keys(kind.block, plain(kind, config))
     sections = decoder.rope_settings(config).get("mrope_section", kind.sections)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
@@ -143,8 +163,10 @@ def _text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
     return {**keys, "mrope": tuple(sections), "mrope_interleaved": kind.interleaved}
 
 
-def _text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
+def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
+    """Return the configuration of our decoder as that of a text part."""
     config = decoder.config_of(model_type, model)
+    config |= decoder.windows_of(kind.block, model)
     if kind is QWEN2:
         # Its attention ignores this setting: the size of a head is hidden / heads.
         del config["head_dim"]
@@ -154,12 +176,12 @@ def _text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config
     return config
 
 
-def _plain(kind: TextKind, config: Config) -> Config:
+def plain(kind: TextKind, config: Config) -> Config:
     """Return the configuration as that of text alone, with the defaults of its kind."""
-    plain = plain_rope(config)
+    found = plain_rope(config)
     if kind is QWEN2:  # Its heads fill its width.
-        plain.pop("head_dim", None)
-    return kind.defaults | plain
+        found.pop("head_dim", None)
+    return kind.defaults | found
 
 
 def plain_rope(config: Config) -> Config:
@@ -171,18 +193,12 @@ def plain_rope(config: Config) -> Config:
     return kept | {"rope_parameters": rope}
 
 
-def vision_not_computed(
-    activations: Mapping[str, str], default: str, config: Config
-) -> Iterator[str]:
-    """Yield, as `key: value`, the settings of a tower that our ViT cannot compute."""
-    if config.get("hidden_act", default) not in activations:
-        yield f"hidden_act: {short(config['hidden_act'])}"
-    if differs(config, "quantization_config", None):
-        yield f"quantization_config: {short(config['quantization_config'])}"
-    rope = section(config, "rope_parameters")
-    for key, only in (("rope_type", "axial"), ("rope_theta", THETA)):
-        if differs(rope, key, only):
-            yield f"{key}: {short(rope[key])}"
+def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusals:
+    """Return what our ViT does not compute of a tower's configuration."""
+    ropes = refusals(only("rope_type", "axial"), only("rope_theta", THETA))
+    return refusals(
+        one_of("hidden_act", activations, default), only("quantization_config", None)
+    ) + ropes.after(lambda config: section(config, "rope_parameters"))
 
 
 def vision_place(

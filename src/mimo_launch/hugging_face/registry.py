@@ -6,12 +6,14 @@ Leaves: the meaning of their configurations to these files.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import (
     decoder,
+    deepseek_v3,
     gemma3,
+    gemma3_text,
+    gpt_oss,
     idefics3,
     intern_vit,
     internvl,
@@ -22,21 +24,33 @@ from mimo_launch.hugging_face import (
     qwen2_5_omni,
     qwen2_5_vl,
     qwen2_vl,
+    qwen3_5,
     qwen3_vl,
+    qwen3_vl_moe,
     vit,
     whisper,
 )
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Whole
 from mimo_launch.hugging_face.folder import Config, short
 
-# Whole models of a vision transformer with a merger and a decoder with M-RoPE.
-QWEN_VL = (qwen2_vl.WHOLE, qwen2_5_vl.WHOLE, qwen3_vl.WHOLE)
+# Whole models of a vision transformer with a merger and a language model with M-RoPE.
+QWEN_VL = (
+    qwen2_vl.WHOLE,
+    qwen2_5_vl.WHOLE,
+    qwen3_vl.WHOLE,
+    qwen3_vl_moe.WHOLE,
+    *qwen3_5.WHOLES,
+)
 # Those of a tower, a projector and a decoder.
-SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES)
+SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES, gemma3.WHOLE)
+_WHOLES: tuple[Whole, ...] = (*SEEING, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
+WHOLES = {each.model_type: each for each in _WHOLES}
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
-    gemma3.TEXT,
+    gemma3_text.TEXT,
+    gpt_oss.TEXT,
+    deepseek_v3.TEXT,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
     intern_vit.VISION,
@@ -53,12 +67,7 @@ FAMILIES = {each.model_type: each for each in _ALL}
 PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     vit.SIGLIP: vit.tower,
     vit.CLIP: vit.tower,
-    "siglip": partial(vit.tower_of_pair, vit.SIGLIP),
-    "clip": partial(vit.tower_of_pair, vit.CLIP),
-    **{whole.model_type: whole.part for whole in (*SEEING, *QWEN_VL)},
-    gemma3.MODEL_TYPE: gemma3.part,
-    qwen2_5_omni.MODEL_TYPE: qwen2_5_omni.part,
-    qwen2_5_omni.THINKER_TYPE: qwen2_5_omni.part,
+    **{name: whole.part for name, whole in WHOLES.items()},
     whisper.WHISPER: whisper.part,
     nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
@@ -99,9 +108,10 @@ def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
             part_of(config, kind)
         except NoSuchPart as error:
             if error.setting != own:
-                whole = next((each for each in SEEING if each.model_type == name), None)
-                types = [x.model_type for x in _ALL if x.kind == kind]
-                found.append((error.setting, types if whole is None else whole.types(kind)))
+                inside = WHOLES[str(name)].families if name in WHOLES else ()
+                some = [x.model_type for x in inside if x.kind == kind]
+                every = [x.model_type for x in _ALL if x.kind == kind]
+                found.append((error.setting, some or every))
     if not found and not parts_of(config):
         ours = {each.model_type for each in own_folders.FAMILIES}
         known = (name for name in dict.fromkeys([*FAMILIES, *PARTS]) if name not in ours)
@@ -117,9 +127,6 @@ def family_of(config: Config) -> Family[Any] | None:
 
 def model_types(kind: str) -> list[str]:
     """Return the `model_type`s of folders that hold a module of a kind."""
-    omni = qwen2_5_omni.MODEL_TYPE, qwen2_5_omni.THINKER_TYPE
-    both = (*(whole.model_type for whole in (*SEEING, *QWEN_VL)), *omni)
-    text = (*both, gemma3.MODEL_TYPE)
-    whole = {"vit": ("siglip", "clip", *both), "decoder": text, "talker": omni[:1]}
     names = [name for name, family in FAMILIES.items() if family.kind == kind]
-    return [*names, *whole.get(kind, ())]
+    holds = [n for n, whole in WHOLES.items() if kind in {x.kind for x in whole.families}]
+    return [*names, *holds]

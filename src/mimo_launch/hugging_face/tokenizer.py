@@ -1,8 +1,8 @@
 """The settings of the tokenizer in a Hugging Face folder, without running it.
 
 Decides: which files hold the vocabulary, the special tokens and the chat template.
-Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja as transformers 4 and 5
-write them.
+Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja, and the class of the
+processor, as transformers 4 and 5 write them.
 Leaves: token ids of texts to `data.webdataset.sample_encoder`.
 """
 
@@ -19,6 +19,15 @@ CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
 # The usual template, and the one for conversations with tools, if there is one.
 DEFAULT, FOR_TOOLS = "default", "tool_use"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# What processors write around the rows of an image: by class, the special token of an image in a
+# conversation, and the text in its place.
+_AROUND_IMAGES = {
+    "Gemma3": ("boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"),
+    "InternVL": (
+        "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
+    ),
+}  # fmt: skip
 
 
 class TokenizerError(ValueError):
@@ -79,6 +88,24 @@ def special_texts(folder: Path) -> dict[str, str]:
         if key.endswith("_token") and isinstance(text, str):
             found[key] = text
     return found
+
+
+def image_text(folder: Path) -> tuple[str, str] | None:
+    """Return what a chat template writes for an image, and what the model gets in its place.
+
+    None if both are the same. In the latter stands the one token that rows replace. As the class of
+    the folder's processor does it. Raises: TokenizerError.
+    """
+    files = [folder / name for name in (PROCESSOR, PREPROCESSOR, SETTINGS)]
+    classes = (_read(file).get("processor_class") for file in files if file.is_file())
+    name = str(next((each for each in classes if each is not None), ""))
+    if (found := _AROUND_IMAGES.get(name.removesuffix("Processor"))) is None:
+        return None
+    specials = special_texts(folder)
+    try:
+        return specials[found[0]], found[1].format(**specials)
+    except KeyError:
+        return None  # A tokenizer of another model.
 
 
 def chat_sources(folder: Path) -> dict[str, str]:

@@ -6,11 +6,12 @@ Leaves: names, settings and what is refused to one file per family.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
+from mimo_launch.hugging_face.refusals import Refusal, Refusals
 from mimo_launch.spec.spec import DecoderModel, VitModel
 
 Prefixes = tuple[tuple[str, str], ...]
@@ -19,6 +20,7 @@ _COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 
 _DEFAULTS: dict[str, Config] = {
     "llama": {**_COMMON, "intermediate_size": 11008, "vocab_size": 32000},
     "qwen2": {**_COMMON, "intermediate_size": 22016, "vocab_size": 151936},
+    "mistral": {**_COMMON, "intermediate_size": 14336, "vocab_size": 32000},
     "qwen3": {**_COMMON, "intermediate_size": 22016, "vocab_size": 151936},
 }
 
@@ -28,11 +30,12 @@ class TowerAndDecoder:
     """A family of whole models, and the class of transformers that loads them.
 
     `vision`, `text`: families by the `model_type` of their part, that of a part without one first.
-    `vision_names`, `text_names`: prefixes as those of `Part`. `projector`: its names, by our layer.
+    `vision_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
     `fixed(config, vision_config)`: keys of `model` that the whole decides. Raises: ConfigError.
-    `refused(config, vision_config)`: its settings that we cannot compute, as `key: value`.
+    `refusals`: its settings that we do not compute; they read `vision_config` with its type.
     `tied(config, text_config)`: whether the output layer is the embedding.
     `settings(vision, token)`: its own settings, of our tower with this placeholder.
+    `text_fixed`: keys of the decoder's `model` that the whole decides.
     """
 
     model_type: str
@@ -41,11 +44,12 @@ class TowerAndDecoder:
     text: Mapping[str, Family[DecoderModel]]
     vision_names: Prefixes
     text_names: Prefixes
-    projector: Mapping[str, str]
+    projector: Mapping[str, Place]
     fixed: Callable[[Config, Config], dict[str, Any]]
-    refused: Callable[[Config, Config], Iterator[str]]
+    refusals: Refusals
     tied: Callable[[Config, Config], bool]
     settings: Callable[[VitModel, int], Config]
+    text_fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
@@ -60,6 +64,7 @@ class TowerAndDecoder:
                 },
                 prefixes=self.text_names,
                 elsewhere=tuple(prefix for prefix, _ in self.vision_names),
+                fixed=self.text_fixed,
             )
         if kind != "vit":
             raise NoSuchPart(f"model_type: {self.model_type}")
@@ -71,7 +76,7 @@ class TowerAndDecoder:
             elsewhere=tuple(prefix for prefix, _ in self.text_names),
             projector=self.projector,
             fixed=self.fixed(config, inner),
-            refused=tuple(self.refused(config, inner)),
+            refused=tuple(self.refusals({**config, "vision_config": inner})),
         )
 
     def _inner(
@@ -84,9 +89,10 @@ class TowerAndDecoder:
             raise NoSuchPart(f"{key}.model_type: {short(inner['model_type'])}")
         return found, inner
 
-    def types(self, kind: str) -> list[str]:
-        """Return the model types of towers, or of decoders, that we support in it."""
-        return list(self.vision if kind == "vit" else self.text)
+    @property
+    def families(self) -> tuple[Family[Any], ...]:
+        """The families of towers and of decoders."""
+        return *self.vision.values(), *self.text.values()
 
     def config_of(
         self,
@@ -121,7 +127,7 @@ def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> 
     chosen = config.get("vision_feature_layer", default)
     layers = int(number(inner, "num_hidden_layers", layers))
     if isinstance(chosen, list):
-        return layers  # `layer_refused` says so.
+        return layers  # `ONE_LAYER` says so.
     if isinstance(chosen, bool) or not isinstance(chosen, int) or not -layers <= chosen <= layers:
         raise ConfigError(
             f"`vision_feature_layer` is {short(chosen)}, but the tower has {layers} layers"
@@ -129,7 +135,10 @@ def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> 
     return chosen if chosen >= 0 else layers + 1 + chosen
 
 
-def layer_refused(config: Config) -> Iterator[str]:
-    """Yield the layer of a tower whose states no tower of ours gives, as `key: value`."""
+def _no_layer(config: Config) -> Iterator[str]:
     if isinstance(chosen := config.get("vision_feature_layer"), list) or chosen == 0:
         yield f"vision_feature_layer: {short(chosen)}"
+
+
+# The layer of a tower whose states no tower of ours gives.
+ONE_LAYER = Refusal("`vision_feature_layer` that is a list, or 0", _no_layer)

@@ -9,20 +9,20 @@ Sources: arXiv:2303.15343, arXiv:2103.00020; `transformers` 5.23, models/siglip 
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
-from mimo_launch.hugging_face.folder import Config, number, section, short
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
+from mimo_launch.hugging_face.folder import Config, number, section
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, only, refusals
 from mimo_launch.spec.spec import VitModel
 
 # Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 # Settings that other towers and projectors have.
 PLAIN = {"qkv_bias": True, "qk_norm": False, "layer_scale": None}
-PLAIN_PROJECTOR = {"projector_norm_eps": None, "projector_bias": True}
+PLAIN_PROJECTOR = {"projector_norm_eps": None, "projector_bias": True, "pooling": None}
 # A table of positions, and nothing besides.
 LEARNED: dict[str, Any] = {
     "temporal_patch": 1, "positions": "learned", "windows": None, "interpolation": "bicubic",
@@ -75,12 +75,11 @@ _NUMBERS = "embeddings.position_ids"
 _POOLING = "head."
 
 
-def not_computed(kind: VitFamily, config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings of a tower that our ViT cannot compute."""
-    if (activation := config.get("hidden_act", kind.activation)) not in ACTIVATIONS:
-        yield f"hidden_act: {short(activation)}"
-    if differs(config, "quantization_config", None):
-        yield f"quantization_config: {short(config['quantization_config'])}"
+def not_computed(kind: VitFamily) -> Refusals:
+    """Return what our ViT does not compute of a tower's configuration."""
+    return refusals(
+        one_of("hidden_act", ACTIVATIONS, kind.activation), only("quantization_config", None)
+    )
 
 
 def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
@@ -160,7 +159,7 @@ FAMILIES = tuple(
     Family(
         model_type=name,
         kind="vit",
-        not_computed=partial(not_computed, kind),
+        not_computed=not_computed(kind),
         keys=partial(keys, kind),
         place=place,
         is_ignored=is_ignored,
@@ -189,17 +188,38 @@ def tower(config: Config, kind: str) -> Part[VitModel]:
     )
 
 
-def tower_of_pair(model_type: str, config: Config, kind: str) -> Part[VitModel]:
-    """Return the vision tower of a SiglipModel or CLIPModel. Raises: NoSuchPart."""
-    # Old folders of CLIP describe the tower twice; only the second description is complete.
-    said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
-    inner = {"model_type": model_type, **section(config, said)}
-    if kind != "vit" or inner["model_type"] not in BY_TYPE:
-        raise NoSuchPart(f"model_type: {config['model_type']}")
-    return Part(
-        family=BY_TYPE[inner["model_type"]],
-        config=inner,
-        prefixes=(("vision_model.", ""),),
-        elsewhere=_BESIDE,
-        may_end_early=True,
-    )
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A SiglipModel or CLIPModel: a tower beside a text encoder, which we do not have."""
+
+    model_type: str
+    tower: Family[VitModel]
+    refusals: Refusals
+    architecture: str = ""
+
+    @property
+    def families(self) -> tuple[Family[Any], ...]:
+        """The tower's."""
+        return (self.tower,)
+
+    def part(self, config: Config, kind: str) -> Part[VitModel]:
+        """Return the vision tower. Raises: NoSuchPart."""
+        # Old folders of CLIP describe the tower twice; only the second description is complete.
+        said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
+        inner = {"model_type": self.tower.model_type, **section(config, said)}
+        if kind != "vit" or inner["model_type"] not in BY_TYPE:
+            raise NoSuchPart(f"model_type: {config['model_type']}")
+        return Part(
+            family=BY_TYPE[inner["model_type"]],
+            config=inner,
+            prefixes=(("vision_model.", ""),),
+            elsewhere=_BESIDE,
+            may_end_early=True,
+        )
+
+
+_TEXT_LEFT_OUT = refusals(Refusal("the text encoder (left out)", lambda _: iter(())))
+PAIRS = tuple(
+    Pair(whole, BY_TYPE[tower], _TEXT_LEFT_OUT)
+    for whole, tower in (("siglip", SIGLIP), ("clip", CLIP))
+)

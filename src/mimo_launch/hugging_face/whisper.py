@@ -8,11 +8,11 @@ Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpo
 Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, differs
-from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
@@ -38,14 +38,8 @@ _LAYERS = {
 }
 
 
-def not_computed(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the settings that our encoder cannot compute.
-
-    `scale_embedding` is of the decoder only.
-    """
-    for key, only in (("activation_function", "gelu"), ("quantization_config", None)):
-        if differs(config, key, only):
-            yield f"{key}: {short(config[key])}"
+# `scale_embedding` is of the decoder only.
+NOT_COMPUTED = refusals(only("activation_function", "gelu"), only("quantization_config", None))
 
 
 def keys(config: Config) -> dict[str, Any]:
@@ -111,7 +105,7 @@ def config_of(model: AudioModel) -> Config:
 ENCODER = Family(
     model_type=WHISPER,
     kind="audio",
-    not_computed=not_computed,
+    not_computed=NOT_COMPUTED,
     keys=keys,
     place=place,
     is_ignored=is_ignored,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import CausalKind, LanguageKind
-from mimo_launch.kinds.layer import Share, Weight, Widths
+from mimo_launch.kinds.layer import LatentWidths, Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
@@ -25,16 +25,35 @@ from mimo_launch.kinds.saved_activations import (
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, RopeScaling, SlidingWindow
 
-BLOCK = (
+INPUT = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
+)
+LATENT_BLOCK = (
+    Saved(name="block input", stream=1, shared=True),
+    Saved(name="normed input", stream=1, shared=True, for_weights=True),
+    Saved(name="narrow widths, before their norms", narrow=1, shared=True),
+    Saved(name="narrow widths, in the region", entered=1, for_weights=True),
     # Values are a view into it.
-    Saved(name="queries, keys and values, fused", query=1, key=2),
+    Saved(name="keys and values without what rotates", made=1),
     ROTATED,
-    *ATTENTION_OUT,
+    Saved(name="attention output", value=1),
+    *ATTENTION_OUT[1:],
     *GATED,
 )
-TORCH_ONLY = ("sliding_window", "activation", "post_norms", "norm_offset", "query_pre_attn_scalar")
+TORCH_ONLY = (
+    "mla",
+    "sliding_window",
+    "bidirectional_images",
+    "activation",
+    "post_norms",
+    "norm_offset",
+    "output_bias",
+    "attention_sinks",
+    "query_pre_attn_scalar",
+    "rotary_factor",
+    "gated_attention",
+)
 # Besides, where norms also stand behind attention and the MLP: what they normalise.
 UNNORMED = (Saved(name="outputs of attention and MLP, before their norms", stream=2, shared=True),)
 
@@ -62,7 +81,7 @@ class DecoderBlocksKind(CausalKind):
         yield from (Weight((width,)),) * 2
         yield from self._attention_weights(share)
         if model.qkv_bias:
-            queries = share.of(model.heads * head)
+            queries = share.of(model.heads * head * model.query_parts)
             if model.num_kv_heads < share.tp:
                 yield from (Weight((queries,)), Weight((2 * head,)))
             else:
@@ -74,10 +93,12 @@ class DecoderBlocksKind(CausalKind):
             yield Weight((width, share.of(inner)), in_product=True)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return BLOCK
+        attention = self._saved_projected(rotated=True, normed=self.model.qk_norm)
+        return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        return SILU, RMS_BF16 if passes.are_bf16 else RMS
+        attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
+        return (SILU, RMS_BF16 if passes.are_bf16 else RMS, *attention)
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
@@ -102,25 +123,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return "mimo_launch.models.language_model:DecoderStage"
 
     @property
-    def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
-        return self.model.mrope
-
-    @property
-    def mrope_axes(self) -> tuple[int, ...] | None:
-        """The axis that rotates each pair of a head, if tokens have three."""
-        pairs = self.model.mrope
-        if pairs is None:
-            return None
-        if not self.model.mrope_interleaved:
-            return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
-        # In turn, as long as height and width have pairs left; the rest is time's.
-        return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
-
-    @property
     def sliding_window(self) -> SlidingWindow | None:
         """The last tokens that tokens of some layers attend to, if that is not all."""
         return self.model.sliding_window
+
+    @property
+    def bidirectional_images(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions."""
+        return self.model.bidirectional_images
 
     @property
     def torch_only(self) -> tuple[str, ...]:
@@ -128,11 +138,50 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         plain = type(self.model).model_fields
         return tuple(key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
 
+    @property
+    def widths(self) -> Widths:
+        """Sizes of attention and MLPs together."""
+        model, mla = self.model, self.model.mla
+        plain = self._plain_widths()
+        if mla is None:
+            return plain
+        from_width, values = mla.q_rank or model.hidden, model.heads * mla.v_head_dim
+        narrow = mla.kv_rank + mla.rope_head_dim
+        made = plain.query - model.heads * mla.rope_head_dim + values
+        down = model.hidden * (narrow + (mla.q_rank or 0))
+        up = from_width * plain.query + mla.kv_rank * made
+        latent = LatentWidths(
+            narrow=narrow + (mla.q_rank or 0),
+            entered=narrow + from_width,
+            made=made,
+            value=values,
+            products=down + up + values * model.hidden,
+        )
+        return replace(plain, latent=latent)
+
+    def _attention_weights(self, share: Share) -> Iterator[Weight]:
+        model, mla, latent = self.model, self.model.mla, self.widths.latent
+        if mla is None or latent is None:
+            yield from LanguageKind._attention_weights(self, share)
+            return
+        width = model.hidden
+        if mla.q_rank is not None:
+            yield from (Weight((mla.q_rank, width)), Weight((mla.q_rank,)))
+        yield from (Weight((mla.kv_rank + mla.rope_head_dim, width)), Weight((mla.kv_rank,)))
+        queries = share.of(model.heads * model.head_size)
+        yield Weight((queries, mla.q_rank or width), in_product=True)
+        yield Weight((share.of(latent.made), mla.kv_rank), in_product=True)
+        yield Weight((width, share.of(latent.value)), in_product=True)
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block."""
         yield from self._block_weights(self._dense_width(number), share)
         if self.model.post_norms:
             yield from (Weight((self.model.hidden,)),) * 2
+        if self.model.output_bias:
+            yield Weight((self.model.hidden,))
+        if self.model.attention_sinks:
+            yield Weight((share.of(self.model.heads),))
         yield from self._expert_weights(number, share)
 
     def layer_widths(self, number: int) -> Widths:
@@ -143,8 +192,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return replace(layer, reach=self.sliding_window.size)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return (*BLOCK, *(UNNORMED if self.model.post_norms else ()))
+        is_latent = layer.latent is not None
+        block = LATENT_BLOCK if is_latent else DecoderBlocksKind._saved_compiled(self, layer)
+        return (*block, *(UNNORMED if self.model.post_norms else ()))
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+        block = DecoderBlocksKind._saved_besides(self, layer, passes)
         norms = RMS_BF16 if passes.are_bf16 else RMS
-        return (SILU, *((norms,) * (2 if self.model.post_norms else 1)))
+        return (*block, *((norms,) if self.model.post_norms else ()))

@@ -1,53 +1,48 @@
-"""Hybrid models: layers of Mamba-2, attention, an MLP or experts, by letter.
+"""Hybrid models: recurrent layers, attention, an MLP or experts, by letter.
 
 Decides: the weights of each, and what it saves.
-Relies on: `language` for attention, experts and both ends.
+Relies on: `language` for attention, experts and both ends; `recurrent`.
 Leaves: nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Share, Weight, Widths
-from mimo_launch.kinds.saved_activations import ATTENTION_OUT, ROTATED, Passes, Saved
-from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP
-from mimo_launch.spec.spec import HybridModel, MambaSizes
+from mimo_launch.kinds.recurrent import RECURRENT_LAYERS
+from mimo_launch.kinds.saved_activations import ATTENTION_OUT, GATED, SILU, Passes, Saved
+from mimo_launch.spec.language_models import (
+    ATTENTION,
+    EXPERTS,
+    MLP,
+    RECURRENT,
+    RecurrentSizes,
+)
+from mimo_launch.spec.spec import HybridModel
 
-NAMES = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "MLP", EXPERTS: "experts"}
+NAMES = {
+    **{letter: each.name for letter, each in RECURRENT_LAYERS.items()},
+    ATTENTION: "attention",
+    MLP: "MLP",
+    EXPERTS: "experts",
+}
+_BY_KIND = {each.kind: each for each in RECURRENT_LAYERS.values()}
 
-# In a Mamba layer `query` is the number of channels of its heads, `key` that of B or C. The tensors
-# are those that its kernels keep, which recompute products inside a chunk.
 _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
-)
-ATTENTION_LAYER = (
-    *_INPUT,
-    Saved(name="queries, keys and values, fused", query=1, key=2),
-    *ATTENTION_OUT[:2],
 )
 MLP_LAYER = (
     *_INPUT,
     Saved(name="up", inner=1),
     Saved(name="its squared ReLU", inner=1, for_weights=True),
 )
-MAMBA_LAYER = (
-    *_INPUT,
-    # The gate is a view into it.
-    Saved(name="z, x, B and C, fused", query=2, key=2),
-    Saved(name="x, B and C before the convolution", query=1, key=2),
-    Saved(name="x, B and C behind it", query=1, key=2),
-    Saved(name="time steps: given, with their bias, positive, limited; sums of decays", heads=5),
-    Saved(name="output of the recurrence", query=1),
-    Saved(name="gated and normed", query=1, for_weights=True),
-)
 # Besides, where passes are not compiled.
 EAGER = Saved(name="result of the norm", stream=1, shared=True)
 EAGER_BF16 = Saved(name="input and result of the norm, less the stream", stream=3, shared=True)
-MAMBA_EAGER = Saved(name="SiLU of the gate and gated, twice, and scaled", query=5)
-# In fp32, as are the gate and the output that is gated; so z, and all that it is a view into, goes.
-MAMBA_EAGER_BF16 = Saved(name="the same and their inputs, less z, x, B and C", query=18 - 2, key=-2)
+# In a forward and in a backward, where MLPs have one.
+GATE = Saved(name="gate of the MLP, or its gradient", inner=1)
 FORWARD = (
     Saved(name="streams", stream=3, shared=True),
     Saved(name="what is mixed", query=4, key=4, inner=2),
@@ -70,9 +65,10 @@ class HybridKind(LanguageKind):
         return "mimo_launch.models.hybrid_layers:HybridStage"
 
     @property
-    def mamba(self) -> MambaSizes | None:
-        """The sizes of its Mamba-2 layers, if it has any."""
-        return self.model.mamba
+    def recurrent(self) -> Mapping[str, RecurrentSizes]:
+        """The sizes of its recurrent layers, by their key."""
+        found = {key: self.model.sizes_of(letter) for letter, key in RECURRENT.items()}
+        return {key: sizes for key, sizes in found.items() if sizes is not None}
 
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
@@ -83,62 +79,62 @@ class HybridKind(LanguageKind):
         model, letter = self.model, self.model.pattern[number]
         width = model.hidden
         yield Weight((width,))
-        if letter == MAMBA and model.mamba is not None:
-            yield from _mamba_weights(width, model.mamba, share)
+        if sizes := model.sizes_of(letter):
+            yield from RECURRENT_LAYERS[letter].weights(width, sizes, share)
         elif letter == ATTENTION:
             yield from self._attention_weights(share)
+            if model.qk_norm:
+                yield from (Weight((model.head_size,)),) * 2
         elif dense := self._dense_width(number):
             inner = share.of(dense)
-            yield Weight((inner, width), in_product=True)
+            yield Weight((inner * (1 + model.gated_mlp), width), in_product=True)
             yield Weight((width, inner), in_product=True)
         yield from self._expert_weights(number, share)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of one mixer."""
-        whole, letter, sizes = self.widths, self.model.pattern[number], self.model.mamba
+        whole, letter = self.widths, self.model.pattern[number]
         empty = replace(whole, query=0, key=0, inner=0, ups=0, regions=1)
-        if letter == MAMBA and sizes is not None:
+        if sizes := self.model.sizes_of(letter):
             return replace(
-                empty, query=sizes.inner, key=sizes.shared, heads=sizes.heads, mamba=sizes
+                empty,
+                query=sizes.inner,
+                key=sizes.shared,
+                heads=sizes.heads,
+                recurrence=RECURRENT_LAYERS[letter].recurrence(sizes),
             )
         if letter == ATTENTION:
             return replace(empty, query=whole.query, key=whole.key)
-        return self._with_experts(number, replace(empty, inner=whole.inner, ups=1))
+        return self._with_experts(number, replace(empty, inner=whole.inner, ups=whole.ups))
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        if layer.mamba is not None:
-            return MAMBA_LAYER
+        if layer.recurrence is not None:
+            return (*_INPUT, *_BY_KIND[layer.recurrence.kind].saved)
         if layer.query:
-            return ATTENTION_LAYER + (() if self.model.rope_theta is None else (ROTATED,))
-        return MLP_LAYER
+            rotated = self.model.rope_theta is not None
+            attention = self._saved_projected(rotated=rotated, normed=self.model.qk_norm)
+            return (*_INPUT, *attention, *ATTENTION_OUT[:2])
+        return (*_INPUT, *GATED) if self.model.gated_mlp else MLP_LAYER
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         norm = EAGER_BF16 if passes.are_bf16 else EAGER
-        if layer.mamba is None:
-            return (norm,)
-        return norm, MAMBA_EAGER_BF16 if passes.are_bf16 else MAMBA_EAGER
+        if layer.recurrence is None:
+            if layer.query:
+                return (norm, *self._saved_beside_attention(passes, normed=self.model.qk_norm))
+            return (norm, SILU) if self.model.gated_mlp else (norm,)
+        found = _BY_KIND[layer.recurrence.kind]
+        return norm, found.eager_bf16 if passes.are_bf16 else found.eager
+
+    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
+        """Return what a layer computes again in its backward, besides what it saved."""
+        return () if layer.recurrence is None else _BY_KIND[layer.recurrence.kind].recomputed
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
         """Tensors that are alive at once in the forward of a layer that saves nothing."""
-        return FORWARD
+        return (*FORWARD, *((GATE,) if self.model.gated_mlp else ()))
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
         """Gradients that are alive at once in the backward of a layer."""
-        return BACKWARD
-
-
-def _mamba_weights(width: int, sizes: MambaSizes, share: Share) -> Iterator[Weight]:
-    heads, inner = share.of(sizes.heads), share.of(sizes.inner)
-    if sizes.groups < share.tp:
-        shared = sizes.state
-        yield Weight((2 * inner + heads, width), in_product=True)
-        yield Weight((2 * shared, width))
-    else:
-        shared = share.of(sizes.shared)
-        yield Weight((2 * inner + heads + 2 * shared, width), in_product=True)
-    channels = inner + 2 * shared
-    yield from (Weight((channels, sizes.conv)), Weight((channels,)))
-    yield from (Weight((heads,)),) * 3
-    yield from (Weight((inner,)), Weight((width, inner), in_product=True))
+        return (*BACKWARD, *((GATE,) if self.model.gated_mlp else ()))

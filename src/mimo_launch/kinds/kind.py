@@ -14,19 +14,20 @@ from typing import Literal
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     GATHERED,
-    MAMBA_RETURNED,
+    GATHERED_LATENT,
+    RETURNED_OF_HEADS,
     ROUTED,
+    SHARED_OUT,
     HeldAtEnds,
     Passes,
     Saved,
 )
-from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.language_models import CausalModel, RecurrentSizes
 from mimo_launch.spec.spec import (
     Clips,
     Codes,
     EncoderModel,
     Images,
-    MambaSizes,
     Moe,
     RopeScaling,
     SlidingWindow,
@@ -209,6 +210,11 @@ class ModelKind(ABC):
         """The last tokens that tokens of some layers attend to, if that is not all."""
         return None
 
+    @property
+    def bidirectional_images(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions."""
+        return False
+
     def attends_in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer attend in windows."""
         windows = self.windows or self.sliding_window
@@ -225,9 +231,9 @@ class ModelKind(ABC):
         return None
 
     @property
-    def mamba(self) -> MambaSizes | None:
-        """The sizes of its Mamba-2 layers, if it has any."""
-        return None
+    def recurrent(self) -> Mapping[str, RecurrentSizes]:
+        """The sizes of its recurrent layers, by their key."""
+        return {}
 
     def has_experts(self, number: int) -> bool:
         """Return whether a layer is a mixture of experts."""
@@ -314,9 +320,12 @@ class ModelKind(ABC):
             saved += self._saved_besides(layer, passes)
         if layer.experts is not None:
             saved += ROUTED
+            saved += (SHARED_OUT,) if layer.experts.gates_shared else ()
         # Where tokens attend in windows, each rank keeps the keys of its own windows only.
         if passes.cp > 1 and not layer.windowed:
-            saved += (MAMBA_RETURNED,) if layer.mamba is not None else (GATHERED,) * passes.cp
+            gathered = GATHERED if layer.latent is None else GATHERED_LATENT
+            recurs = layer.recurrence is not None
+            saved += (RETURNED_OF_HEADS,) if recurs else (gathered,) * passes.cp
         return tuple(each for each in saved if passes.weights_train or not each.for_weights)
 
     @abstractmethod
@@ -325,6 +334,10 @@ class ModelKind(ABC):
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that it saves in addition if they are not."""
+        return ()
+
+    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
+        """Return what a layer computes again in its backward, besides what it saved."""
         return ()
 
     @property

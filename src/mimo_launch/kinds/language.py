@@ -11,7 +11,17 @@ from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
-from mimo_launch.kinds.saved_activations import HeldAtEnds
+from mimo_launch.kinds.saved_activations import (
+    GATED_OUT,
+    HEAD_NORMS,
+    HEAD_NORMS_BF16,
+    HEAD_STATISTICS,
+    ROTATED,
+    SIGMOID,
+    HeldAtEnds,
+    Passes,
+    Saved,
+)
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import LanguageModel, Moe
 
@@ -40,7 +50,8 @@ class CausalKind(ModelKind):
     def _attention_weights(self, share: Share) -> Iterator[Weight]:
         model = self.model
         width, head = model.hidden, model.head_size
-        queries = share.of(model.heads * head)
+        outputs = share.of(model.heads * head)
+        queries = outputs * model.query_parts
         if model.num_kv_heads < share.tp:
             # Each rank holds the one key/value head that its query heads need.
             yield Weight((queries, width), in_product=True)
@@ -48,17 +59,36 @@ class CausalKind(ModelKind):
         else:
             keys = share.of(model.num_kv_heads * head)
             yield Weight((queries + 2 * keys, width), in_product=True)
-        yield Weight((width, queries), in_product=True)
+        yield Weight((width, outputs), in_product=True)
+
+    def _saved_projected(self, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
+        """Return what attention saves before its output; heads may be normed or rotated."""
+        # Values and gates are views into it.
+        fused = Saved(name="queries, keys and values, fused", query=self.model.query_parts, key=2)
+        gated = (GATED_OUT,) if self.model.query_parts > 1 else ()
+        moved = (ROTATED,) if rotated or normed else ()
+        return (fused, *moved, *((HEAD_STATISTICS,) if normed else ()), *gated)
+
+    def _saved_beside_attention(self, passes: Passes, *, normed: bool) -> tuple[Saved, ...]:
+        """Return what attention saves besides, where passes are not compiled."""
+        norms = HEAD_NORMS_BF16 if passes.are_bf16 else HEAD_NORMS
+        gated = (SIGMOID,) if self.model.query_parts > 1 else ()
+        return (*((norms,) if normed else ()), *gated)
 
     @property
     def widths(self) -> Widths:
         """Sizes of attention and MLPs together."""
+        return self._plain_widths()
+
+    def _plain_widths(self) -> Widths:
+        """Return these sizes where queries, keys and values are made of the stream."""
         model = self.model
         return Widths(
             stream=model.hidden,
             query=model.heads * model.head_size,
             key=model.num_kv_heads * model.head_size,
             heads=model.heads,
+            query_parts=model.query_parts,
             inner=model.mlp_width,
             ups=1 + model.gated_mlp,
             causal=True,
@@ -107,6 +137,22 @@ class LanguageKind(CausalKind):
         return self.model.mlp_width if self.model.has_mlps else None
 
     @property
+    def mrope(self) -> tuple[int, int, int] | None:
+        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
+        return self.model.mrope
+
+    @property
+    def mrope_axes(self) -> tuple[int, ...] | None:
+        """The axis that rotates each pair of a head, if tokens have three."""
+        pairs = self.model.mrope
+        if pairs is None:
+            return None
+        if not self.model.mrope_interleaved:
+            return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
+        # In turn, as long as height and width have pairs left; the rest is time's.
+        return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
+
+    @property
     def moe(self) -> Moe | None:
         """The mixture of experts of the model, if it has one."""
         return self.model.moe
@@ -136,6 +182,12 @@ class LanguageKind(CausalKind):
         ups = 1 + model.gated_mlp
         yield Weight((own * ups * inner, model.hidden), "experts")
         yield Weight((own * model.hidden, inner), "experts")
+        if moe.gates_shared:
+            yield Weight((1, model.hidden))
+        if moe.bias:
+            yield Weight((moe.experts,))
+            yield Weight((own * ups * inner,), "experts")
+            yield Weight((own * (model.hidden // share.expert_tp),), "experts")
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of embedding, final norm and head."""

@@ -2,7 +2,7 @@
 
 Decides: a rank's part of a width that is cut over tp; what counts as an operation: 2 m n k for
 every matmul, including scores and values of attention (half if it is causal) and the matmuls of
-Mamba-2, and nothing else, as docs/estimates.md tells users.
+recurrences, and nothing else, as docs/estimates.md tells users.
 Relies on: the spec's types of sizes.
 Leaves: which layers a model has to the kinds, which rank stands where to `layout`.
 """
@@ -13,7 +13,7 @@ from math import prod
 from operator import mul
 from typing import Literal
 
-from mimo_launch.spec.spec import MambaSizes, Moe
+from mimo_launch.spec.spec import Moe
 
 
 def even_cut(total: int, parts: int, index: int) -> range:
@@ -89,6 +89,7 @@ class LayerKind(StrEnum):
 
     BLOCK = "block"  # Attention, an MLP, or both.
     MAMBA = "mamba"
+    DELTANET = "deltanet"
     EXPERTS = "experts"
 
 
@@ -99,7 +100,8 @@ class Workload:
     Tokens attend within `spans`, given by their lengths: sequences, or images in patches; in layers
     with windows within `windows`. `tokens` is the sum of `spans`, `held` the tokens of one cp rank
     with padding, of which `extra_tokens` stand beside patches. `rows` are those that an encoder
-    makes, `reads` those that it takes of each module that it reads. A step has `forwards` of these.
+    makes, `reads` those that it takes of each module that it reads. The tokens of one of `blocks`
+    attend to each other in both directions where others are causal. A step has `forwards` of these.
     """
 
     spans: tuple[int, ...]
@@ -109,6 +111,7 @@ class Workload:
     extra_tokens: int = 0
     reads: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -143,14 +146,46 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """A layer with a state that goes along sequences, in numbers.
+
+    `state` numbers are a group's part of a token, such as its key; a head has `steps` numbers for
+    each token besides, and `between` are the operations between tokens, for one token.
+    """
+
+    kind: LayerKind
+    state: int
+    steps: int
+    between: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWidths:
+    """Sizes of latent attention over all tp ranks.
+
+    `narrow` are the widths of which queries, keys and values are made, `entered` those with the
+    stream if it is one of them; `made` is that of keys and values without what rotates, `value` of
+    values alone. `products` are the elements of all its matrices.
+    """
+
+    narrow: int
+    entered: int
+    made: int
+    value: int
+    products: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
     """Sizes of a layer over all tp ranks.
 
-    `query` and `key` are the widths of all query heads and of all key heads; `inner` is that inside
-    the MLP, whose first product has `ups` times as many outputs. In a layer of `mamba`, `query` is
+    `query` and `key` are the widths of all query heads and of all key heads; the projection makes
+    `query_parts` of the former, with a gate of attention two. `inner` is the width inside the MLP,
+    whose first product has `ups` times as many outputs. In a layer with a `recurrence`, `query` is
     the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
     is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
-    `windowed`: tokens attend in windows of their image; `reach`: to as many of the last tokens.
+    `windowed`: tokens attend in windows of their image; `reach`: to as many of the last tokens. Of
+    `latent` attention `query` and `key` are the widths of queries and keys that attend.
     """
 
     stream: int
@@ -160,11 +195,23 @@ class Widths:
     inner: int
     ups: int
     causal: bool
-    mamba: MambaSizes | None = None
+    recurrence: Recurrence | None = None
     regions: int = 2
+    query_parts: int = 1
     experts: Moe | None = None
     windowed: bool = False
     reach: int | None = None
+    latent: LatentWidths | None = None
+
+    @property
+    def value(self) -> int:
+        """Width of the values of all query heads: what attention returns."""
+        return self.query if self.latent is None else self.latent.value
+
+    @property
+    def gathered(self) -> int:
+        """Width of all keys and values."""
+        return 2 * self.key if self.latent is None else self.key + self.latent.value
 
     @property
     def head_size(self) -> int:
@@ -174,34 +221,35 @@ class Widths:
     @property
     def kind(self) -> LayerKind:
         """The kind of the layer, by which devices have rates."""
-        if self.mamba is not None:
-            return LayerKind.MAMBA
+        if self.recurrence is not None:
+            return self.recurrence.kind
         return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
 
     def forward_flops(self, work: Workload) -> Flops:
         """Return the operations of one forward of the layer."""
-        linear = 2.0 * work.tokens * self.stream * self._features
+        products = self.stream * self._features
+        if self.latent is not None:
+            products += self.latent.products - self.stream * (2 * self.query + 2 * self.key)
+        linear = 2.0 * work.tokens * products
         return Flops(linear=linear, attention=self._mixing(work))
 
     @property
     def _features(self) -> int:
         """Inputs and outputs of the linear layers that are not the stream."""
-        if self.mamba is not None:  # z, x, B, C, time steps; and the output.
-            return 3 * self.query + 2 * self.key + self.heads
-        router = self.experts.experts if self.experts else 0
-        return 2 * self.query + 2 * self.key + (self.ups + 1) * self.inner + router
+        if self.recurrence is not None:  # z, x, B, C, steps; and the output.
+            return 3 * self.query + 2 * self.key + self.recurrence.steps * self.heads
+        router = self.experts.experts + self.experts.gates_shared if self.experts else 0
+        attention = (self.query_parts + 1) * self.query + 2 * self.key
+        return attention + (self.ups + 1) * self.inner + router
 
     def _mixing(self, work: Workload) -> float:
-        """Return the operations between tokens: attention, or the recurrence of Mamba-2 by chunks.
-
-        Inside a chunk these are C B^T and its product with x, half of each. Then x and B make the
-        states of all chunks, and C reads them (arXiv:2405.21060, section 6).
-        """
-        if self.mamba is None:
-            spans = work.windows if self.windowed else work.spans
-            return 4 * sum(map(self._pairs, spans)) * self.query
-        within = self.mamba.chunk * (self.key + self.query)
-        return work.tokens * (within + 4.0 * self.query * self.mamba.state)
+        """Return the operations between tokens: attention, or a recurrence by chunks."""
+        if self.recurrence is not None:
+            return work.tokens * self.recurrence.between
+        spans = work.windows if self.windowed else work.spans
+        # Half of a block is counted in its span.
+        later = sum(each**2 / 2 for each in work.blocks)
+        return 2 * (sum(map(self._pairs, spans)) + later) * (self.query + self.value)
 
     def _pairs(self, span: int) -> float:
         """Return the pairs of tokens of a span that attend to each other."""

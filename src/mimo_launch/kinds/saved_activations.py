@@ -19,7 +19,8 @@ class Saved:
     which are 4-byte numbers. A `shared` tensor is one between tensor-parallel regions, cut over tp
     under sequence parallelism. `arrived` and `returned` have the width of the stream for each
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
-    to be balanced. A tensor `for_weights` is not kept if they are frozen.
+    to be balanced. Of latent attention `narrow` and `entered` are whole on every rank, `made` and
+    `value` cut over tp. A tensor `for_weights` is not kept if they are frozen.
     """
 
     name: str
@@ -30,6 +31,10 @@ class Saved:
     heads: int = 0
     arrived: int = 0
     returned: int = 0
+    narrow: int = 0
+    entered: int = 0
+    made: int = 0
+    value: int = 0
     shared: bool = False
     for_weights: bool = False
 
@@ -72,6 +77,9 @@ ATTENTION_OUT = (
     Saved(name="stream after attention", stream=1, shared=True),
     Saved(name="normed stream", stream=1, for_weights=True),
 )
+HEAD_STATISTICS = Saved(name="root mean squares of query heads", heads=1)
+# Where a gate multiplies it.
+GATED_OUT = Saved(name="gated attention output", query=1, for_weights=True)
 # Inside a SwiGLU MLP.
 GATED = (
     Saved(name="gate and up, fused", inner=2),
@@ -93,6 +101,10 @@ SILU = Saved(name="SiLU of gate", inner=1)
 RMS = Saved(name="results of norms", stream=2, shared=True)
 RMS_BF16 = Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True)
 ROTATED = Saved(name="rotated queries and keys", query=1, key=1)
+# Besides, where passes are not compiled: with a gate of attention, and with norms of single heads.
+SIGMOID = Saved(name="sigmoid of the gate of attention", query=1)
+HEAD_NORMS = Saved(name="results of norms of heads", query=1, key=1)
+HEAD_NORMS_BF16 = Saved(name="inputs and results of norms of heads", query=4, key=4)
 # Besides, where tokens of an image stand in two lists: attention reads and writes them together.
 IN_ORDER = Saved(name="attention output, in the order of tokens", query=1)
 
@@ -102,10 +114,14 @@ ROUTED = (
     Saved(name="answers of experts", returned=1),
 )
 
-# In addition, with cp: keys and values of each cp rank, or in a Mamba layer the output of the
+# In addition, if its shared expert has a gate.
+SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True)
+
+# In addition, with cp: keys and values of each cp rank, or in a recurrent layer the output of the
 # recurrence that comes back from other cp ranks.
 GATHERED = Saved(name="gathered keys and values", key=2)
-MAMBA_RETURNED = Saved(name="output of the recurrence, by own tokens", query=1)
+GATHERED_LATENT = Saved(name="gathered keys and values", query=1, value=1)
+RETURNED_OF_HEADS = Saved(name="output of the recurrence, by own tokens", query=1)
 
 # With `recompute: full` a block keeps only this, and all others while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)

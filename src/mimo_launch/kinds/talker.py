@@ -8,7 +8,7 @@ Leaves: the loss to `models.talker`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.decoder import BLOCK, DecoderBlocksKind
+from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.generator import GeneratorKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
@@ -74,7 +74,8 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         # Rotated queries and keys are put in order, and only these copies stay.
-        return *(each for each in BLOCK if each is not ROTATED), IN_ORDER
+        block = DecoderBlocksKind._saved_compiled(self, layer)
+        return *(each for each in block if each is not ROTATED), IN_ORDER
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the map in front of the blocks, and by the heads."""

@@ -200,7 +200,7 @@ class TransformerEncoderKind(BlocksKind):
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
             rows = held.patches // model.patches_per_row
-            total += held.patches * model.hidden + rows * (inner + out // held.tp)
+            total += rows * (model.row_width + inner + out // held.tp)
         return total
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:

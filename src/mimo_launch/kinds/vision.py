@@ -134,7 +134,9 @@ class VisionKind(TransformerEncoderKind):
         inside = model.projector_width(out)
         yield from self._map(row, inside, out, share, bias=model.projector_bias)
         if model.projector_norm_eps is not None:
-            yield from (Weight((row,), "projector"),) * 2
+            yield from (Weight((row,), "projector"),) * (
+                2 if model.projector_norm == "layer" else 1
+            )
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of patches, class token, positions, and the norm after them."""
@@ -170,7 +172,7 @@ class VisionKind(TransformerEncoderKind):
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
             if self.model.projector_norm_eps is not None:
-                total += held.patches * self.model.hidden
+                total += held.patches // self.model.patches_per_row * row
         return total
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:

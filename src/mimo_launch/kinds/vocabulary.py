@@ -51,7 +51,11 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
 
 def text_readers(spec: Spec) -> frozenset[str]:
     """Return the modules that read the embedding of each token with its row of language."""
-    return frozenset(name for name, m in spec.generators.items() if kind_of(m.model).reads_text)
+    return frozenset(
+        name
+        for name, module in spec.generators.items()
+        if kind_of(module.model).reads_text and LANGUAGE in spec.sources_of(name)
+    )
 
 
 def num_last_placeholders(spec: Spec) -> int:

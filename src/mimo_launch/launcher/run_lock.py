@@ -159,6 +159,21 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
+def is_in_use(run: Path) -> bool | None:
+    """Return whether a launcher uses a run folder; None if one ended without releasing it.
+
+    On the machine of the launcher its process decides, elsewhere the time since its last sign.
+    """
+    path = run / LOCK
+    try:
+        owner, touched = _owner(path), _touched(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if owner is not None and owner.machine == _machine():
+        return True if Path(f"/proc/{owner.pid}").exists() else None
+    return True if time.time() - touched / 1e9 < SILENT_SECONDS else None
+
+
 def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = None) -> RunLock:
     """Lock a run folder, creating it if it is missing; a stop signal ends the wait for it.
 

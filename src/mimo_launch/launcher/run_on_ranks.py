@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
-from mimo_launch.launcher.forking import fresh_streams_after_fork
+from mimo_launch.launcher.forking import prepare_forks
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
@@ -121,7 +121,7 @@ class Ranks:
         self._folder.cleanup()
 
     def _start(self, job: RankCall) -> None:
-        fresh_streams_after_fork()
+        prepare_forks()
         torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent used.
         if self.device == "cuda":
             refuse_initialised_cuda()

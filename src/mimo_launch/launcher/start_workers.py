@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimo_launch.diag.quantities import ranks_text
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.host_resources import oom_kills
@@ -38,7 +39,7 @@ from mimo_launch.launcher.worker_logs import (
     rank_folder,
 )
 from mimo_launch.launcher.worker_processes import ExitWatch, adopt_orphans, children, end_orphans
-from mimo_launch.train.events import Event, Listener
+from mimo_launch.train.events import Event, Listener, RunWaits
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -82,9 +83,10 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
         follower = Follower(_followed(job, hosts, rendezvous, audience))
         follower.start()
         outputs.callback(follower.stop)
-        done = False
+        done, tell = False, _Waiting(cells, hosts, pump.tell)
         while not done:
             time.sleep(POLL_SECONDS)
+            tell.look()
             _obey(stop, cells, hosts, audience.note)
             done = watch.done() and hosts.all_done()
             is_failed = watch.alarm() or hosts.alarm()
@@ -103,6 +105,29 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     if pump.error is not None:
         raise pump.error
     return ended_by
+
+
+class _Waiting:
+    """Tells what the slowest ranks of this host are doing, until the first step has ended."""
+
+    def __init__(self, cells: HostCells, hosts: Hosts, tell: Listener) -> None:
+        self._cells, self._ranks, self._tell = cells, list(hosts.ranks), tell
+        self._said, self._first_step, self._ended = "", 0, False
+
+    def look(self) -> None:
+        """Tell it if it has changed."""
+        if self._ended:
+            return
+        found = [self._cells.read(local_rank) for local_rank in range(len(self._ranks))]
+        self._first_step = self._first_step or max(each.step for each in found)
+        slowest = min(each.phase for each in found)
+        self._ended = min(each.step for each in found) > self._first_step > 0
+        there = [r for r, each in zip(self._ranks, found, strict=True) if each.phase == slowest]
+        who = f"rank {there[0]}" if len(there) == 1 else f"ranks {ranks_text(there)}"
+        said = f"{who}: {slowest.words}"
+        if said != self._said and not self._ended:
+            self._said = said
+            self._tell(RunWaits(what=said))
 
 
 def _followed(
@@ -221,7 +246,17 @@ class Pump(threading.Thread):
     def __init__(self, reader: Connection, listener: Listener) -> None:
         super().__init__(daemon=True)
         self._reader, self._listener = reader, listener
+        self._lock = threading.Lock()
         self.error: BaseException | None = None
+
+    def tell(self, event: Event) -> None:
+        """Pass one event on, from any thread."""
+        with self._lock:
+            if self.error is None:
+                try:
+                    self._listener(event)
+                except BaseException as error:
+                    self.error = error
 
     def run(self) -> None:
         """Pass events on."""
@@ -230,8 +265,4 @@ class Pump(threading.Thread):
                 event: Event = self._reader.recv()
             except (EOFError, OSError):
                 return
-            if self.error is None:
-                try:
-                    self._listener(event)
-                except BaseException as error:
-                    self.error = error
+            self.tell(event)

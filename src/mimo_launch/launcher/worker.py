@@ -27,7 +27,7 @@ from mimo_launch.launcher.shared_progress import SharedMemory, WorkerCells
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, in_words, write_error
 from mimo_launch.launcher.worker_logs import STACK, make_folder
-from mimo_launch.launcher.worker_processes import write_stacks_on_signal
+from mimo_launch.launcher.worker_processes import name_process, write_stacks_on_signal
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase, Progress
 from mimo_launch.train.events import Event, Listener
@@ -141,6 +141,7 @@ def run_worker(
     Ranks: collective over the world. Raises: the error of this rank.
     """
     links = links or Links(Progress())
+    name_process(f"mimo rank {os.environ.get('RANK', '0')}")
     sinks: list[Listener] = []
 
     def emit(event: Event) -> None:

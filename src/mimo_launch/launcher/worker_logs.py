@@ -55,6 +55,14 @@ def rank_folder(run: Path, attempt: int, rank: int) -> Path:
     return attempt_folder(run, attempt) / f"rank-{rank}"
 
 
+def logged_ranks(run: Path, attempt: int) -> list[int]:
+    """Return the ranks that have logs of an attempt."""
+    names = (
+        path.name.removeprefix("rank-") for path in attempt_folder(run, attempt).glob("rank-*")
+    )
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def parse_ranks(text: str) -> frozenset[int]:
     """Return the ranks of a text such as `0,5-7`.
 

@@ -37,7 +37,7 @@ _COMMUNICATION = (
 # Here the host waits for its GPU, whose transfers wait for other ranks.
 _DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 ORPHAN_SECONDS = 5.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,11 @@ def process_state(pid: int) -> str:
 def adopt_orphans() -> None:
     """Become the parent of all descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Give this process the name that `ps` and `top` show; the kernel keeps 15 characters."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def children() -> set[int]:

@@ -21,15 +21,21 @@ from mimo_launch.layers.attention_contexts import (
     SequenceContext,
     in_order,
 )
+from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import rotated
-from mimo_launch.layers.scales import WideNorm
+from mimo_launch.layers.pointwise import rotated, sigmoid_gated, widened
+from mimo_launch.layers.scales import Sinks, WideNorm
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
+from mimo_launch.spec.language_models import Mla
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention."""
+    """Multi-head or grouped-query attention.
+
+    If `gated`, each head's output is multiplied by the sigmoid of a gate (arXiv:2505.06708); the
+    features `q` are the query and the gate of one head after another.
+    """
 
     def __init__(
         self,
@@ -47,24 +53,36 @@ class Attention(nn.Module):
         eps: float,
         norm_offset: float = 0.0,
         score_size: float | None = None,
+        sinks: bool = False,
+        gated: bool = False,
+        latent: Mla | None = None,
         out_scale: float,
     ) -> None:
         super().__init__()
+        self.query_parts = 1 + gated
         self.scale = None if score_size is None else score_size**-0.5
         self.context, self.head_size = context, head_size
         self.heads = len(even_cut(heads, context.tp.size, context.tp.index))
         self.kv_heads = max(1, kv_heads // context.tp.size)
-        outputs = {"q": heads * head_size}
+        outputs, value_size = {"q": heads * head_size * self.query_parts}, head_size
         self.shared_kv: SharedLinear | None = None
-        if kv_heads < context.tp.size:
+        self.latent: LatentInputs | None = None
+        if latent is not None:
+            value_size = latent.v_head_dim
+            self.latent = LatentInputs(
+                context, latent, width=width, heads=heads, head_size=head_size
+            )
+        elif kv_heads < context.tp.size:
             self.shared_kv = SharedLinear(
                 context, width, ("k", "v"), kv_heads, head_size, bias=qkv_bias
             )
         else:
             outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
-        unbiased = () if key_bias else ("k",)
-        self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
-        self.output = RowLinear(context, "o", heads * head_size, width, bias=bias, scale=out_scale)
+        if latent is None:
+            unbiased = () if key_bias else ("k",)
+            self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
+        self.sinks = Sinks(context, heads) if sinks else None
+        self.output = RowLinear(context, "o", heads * value_size, width, bias=bias, scale=out_scale)
         self.q_norm, self.k_norm = (
             (
                 WideNorm(context, size * head_size, eps=eps)
@@ -78,20 +96,29 @@ class Attention(nn.Module):
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens, [n, D] -> [n, D]."""
-        x_ND = self.context.enter(x_nD)
-        fused = self.inputs(x_ND)
-        if self.shared_kv is not None:
-            fused = torch.cat([fused, self.shared_kv(x_ND)], dim=1)
-        shape = fused.shape[0], self.heads + 2 * self.kv_heads, self.head_size
-        q, k, v = fused.view(shape).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v, *gates = self._projected(x_nD) if self.latent is None else self.latent(x_nD)
         if isinstance(attention_context, SequenceContext):
             heads = self._causal(q, k, v, attention_context)
         else:
             heads = self._per_image(q, k, v, attention_context)
+        for gate in gates:
+            heads = self.context.fused(sigmoid_gated, heads, gate)
         out: Tensor = self.output(heads)
         return out
+
+    def _projected(self, x_nD: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values of this rank's heads, [N, h or g, K], perhaps gates."""
+        x_ND = self.context.enter(x_nD)
+        fused = self.inputs(x_ND)
+        if self.shared_kv is not None:
+            fused = torch.cat([fused, self.shared_kv(x_ND)], dim=1)
+        queries = self.heads * self.query_parts
+        shape = fused.shape[0], queries + 2 * self.kv_heads, self.head_size
+        q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)
+        q, *gates = q.unflatten(1, (self.heads, self.query_parts)).unbind(2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k, v, *gates)
 
     def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of all cp ranks, one rank after another.
@@ -100,9 +127,12 @@ class Attention(nn.Module):
         """
         if self.context.cp.size == 1:
             return k_NgK, v_NgK
-        both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
-        k, v = both.chunk(2, dim=1)
-        return k, v
+        both = gather_tokens(
+            torch.cat([k_NgK.flatten(1), v_NgK.flatten(1)], dim=1), self.context.cp
+        )
+        sizes = [each.shape[1] * each.shape[2] for each in (k_NgK, v_NgK)]
+        k, v = torch.split(both, sizes, dim=1)
+        return k.view(-1, *k_NgK.shape[1:]), v.view(-1, *v_NgK.shape[1:])
 
     def _causal(
         self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, sequences: SequenceContext
@@ -115,7 +145,8 @@ class Attention(nn.Module):
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
-        if sequences.needs_mask and takes_lists(q_NhK):
+        needs_list = sequences.needs_mask or self.sinks is not None
+        if not sequences.masks and needs_list and takes_lists(q_NhK):
             out = inside_documents(
                 q,
                 k_all,
@@ -124,12 +155,18 @@ class Attention(nn.Module):
                 self.context.cp,
                 reach=sequences.reach,
                 scale=self.scale,
+                sinks_h=None if self.sinks is None else self.sinks(),
             )
             return out.flatten(1)
         q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
-        if cp == 1:
+        if sequences.masks:
+            parts = q.chunk(len(sequences.masks), dim=2)
+            pairs = zip(parts, sequences.masks, strict=True)
+            out = torch.cat([self._attend(part, k_all, v_all, each) for part, each in pairs], dim=2)
+        elif cp == 1:
             seq = q.shape[2]
-            allowed = sequences.lower_right(seq, seq) if sequences.needs_mask else None
+            is_plain = self.sinks is None and not sequences.needs_mask
+            allowed = None if is_plain else sequences.lower_right(seq, seq)
             out = self._attend(q, k_all, v_all, allowed)
         else:
             # This rank's two chunks of the sequence; each sees the keys up to its own end.
@@ -147,7 +184,13 @@ class Attention(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, *, causal: bool = True
     ) -> Tensor:
-        """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each."""
+        """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each.
+
+        With sinks there is a mask.
+        """
+        if self.sinks is not None and allowed is not None:
+            seen = allowed if allowed.dtype == torch.bool else allowed == 0
+            return _attend_with_sinks(q, k, v, seen, self.sinks(), self.scale)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -199,6 +242,27 @@ class Attention(nn.Module):
         out = self._attend(q, k, v, allowed, causal=False)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
+
+
+def _attend_with_sinks(
+    q_BhSK: Tensor,
+    k_BgMK: Tensor,
+    v_BgMK: Tensor,
+    allowed: Tensor,
+    sinks_h: Tensor,
+    scale: float | None,
+) -> Tensor:
+    """Return attention by a mask, the softmax over a sink of each head besides; all scores exist.
+
+    Where attention goes over lists, `varlen_attention` does the same without them.
+    """
+    share = q_BhSK.shape[1] // k_BgMK.shape[1]
+    k, v = (x.repeat_interleave(share, dim=1) for x in (k_BgMK, v_BgMK))
+    scale = q_BhSK.shape[-1] ** -0.5 if scale is None else scale
+    scores = widened(q_BhSK @ k.mT * scale).masked_fill(~allowed, float("-inf"))
+    sinks = widened(sinks_h)[:, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    return weights.to(v.dtype) @ v
 
 
 def _at(x_NhK: Tensor, places: Tensor) -> Tensor:

@@ -41,7 +41,9 @@ class SequenceContext:
     `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K]
     where the sequences differ in positions; None where attention has no positions. `documents` are
     packed into sequences and do not attend to each other. A token attends to the last `reach`
-    tokens, itself among them; None: to all. `routing` is for the balance of experts.
+    tokens, itself among them; None: to all. `routing` is for the balance of experts. `masks` are
+    added to the scores of each chunk of a sequence that this rank holds, over all its positions,
+    where some tokens attend to later ones: [B, 1, queries, S].
     """
 
     batch: int
@@ -51,6 +53,7 @@ class SequenceContext:
     documents: Documents | None
     routing: RoutingContext | None = None
     reach: int | None = None
+    masks: tuple[Tensor, ...] = ()
 
     @property
     def needs_mask(self) -> bool:
@@ -76,6 +79,29 @@ class SequenceContext:
         numbers = self.documents.numbers
         mine, theirs = numbers[:, keys - queries : keys], numbers[:, :keys]
         return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
+
+
+def with_images(
+    sequences: SequenceContext, images_BS: Tensor, cp: int, cp_size: int, dtype: torch.dtype
+) -> SequenceContext:
+    """Return the context in which tokens with the same number of an image see each other.
+
+    A negative number is that of text. Layers share the masks: attention makes no copies of them.
+    """
+    seq = images_BS.shape[1]
+    everywhere = sequences.lower_right(seq, seq)
+    same = (images_BS[:, :, None] == images_BS[:, None, :]) & (images_BS[:, None, :] >= 0)
+    if sequences.reach is not None:
+        place = torch.arange(seq, device=images_BS.device)
+        same &= place[:, None] - place < sequences.reach
+    allowed = everywhere | same[:, None]
+    added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    added.masked_fill_(~allowed, -math.inf)
+    if cp_size == 1:
+        return replace(sequences, masks=(added,))
+    chunks = added.chunk(2 * cp_size, dim=2)
+    held = chunks[cp], chunks[2 * cp_size - 1 - cp]
+    return replace(sequences, masks=tuple(each.contiguous() for each in held))
 
 
 def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> Tensor:
@@ -143,8 +169,15 @@ def sequence_context(
             raise ValueError("positions on several axes need the axis of each pair of a head")
         axis_of = to_device(np.array(axes, dtype=np.int64), positions.device)
         angle = angle.gather(0, axis_of.expand(1, *angle.shape[1:])).squeeze(0)
+    cos, sin = _turns(angle, scaling)
+    return SequenceContext(batch, positions.device, cos, sin, documents, routing)
+
+
+def _turns(angle: Tensor, scaling: RopeScaling | None) -> tuple[Tensor, Tensor]:
+    """Return what queries and keys are multiplied by, from the angles of the pairs of a head."""
     angle = torch.cat([angle, angle], dim=-1)
-    return SequenceContext(batch, positions.device, angle.cos(), angle.sin(), documents, routing)
+    stretch = 1.0 if scaling is None else scaling.stretch
+    return angle.cos() * stretch, angle.sin() * stretch
 
 
 def _angles(
@@ -155,22 +188,43 @@ def _angles(
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
     frequency = theta**-exponent
     if scaling is not None:
-        frequency = scaled(frequency, scaling)
+        frequency = scaled(frequency, scaling, theta)
     return positions.to(wide).unsqueeze(-1) * frequency
 
 
-def scaled(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     """Return the frequencies of a model that was trained further on longer sequences.
 
     Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it; linear:
-    arXiv:2306.15595, section 3.
+    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as its code does it.
     """
     if scaling.rope_type == "linear":
         return frequency / scaling.factor
+    if scaling.rope_type == "yarn":
+        pair = torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
+        first, last = _interpolated(len(frequency), scaling, theta)
+        kept = 1 - ((pair - first) / (last - first)).clamp(0, 1)
+        return frequency * (kept + (1 - kept) / scaling.factor)
     turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequency * (kept + (1 - kept) / scaling.factor)
+
+
+def _interpolated(pairs: int, scaling: RopeScaling, theta: float) -> tuple[float, float]:
+    """Return the pairs of a head between which YaRN interpolates, as fractional numbers."""
+
+    def turning(times: float) -> float:
+        """Return the pair that turns so often within the original length."""
+        length = scaling.original_max_position_embeddings / (2 * math.pi * times)
+        return pairs * math.log(length) / math.log(theta)
+
+    first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    # As published, so that nothing is divided by 0.
+    return first, last if last != first else last + 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,9 +417,8 @@ def turned_in_order(
     """Return the context with the angles of each token's number in its image."""
     if images.numbers is None:
         raise ValueError("tokens that see each other have no numbers")
-    angle = _angles(images.numbers, head_size, theta, dtype, scaling)
-    angle = torch.cat([angle, angle], dim=-1)
-    return replace(images, cos=angle.cos(), sin=angle.sin())
+    cos, sin = _turns(_angles(images.numbers, head_size, theta, dtype, scaling), scaling)
+    return replace(images, cos=cos, sin=sin)
 
 
 def in_turn(lengths: Index) -> tuple[Index, Index]:

@@ -48,11 +48,14 @@ class Experts(SegmentedModule):
 
     A separate module, because its weights have other replicas than those around it. An expert is
     the canonical tensors `NUMBER.gate.weight` (if it has a `gate`, otherwise it is a squared ReLU),
-    `NUMBER.up.weight` and `NUMBER.down.weight`.
+    `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Ranks that
+    split an expert add a part of the last one each, so that their sum has it once.
     """
 
     inputs: Tensor
     outputs: Tensor
+    input_bias: Tensor
+    output_bias: Tensor
 
     def __init__(
         self,
@@ -89,13 +92,42 @@ class Experts(SegmentedModule):
             ),
             dtype=context.dtype,
         )
+        self.has_bias = model.bias
+        self.part = even_cut(width, context.expert_tp.size, context.expert_tp.index)
+        if model.bias:
+            self._declare_bias("input_bias", names, model.width, part)
+            self._declare_bias("output_bias", ("down",), width, self.part)
+
+    def _declare_bias(
+        self, attribute: str, names: tuple[str, ...], features: int, part: range
+    ) -> None:
+        biases = (
+            sharded(f"{expert}.{name}.bias", (features,), 0, part, init="zeros", decay=False)
+            for expert in self.own
+            for name in names
+        )
+        self.declare(attribute, *biases, dtype=self.context.dtype)
 
     def forward(self, x_MD: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the answers; the first `counts[0]` tokens are for the first expert, and so on."""
         inputs = self.inputs.view(len(self.own), -1, self.width)
         outputs = self.outputs.view(len(self.own), self.width, self.inner)
-        between = self.context.fused(self.between, grouped_linear(x_MD, inputs, counts))
-        return grouped_linear(between, outputs, counts)
+        hidden = grouped_linear(x_MD, inputs, counts)
+        if self.has_bias:
+            hidden = hidden + self._of_tokens(self.input_bias, counts)
+        answers = grouped_linear(self.context.fused(self.between, hidden), outputs, counts)
+        if not self.has_bias:
+            return answers
+        others = self.part.start, self.width - self.part.stop
+        return answers + F.pad(self._of_tokens(self.output_bias, counts), others)
+
+    def _of_tokens(self, bias: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """Return the bias of each token's expert, [M, F].
+
+        The gradient of each is a sum over consecutive rows, in one order.
+        """
+        rows = bias.view(len(self.own), -1).unbind()
+        return torch.cat([row.expand(num, -1) for row, num in zip(rows, counts, strict=True)])
 
 
 def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -> Tensor:
@@ -122,22 +154,22 @@ def _is_grouped(x_MD: Tensor, weights_eFD: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExpertOrder:
     """A permutation of rows: the `places` that they come from, and `back`, its inverse."""
 
     places: Tensor
     back: Tensor
 
     @classmethod
-    def by(cls, keys: Tensor) -> "Order":
+    def by(cls, keys: Tensor) -> "ExpertOrder":
         """Return the order of increasing keys."""
         places = keys.argsort(stable=True)
         numbers = torch.arange(places.shape[0], device=places.device)
         return cls(places, torch.empty_like(places).scatter_(0, places, numbers))
 
-    def reversed(self) -> "Order":
+    def reversed(self) -> "ExpertOrder":
         """Return the order that undoes this one."""
-        return Order(self.back, self.places)
+        return ExpertOrder(self.back, self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +183,11 @@ class Dispatch:
     """
 
     choices: int
-    departure: Order
+    departure: ExpertOrder
     send: tuple[int, ...]
     receive: tuple[int, ...]
     gathered: tuple[int, ...]
-    arrival: Order
+    arrival: ExpertOrder
     counts: tuple[int, ...]
 
 
@@ -175,7 +207,7 @@ class PlannedDispatch:
         mine = counts_E.view(1, ep.size, -1)
         self._sizes = HostCopy(torch.cat([mine, self._theirs]).flatten(), sleeps=False)
         self._context, self._choices = context, experts_nk.shape[1]
-        self._departure = Order.by(chosen)
+        self._departure = ExpertOrder.by(chosen)
 
     def dispatch(self) -> Dispatch:
         """Return the dispatch; only here does the host wait for the device within a step."""
@@ -197,7 +229,7 @@ class PlannedDispatch:
             send=by_rank[0],
             receive=by_rank[1 + tp.index],
             gathered=tuple(map(sum, by_rank[1:])),
-            arrival=Order.by(owners_M),
+            arrival=ExpertOrder.by(owners_M),
             counts=counts,
         )
 
@@ -232,7 +264,7 @@ class _Copies(torch.autograd.Function):
         return copies_nkD.sum(dim=1), None, None, None
 
 
-def _reordered(x: Tensor, order: Order) -> Tensor:
+def _reordered(x: Tensor, order: ExpertOrder) -> Tensor:
     out: Tensor = _Reorder.apply(x, order.places, order.back)  # type: ignore[no-untyped-call]
     return out
 

@@ -4,7 +4,7 @@ Decides: their maths, in at least fp32 between inputs and outputs of the model's
 Relies on: `ParallelContext.fused`, which makes one pass over memory of each on GPUs.
 Leaves: using them to the layers.
 
-Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K.
+Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K, R of which turn.
 """
 
 import torch
@@ -62,6 +62,12 @@ def geglu_tanh(gate_up_NF: Tensor) -> Tensor:
     return gelu_tanh(gate) * up
 
 
+def clamped_swiglu(gate_up_NF: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 gate) * (up + 1) of the two halves, clamped at 7 (GPT-OSS)."""
+    gate, up = gate_up_NF.chunk(2, dim=-1)
+    return quick_gelu(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1)
+
+
 def gelu(x: Tensor) -> Tensor:
     """Return the exact GELU (arXiv:1606.08415)."""
     return F.gelu(x)
@@ -89,7 +95,7 @@ ACTIVATIONS = {
     "squared_relu": squared_relu,
 }
 # By the activation of the gate.
-GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh}
+GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 
 
 def gated_squares(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
@@ -108,12 +114,28 @@ def _gated(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
     return product.view(len(product), groups, product.shape[1] // groups)
 
 
-def rotated(x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor) -> Tensor:
-    """Return x rotated by the angles of its positions (RoPE, arXiv:2104.09864).
+def gated_head_norm(
+    x_NF: Tensor, gate_NF: Tensor, weight_K: Tensor, eps: float = EPSILON
+) -> Tensor:
+    """Return the RMSNorm of each head of size K, times silu(gate), in the type of x."""
+    heads_NHK = widened(x_NF).view(len(x_NF), -1, len(weight_K))
+    normed = F.rms_norm(heads_NHK, weight_K.shape, weight_K.to(heads_NHK.dtype), eps).flatten(1)
+    return (normed * F.silu(widened(gate_NF))).to(x_NF.dtype)
+
+
+def sigmoid_gated(x_NF: Tensor, gate_NHK: Tensor) -> Tensor:
+    """Return x times the sigmoid of its gate."""
+    return (x_NF.reshape(gate_NHK.shape) * torch.sigmoid(gate_NHK)).flatten(1)
+
+
+def rotated(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    """Return x whose first R dimensions are rotated by its positions (RoPE, arXiv:2104.09864).
 
     Shapes: more dimensions may come before S, in all of them or only in x.
     """
-    wide = x_SHK.to(cos_SK.dtype)
+    size = cos_SR.shape[-1]
+    wide = x_SHK[..., :size].to(cos_SR.dtype)
     first, second = wide.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return (wide * cos_SK.unsqueeze(-2) + turned * sin_SK.unsqueeze(-2)).to(x_SHK.dtype)
+    out = (wide * cos_SR.unsqueeze(-2) + turned * sin_SR.unsqueeze(-2)).to(x_SHK.dtype)
+    return out if size == x_SHK.shape[-1] else torch.cat([out, x_SHK[..., size:]], dim=-1)

@@ -76,6 +76,21 @@ class Router(SegmentedModule):
             ),
             dtype=context.dtype,
         )
+        if model.bias:
+            self.declare(
+                "bias",
+                replicated(
+                    "bias",
+                    (model.experts,),
+                    context.inner_grad,
+                    counted=context.counts,
+                    init="zeros",
+                    decay=False,
+                ),
+                dtype=context.dtype,
+            )
+        else:
+            self.bias = None
         self.expert_bias: ExpertBias | None = None
         if model.bias_update_rate is not None:
             self.expert_bias = ExpertBias(context, model.experts, model.bias_update_rate)
@@ -85,10 +100,13 @@ class Router(SegmentedModule):
     ) -> Choice:
         """Return the choice of every token; with a `loss` its backward balances the load."""
         wide = widened(x_nD)
-        logits = F.linear(wide, self.weight.to(wide.dtype))
+        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        logits = F.linear(wide, self.weight.to(wide.dtype), bias)
         is_softmax = self.model.score == "softmax"
         scores_nE = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
         ranked_nE = scores_nE.detach() if self.expert_bias is None else self.expert_bias(scores_nE)
+        if self.model.groups > self.model.top_groups:
+            ranked_nE = _in_best_groups(ranked_nE, self.model.groups, self.model.top_groups)
         experts = ranked_nE.topk(self.model.top_k, dim=-1).indices
         weights = scores_nE.gather(-1, experts)
         if self.model.normalize:
@@ -111,6 +129,18 @@ class Router(SegmentedModule):
         parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
         factor = self.coefficient * self.model.experts / self.model.top_k
         return factor * (f_BE * (shares_Bn @ parts_nE)).sum()
+
+
+def _in_best_groups(ranked_nE: Tensor, groups: int, most: int) -> Tensor:
+    """Return the scores of the experts in the best groups, and of others less than any.
+
+    A group is as good as its two best experts together (arXiv:2412.19437, section 2.1.2).
+    """
+    grouped = ranked_nE.view(len(ranked_nE), groups, -1)
+    sums = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
+    chosen = torch.zeros_like(sums, dtype=torch.bool)
+    chosen.scatter_(1, sums.topk(most, dim=1).indices, True)
+    return grouped.masked_fill(~chosen.unsqueeze(2), float("-inf")).flatten(1)
 
 
 class _CountLoad(torch.autograd.Function):

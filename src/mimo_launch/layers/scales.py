@@ -1,4 +1,4 @@
-"""Weights per channel: layer scale, and the RMSNorm of a width that is cut over tp.
+"""Small weights: layer scale, RMSNorm of a width cut over tp, attention sinks, a gate of tokens.
 
 Decides: where the sum of squares crosses the tp group, and the kind of each gradient.
 Relies on: `parallel_context` for compiled passes.
@@ -8,6 +8,7 @@ Legend: N tokens, D width; h heads of size K of this rank.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp
@@ -64,3 +65,37 @@ class LayerScale(SegmentedModule):
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return x times the weight."""
         return torch.mul(x_nD, self.weight)
+
+
+class Sinks(SegmentedModule):
+    """A logit per head [h] that joins the denominator of a softmax (arXiv:2309.17453)."""
+
+    def __init__(self, context: ParallelContext, heads: int) -> None:
+        super().__init__()
+        logits = sharded("weight", (heads,), 0, context.part(heads), init="zeros", decay=False)
+        self.declare("weight", logits, dtype=context.dtype)
+
+    def forward(self) -> Tensor:
+        """Return the logits of this rank's heads."""
+        return self.weight
+
+
+def _gated(x_ND: Tensor, gate_N1: Tensor) -> Tensor:
+    """Return x times the sigmoid of a number per token."""
+    return (widened(x_ND) * torch.sigmoid(widened(gate_N1))).to(x_ND.dtype)
+
+
+class TokenGate(SegmentedModule):
+    """A linear map of each token to one number, whose sigmoid is a factor: [n, D] -> [n, D]."""
+
+    def __init__(self, context: ParallelContext, width: int) -> None:
+        super().__init__()
+        self.context = context
+        weight = replicated(
+            "weight", (1, width), context.token_grad, counted=context.counts, std=width**-0.5
+        )
+        self.declare("weight", weight, dtype=context.dtype)
+
+    def forward(self, x_nD: Tensor, change_nD: Tensor) -> Tensor:
+        """Return what is to be added to the stream, times the factors made of x."""
+        return self.context.fused(_gated, change_nD, F.linear(x_nD, self.weight))

@@ -39,9 +39,9 @@ def ssd(
     """
     shape, heads, groups = x_BSHP.shape, x_BSHP.shape[2], b_BSGK.shape[2]
     wide = widened(x_BSHP)
-    x, b, c = (_chunked(widened(t), chunk) for t in (x_BSHP, b_BSGK, c_BSGK))
-    dt = _chunked(dt_BSH.to(wide.dtype), chunk)
-    numbers = None if documents_BS is None else _chunked(documents_BS, chunk, repeat_last=True)
+    x, b, c = (chunked(widened(t), chunk) for t in (x_BSHP, b_BSGK, c_BSGK))
+    dt = chunked(dt_BSH.to(wide.dtype), chunk)
+    numbers = None if documents_BS is None else chunked(documents_BS, chunk, repeat_last=True)
     x, dt = (t.reshape(*t.shape[:3], groups, heads // groups, *t.shape[4:]) for t in (x, dt))
     a = a_H.to(wide.dtype).view(groups, -1)
     # Logarithms of decays from the start of a chunk to after each token.
@@ -65,7 +65,7 @@ def ssd(
     before, state = _states(inputs, decay_BciGR, b, numbers, state)
     reach = decay_BciGR.exp()
     if numbers is not None:
-        reach = reach * (numbers == _last_before(numbers)[..., None])[..., None, None]
+        reach = reach * (numbers == last_before(numbers)[..., None])[..., None, None]
     handed = torch.einsum("zcign,zcgrpn,zcigr->zcigrp", c, before, reach)
     y = (within + handed).flatten(1, 2)[:, : shape[1]].reshape(shape)
     y = y + d_H.to(wide.dtype).unsqueeze(-1) * wide
@@ -80,7 +80,7 @@ def _states(
     through = decay[:, :, -1].exp()
     if numbers is not None:
         to_end = to_end * (numbers == numbers[:, :, -1:])[..., None, None]
-        through = through * (numbers[:, :, -1] == _last_before(numbers))[..., None, None]
+        through = through * (numbers[:, :, -1] == last_before(numbers))[..., None, None]
     added = torch.einsum("zcjgn,zcjgr,zcjgrp->zcgrpn", b, to_end, inputs)
     before = []
     for index in range(decay.shape[1]):
@@ -89,13 +89,13 @@ def _states(
     return torch.stack(before, dim=1) if before else added, state
 
 
-def _last_before(numbers_Bci: Tensor) -> Tensor:
+def last_before(numbers_Bci: Tensor) -> Tensor:
     """Return the document of the token before each chunk, [B, c]; the first chunk's is its own."""
     first = numbers_Bci[:, :1, 0]
     return torch.cat([first, numbers_Bci[:, :-1, -1]], dim=1)
 
 
-def _chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
+def chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
     """Return tokens in chunks, [B, c, chunk, ...], padded with 0 or with the last token.
 
     A token of zeros leaves the state as it is.
@@ -109,7 +109,11 @@ def _chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
 
 
 def causal_conv(
-    x_BSF: Tensor, weight_FW: Tensor, bias_F: Tensor, *, documents_BS: Tensor | None = None
+    x_BSF: Tensor,
+    weight_FW: Tensor,
+    bias_F: Tensor | None,
+    *,
+    documents_BS: Tensor | None = None,
 ) -> Tensor:
     """Return silu of each channel's convolution over its last W tokens, the token itself included.
 
@@ -118,7 +122,9 @@ def causal_conv(
     """
     x, weight = widened(x_BSF), widened(weight_FW)
     length, width = x.shape[1], weight.shape[1]
-    total = widened(bias_F) + x * weight[:, -1]
+    total = x * weight[:, -1]
+    if bias_F is not None:
+        total = widened(bias_F) + total
     for back in range(1, min(width, length)):
         earlier = x[:, :-back] * weight[:, -1 - back]
         if documents_BS is not None:

@@ -71,7 +71,11 @@ def ssd(
 
 
 def causal_conv(
-    x_BSF: Tensor, weight_FW: Tensor, bias_F: Tensor, *, documents_BS: Tensor | None = None
+    x_BSF: Tensor,
+    weight_FW: Tensor,
+    bias_F: Tensor | None,
+    *,
+    documents_BS: Tensor | None = None,
 ) -> Tensor:
     """Return what `ssd.causal_conv` does."""
     width, channels = weight_FW.shape[1], x_BSF.shape[2]

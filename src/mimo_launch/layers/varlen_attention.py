@@ -18,12 +18,14 @@ from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.torch_internals import varlen_backward
 from mimo_launch.layers.attention_contexts import ImageContext
 
 # The window of a query, in tokens before and after it; -1 is without limit.
@@ -91,18 +93,20 @@ def inside_documents(
     *,
     reach: int | None = None,
     scale: float | None = None,
+    sinks_h: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention inside each document, [B * s, h, K].
 
     Queries are the two chunks that this cp rank holds of each sequence, keys all in their order. A
-    token attends to `reach` tokens, itself among them; scores are multiplied by `scale`.
+    token attends to `reach` tokens, itself among them; scores are multiplied by `scale`. The
+    softmax of each head is over its sink, too, if there are any.
     """
     q, device = q_BshK.flatten(0, 1), q_BshK.device
     window = CAUSAL if reach is None else (reach - 1, 0)
     if cp.size == 1:
         documents = packed(lengths, device)
         k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
-        return _attend(q, k, v, documents, documents, window, scale)
+        return _attend(q, k, v, documents, documents, window, scale, sinks_h)
     parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
     # Unbound, because the backward of a slice is as large as the tensor that it is cut from.
     k, v = (
@@ -110,7 +114,7 @@ def inside_documents(
         for rows in (k_BSgK.unbind(), v_BSgK.unbind())
     )
     queries, keys = (packed(each, device) for each in (parts.queries, parts.keys))
-    return _attend(q, k, v, queries, keys, window, scale)
+    return _attend(q, k, v, queries, keys, window, scale, sinks_h)
 
 
 def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
@@ -162,8 +166,22 @@ def _attend(
     keys: Packed,
     window: tuple[int, int],
     scale: float | None = None,
+    sinks_h: Tensor | None = None,
 ) -> Tensor:
-    """Return attention inside each sequence, [N, h, K]; the lists hold nothing else."""
+    """Return attention inside each sequence, [N, h, K]; the lists hold nothing else.
+
+    Values that are smaller than keys are as large with zeros, which the kernels need.
+    """
+    size = v_MgK.shape[2]
+    if size < q_NhK.shape[2]:
+        v_MgK = F.pad(v_MgK, (0, q_NhK.shape[2] - size))
+        wide = _attend(q_NhK, k_MgK, v_MgK, queries, keys, window, scale, sinks_h)
+        return wide[..., :size]
+    if sinks_h is not None:
+        return cast(
+            "Tensor",
+            _WithSinks.apply(q_NhK, k_MgK, v_MgK, sinks_h, queries, keys, window, scale),  # type: ignore[no-untyped-call]
+        )
     out = varlen_attn(
         q_NhK,
         k_MgK,
@@ -177,3 +195,65 @@ def _attend(
         **_GROUPED,
     )
     return cast("Tensor", out)
+
+
+class _WithSinks(torch.autograd.Function):
+    """Attention inside each sequence whose softmax is over a sink of each head besides the keys.
+
+    The kernel knows no sink, whose part of the weights, 1 - share, only scales the output of a
+    token. In the backward, the kernel makes weights anew from the log-sum-exp of scores. Given the
+    output and the log-sum-exp with the sink, these and all gradients are those with the sink.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_NhK: Tensor,
+        k_MgK: Tensor,
+        v_MgK: Tensor,
+        sinks_h: Tensor,
+        queries: Packed,
+        keys: Packed,
+        window: tuple[int, int],
+        scale: float | None,
+    ) -> Tensor:
+        out_NhK, lse_hN = varlen_attn(
+            q_NhK,
+            k_MgK,
+            v_MgK,
+            queries.bounds,
+            keys.bounds,
+            queries.longest,
+            keys.longest,
+            return_aux=AuxRequest(lse=True),
+            scale=scale,
+            window_size=window,
+            **_GROUPED,
+        )
+        wide_h1 = sinks_h.to(lse_hN.dtype)[:, None]
+        share_hN = torch.sigmoid(lse_hN - wide_h1)
+        out_NhK = (out_NhK * share_hN.t().unsqueeze(-1)).to(q_NhK.dtype)
+        lse_hN = torch.logaddexp(lse_hN, wide_h1)
+        ctx.save_for_backward(q_NhK, k_MgK, v_MgK, sinks_h, out_NhK, lse_hN)
+        ctx.lists = queries, keys, window, scale
+        return out_NhK
+
+    @staticmethod
+    def backward(ctx: Any, grad_NhK: Tensor) -> tuple[Tensor | None, ...]:
+        q_NhK, k_MgK, v_MgK, sinks_h, out_NhK, lse_hN = ctx.saved_tensors
+        queries, keys, window, scale = ctx.lists
+        grads = varlen_backward(
+            grad_NhK.contiguous(),
+            (q_NhK, k_MgK, v_MgK),
+            out_NhK,
+            lse_hN,
+            (queries.bounds, keys.bounds),
+            (queries.longest, keys.longest),
+            scale=scale,
+            window=window,
+        )
+        wide = lse_hN.dtype
+        weight_hN = torch.exp(sinks_h.to(wide)[:, None] - lse_hN)
+        of_output_hN = (grad_NhK.to(wide) * out_NhK.to(wide)).sum(dim=-1).t()
+        of_sinks = -(weight_hN * of_output_hN).sum(dim=1)
+        return *grads, of_sinks.to(sinks_h.dtype), None, None, None, None

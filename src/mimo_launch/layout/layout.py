@@ -50,6 +50,7 @@ class ModuleLayout:
     for generators that read text. `reads` names the modules whose rows this one takes: beside its
     own tokens, or as these; those of several modules in turn, or added to each other. `is_causal`:
     a token attends to those of its image before it, rows that it reads first.
+    `whole_images` are the encoders the tokens of whose images attend to each other in language.
     `reads_arrays`: it reads images or clips of the data set. If it computes a loss, that counts
     `loss_weight`.
     """
@@ -74,6 +75,7 @@ class ModuleLayout:
     reads_beside: bool = False
     reads_in_turn: bool = True
     is_causal: bool = False
+    whole_images: tuple[str, ...] = ()
     reads_arrays: bool = False
     computes_loss: bool = False
     draws: bool = False
@@ -292,6 +294,16 @@ def build_layout(spec: Spec) -> Layout:
     )
 
 
+def _whole_images(spec: Spec, name: str) -> tuple[str, ...]:
+    """Return the encoders the tokens of whose images attend to each other in a module.
+
+    Through a connector it reads rows like text.
+    """
+    if not kind_of(spec.modules[name].model).bidirectional_images:
+        return ()
+    return tuple(x for x in spec.sources_of(name) if kind_of(spec.modules[x].model).images)
+
+
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
@@ -325,6 +337,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads_beside=kind.reads_beside,
         reads_in_turn=kind.reads_in_turn,
         is_causal=kind.is_causal,
+        whole_images=_whole_images(spec, name),
         reads_arrays=kind.input is not None,
         computes_loss=kind.computes_loss,
         draws=kind.draws,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mimo_launch.layers.attention_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.encoder_inputs import (
     EncoderInput,
@@ -27,7 +28,6 @@ from mimo_launch.models.encoder_inputs import (
     reader,
 )
 from mimo_launch.models.projector import owned
-from mimo_launch.models.transformer_block import recomputed
 from mimo_launch.spec.spec import CustomModel
 
 

@@ -17,7 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import Documents, SequenceContext, sequence_context
+from mimo_launch.layers.attention_contexts import (
+    Documents,
+    SequenceContext,
+    sequence_context,
+    with_images,
+)
 from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -44,7 +49,8 @@ class LanguageInput:
     positions [S], or [3, B, S] with three axes. documents: those that samples pack, None if every
     sample is one. rows[encoder] [r, D] are the rows that this rank received, on the first stage
     only. wanted: the places of the rows that generators read, on the last stage only. routing: for
-    the balance of experts, if there are any.
+    the balance of experts, if there are any. images [B, all positions]: the image of each token, -1
+    for text, if the tokens of one attend to each other.
     """
 
     num_sequences: int
@@ -55,6 +61,7 @@ class LanguageInput:
     rows: Mapping[str, Tensor]
     row_places: Mapping[str, RowPlaces]
     wanted: Mapping[str, RowPlaces] = field(default_factory=dict)
+    images: Tensor | None = None
     routing: RoutingContext | None = None
 
 
@@ -99,15 +106,10 @@ class LanguageStage(nn.Module):
         self.layers = self.make_layers(experts, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(
-                context, model.hidden, "rms", eps=model.norm_eps, offset=self.norm_offset
+                context, model.hidden, "rms", eps=model.norm_eps, offset=float(model.norm_offset)
             )
             if not model.tied:
                 self.head = VocabHead(context, padded_vocab, model.hidden)
-
-    @property
-    def norm_offset(self) -> float:
-        """What is added to the weights of norms."""
-        return 0.0
 
     @property
     def embedding_scale(self) -> float | None:
@@ -159,7 +161,7 @@ class LanguageStage(nn.Module):
             sequence_context,
             batch.num_sequences,
             batch.positions,
-            self.model.head_size,
+            self.model.rotary_size,
             dtype=dtype,
             documents=batch.documents,
             axes=kind.mrope_axes,
@@ -168,10 +170,25 @@ class LanguageStage(nn.Module):
         everywhere = made(theta=self.model.rope_theta, scaling=kind.rope_scaling)
         window = kind.sliding_window
         if window is None:
-            return everywhere, everywhere
+            shown = self._with_images(everywhere, batch, dtype)
+            return shown, shown
         own = everywhere if window.rope_theta is None else made(theta=window.rope_theta)
         seq = batch.positions.shape[-1] * self.context.cp.size
-        return everywhere, replace(own, reach=window.size if window.size < seq else None)
+        local = replace(own, reach=window.size if window.size < seq else None)
+        windowed = {kind.attends_in_windows(int(number)) for number in self.layers}
+        return (
+            self._with_images(everywhere, batch, dtype) if False in windowed else everywhere,
+            self._with_images(local, batch, dtype) if True in windowed else local,
+        )
+
+    def _with_images(
+        self, sequences: SequenceContext, batch: LanguageInput, dtype: torch.dtype
+    ) -> SequenceContext:
+        """Return the context in which tokens of an image attend to each other, if any do."""
+        if batch.images is None:
+            return sequences
+        cp = self.context.cp
+        return with_images(sequences, batch.images, cp.index, cp.size, dtype)
 
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return what a generator reads at each token, [n, D]: the stream, perhaps with text."""
@@ -228,11 +245,6 @@ class DecoderStage(LanguageStage):
     """A stage of transformer blocks."""
 
     model: DecoderModel
-
-    @property
-    def norm_offset(self) -> float:
-        """What is added to the weights of norms."""
-        return float(self.model.norm_offset)
 
     @property
     def embedding_scale(self) -> float | None:

@@ -17,11 +17,12 @@ from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, declared_parameters
 from mimo_launch.layers.pointwise import ACTIVATIONS
+from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.te_attention import TeAttention
 from mimo_launch.layers.te_layers import TeLayers, te_layers
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.transformer_block import Block, BlockShape, recomputed
+from mimo_launch.models.transformer_block import Block, BlockShape
 
 # Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
 # silu(first half) * second half.

@@ -12,13 +12,11 @@ tp ranks that hold the same tokens (without sequence parallelism) each route a p
 otherwise every token would travel once per tp rank.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.layer import even_cut
@@ -28,10 +26,18 @@ from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, GATED
+from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.router import Choice, Router, TokenShares
-from mimo_launch.layers.scales import LayerScale
+from mimo_launch.layers.scales import LayerScale, TokenGate
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
-from mimo_launch.spec.language_models import DecoderBlocks, DecoderModel, GateActivation, Moe
+from mimo_launch.spec.language_models import (
+    DecoderBlocks,
+    DecoderModel,
+    GateActivation,
+    HybridModel,
+    Mla,
+    Moe,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class MoeMlp(nn.Module):
         self.router = Router(context, shape.model, width, shape.coefficient)
         self.experts = Experts(context, shape.model, width, gate=gate, out_scale=out_scale)
         self.shared = shared
+        self.shared_gate = TokenGate(context, width) if shape.model.gates_shared else None
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the weighted answers of every token's experts.
@@ -75,6 +82,8 @@ class MoeMlp(nn.Module):
         planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
         # While the host waits for the sizes of the dispatch, the device computes this.
         shared = None if self.shared is None else self.shared(x_nD)
+        if shared is not None and self.shared_gate is not None:
+            shared = self.shared_gate(x_nD, shared)
         routed = self._answers(own_nD, choice, planned.dispatch())
         if sizes is not None:
             routed = gather_rows(routed, sizes, self.context.tp)
@@ -109,13 +118,15 @@ class MoeMlp(nn.Module):
 class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
-    Queries, keys and values have biases by `qkv_bias`, if it is None as all linear layers do;
-    `key_bias` false leaves out that of keys (Whisper). With `wide_norm`, `qk_norm` is that of all
-    heads together. `layer_scale` is what the weights begin as that scale each addition.
-    Experts, `moe`, replace the MLP. `gate` is the activation where MLPs are `gated`, `activation`
-    where they are not. `norm_offset` is added to the weights of RMSNorms; `post_norms` stand behind
-    attention and the MLP. Scores are divided by the square root of `score_size` (None: of the head
-    size).
+    Queries, keys and values have biases by `qkv_bias`, the output of attention by `output_bias`;
+    where one is None, as all linear layers do. `key_bias` false leaves out that of keys (Whisper).
+    With `wide_norm`, `qk_norm` is that of all heads together. `layer_scale` is what the weights
+    begin as that scale each addition. Experts, `moe`, replace the MLP. `gate` is the activation
+    where MLPs are `gated`, `activation` where they are not. `norm_offset` is added to the weights
+    of RMSNorms; `post_norms` stand behind attention and the MLP. Scores are divided by the square
+    root of `score_size` (None: of the head size). `sinks` join the softmax of each head. With
+    `gated_attention` a gate multiplies the output of each head. Queries, keys and values may be
+    made of narrow widths, `latent`.
     """
 
     width: int
@@ -133,11 +144,15 @@ class BlockShape:
     wide_norm: bool = False
     layer_scale: float | None = None
     eps: float = EPSILON
-    activation: Activation = "gelu"
+    activation: Activation | Literal["squared_relu"] = "gelu"
     gate: GateActivation = "silu"
     post_norms: bool = False
     norm_offset: float = 0.0
     score_size: float | None = None
+    sinks: bool = False
+    output_bias: bool | None = None
+    gated_attention: bool = False
+    latent: Mla | None = None
     moe: MoeShape | None = None
 
     @property
@@ -187,6 +202,32 @@ def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
         post_norms=model.post_norms,
         norm_offset=float(model.norm_offset),
         score_size=model.query_pre_attn_scalar,
+        sinks=model.attention_sinks,
+        output_bias=model.output_bias,
+        gated_attention=model.gated_attention,
+        latent=model.mla,
+        moe=moe,
+    )
+
+
+def hybrid_shape(model: HybridModel, moe: MoeShape | None) -> BlockShape:
+    """Return the shape of the layers of a hybrid: attention, MLP and experts."""
+    return BlockShape(
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        mlp=model.mlp_width,
+        layers=model.layers,
+        norm="rms",
+        gated=model.gated_mlp,
+        bias=False,
+        qk_norm=model.qk_norm,
+        eps=model.norm_eps,
+        activation="squared_relu",
+        gate="gelu_tanh" if model.activation == "gelu_tanh" else "silu",
+        norm_offset=float(model.norm_offset),
+        gated_attention=model.gated_attention,
         moe=moe,
     )
 
@@ -223,16 +264,6 @@ class Mlp(nn.Module):
         return out
 
 
-def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
-    """Return what a layer computes of `args`; its backward keeps only them and computes it again.
-
-    To be called inside the layer's own forward, so that FSDP's hooks are outside and run once.
-    """
-    if torch.is_grad_enabled():
-        return checkpoint(compute, *args, use_reentrant=False)
-    return compute(*args)
-
-
 class Layer(nn.Module):
     """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
 
@@ -251,70 +282,87 @@ class Layer(nn.Module):
         raise NotImplementedError
 
 
+def norm_of(context: ParallelContext, shape: BlockShape) -> Norm:
+    """Return a norm of the stream."""
+    return Norm(context, shape.width, shape.norm, eps=shape.eps, offset=shape.norm_offset)
+
+
+def attention_of(context: ParallelContext, shape: BlockShape, out_scale: float) -> Attention:
+    """Return the attention of a block."""
+    return Attention(
+        context,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        bias=shape.bias if shape.output_bias is None else shape.output_bias,
+        qkv_bias=shape.biased_qkv,
+        key_bias=shape.key_bias,
+        qk_norm=shape.qk_norm,
+        wide_norm=shape.wide_norm,
+        eps=shape.eps,
+        norm_offset=shape.norm_offset,
+        score_size=shape.score_size,
+        sinks=shape.sinks,
+        gated=shape.gated_attention,
+        latent=shape.latent,
+        out_scale=out_scale,
+    )
+
+
+def mlp_of(context: ParallelContext, shape: BlockShape, inner: int, out_scale: float) -> Mlp:
+    """Return an MLP of a block, or the expert that its tokens share."""
+    return Mlp(
+        context,
+        shape.width,
+        inner,
+        shape.width,
+        gated=shape.gated,
+        bias=shape.bias,
+        activation=shape.activation,
+        gate=shape.gate,
+        out_scale=out_scale,
+    )
+
+
+def experts_of(
+    context: ParallelContext, shape: BlockShape, moe: MoeShape, out_scale: float
+) -> MoeMlp:
+    """Return the experts of a block."""
+    shared = mlp_of(context, shape, moe.model.shared, out_scale) if moe.model.shared else None
+    return MoeMlp(
+        context,
+        moe,
+        shape.width,
+        gate=shape.gate if shape.gated else None,
+        out_scale=out_scale,
+        shared=shared,
+    )
+
+
 class Block(Layer):
     """Pre-norm transformer block."""
 
     def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__(recompute=recompute)
         out_scale = (2 * shape.layers) ** -0.5
-
-        def norm() -> Norm:
-            return Norm(context, shape.width, shape.norm, eps=shape.eps, offset=shape.norm_offset)
-
-        self.attention_norm = norm()
-        self.attention = Attention(
-            context,
-            width=shape.width,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            bias=shape.bias,
-            qkv_bias=shape.biased_qkv,
-            key_bias=shape.key_bias,
-            qk_norm=shape.qk_norm,
-            wide_norm=shape.wide_norm,
-            eps=shape.eps,
-            norm_offset=shape.norm_offset,
-            score_size=shape.score_size,
-            out_scale=out_scale,
-        )
-        self.mlp_norm = norm()
+        self.attention_norm = norm_of(context, shape)
+        self.attention = attention_of(context, shape, out_scale)
+        self.mlp_norm = norm_of(context, shape)
         # On what each adds to the stream.
-        self.post_attention_norm = norm() if shape.post_norms else None
-        self.post_mlp_norm = norm() if shape.post_norms else None
+        self.post_attention_norm = norm_of(context, shape) if shape.post_norms else None
+        self.post_mlp_norm = norm_of(context, shape) if shape.post_norms else None
         self.attention_scale, self.mlp_scale = (
             None
             if shape.layer_scale is None
             else LayerScale(context, shape.width, shape.layer_scale)
             for _ in range(2)
         )
-
-        def dense(inner: int) -> Mlp:
-            return Mlp(
-                context,
-                shape.width,
-                inner,
-                shape.width,
-                gated=shape.gated,
-                bias=shape.bias,
-                activation=shape.activation,
-                gate=shape.gate,
-                out_scale=out_scale,
-            )
-
         self.mlp: Mlp | MoeMlp
         if shape.moe is None:
-            self.mlp = dense(shape.mlp)
+            self.mlp = mlp_of(context, shape, shape.mlp, out_scale)
         else:
-            shared = dense(shape.moe.model.shared) if shape.moe.model.shared else None
-            self.mlp = MoeMlp(
-                context,
-                shape.moe,
-                shape.width,
-                gate=shape.gate if shape.gated else None,
-                out_scale=out_scale,
-                shared=shared,
-            )
+            self.mlp = experts_of(context, shape, shape.moe, out_scale)
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         attended = self.attention(self.attention_norm(x_nD), attention_context)

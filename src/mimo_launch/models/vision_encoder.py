@@ -215,8 +215,13 @@ class VisionStage(nn.Module):
             )
             # Inside the projector, with which they train or not.
             if model.projector_norm_eps is not None:
-                eps = model.projector_norm_eps
-                self.projector.norm = Norm(context, model.row_width, "layer", eps=eps)
+                self.projector.norm = Norm(
+                    context,
+                    model.row_width,
+                    model.projector_norm,
+                    eps=model.projector_norm_eps,
+                    offset=float(model.projector_norm_offset),
+                )
             if model.deepstack:
                 eps, width = model.norm_eps, model.row_width
                 self.projector.deepstack = nn.ModuleList(
@@ -242,17 +247,25 @@ class VisionStage(nn.Module):
         x_nD = x_nD[patches]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
-        # Pixel shuffle (arXiv:2404.16821): the patches of a row are adjacent, so it is a view.
-        x_nW = x_nD.view(-1, self.model.row_width)
+        x_nW = self._rows(x_nD)
         if self.model.projector_norm_eps is not None:
             x_nW = self.projector.get_submodule("norm")(x_nW)
         rows: Tensor = self.projector(x_nW)
         if deep:
-            wide = (each[patches].reshape(-1, self.model.row_width) for each in deep)
             layers = self.projector.get_submodule("deepstack").children()
-            others = (layer(each) for layer, each in zip(layers, wide, strict=True))
+            pairs = zip(layers, deep, strict=True)
+            others = (layer(self._rows(each[patches])) for layer, each in pairs)
             rows = torch.cat([rows, *others], dim=1)
         return owned(rows, packed.sizes, self.context)
+
+    def _rows(self, x_nD: Tensor) -> Tensor:
+        """Return the patches of each row side by side, [n, W], or their mean.
+
+        They are adjacent, so pixel shuffle (arXiv:2404.16821) is a view.
+        """
+        if self.model.pooling is None:
+            return x_nD.reshape(-1, self.model.row_width)
+        return x_nD.reshape(-1, self.model.patches_per_row, x_nD.shape[1]).mean(dim=1)
 
     def _norm(self) -> Norm:
         return Norm(self.context, self.model.hidden, self.model.norm, eps=self.model.norm_eps)

@@ -135,6 +135,21 @@ def read_positions(
     return to_device(np.stack(found, axis=1), device)
 
 
+def read_images(
+    view: LanguageView, encoders: Collection[str], device: torch.device
+) -> Tensor | None:
+    """Return the number of the image of each token of one microbatch, [B, S], all positions.
+
+    Tokens of text have -1. Without images of `encoders`: None.
+    """
+    numbers = np.full((len(view.samples), view.layout.seq), -1, dtype=np.int64)
+    for row, sample in zip(numbers, view.samples, strict=True):
+        spans = view.data.samples[sample].spans
+        for number, span in enumerate(each for name in encoders for each in spans.get(name, ())):
+            row[span.position : span.position + span.num_positions] = number
+    return to_device(numbers, device) if (numbers >= 0).any() else None
+
+
 def token_shares(view: LanguageView, device: torch.device) -> Tensor:
     """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
 

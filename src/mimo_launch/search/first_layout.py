@@ -16,7 +16,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.rule import divisors
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
 
@@ -80,7 +80,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[FirstLayout, Spec]:
         errors = [found for found in check(spec) if found.is_error]
         if errors:
             illegal = illegal or errors[0]
-        elif found := next(memory_findings(spec, Calibration()), None):
+        elif found := next(memory_findings(spec, constants_for(spec.nodes)), None):
             too_large = found
         else:
             return layout, spec

@@ -66,6 +66,7 @@ _RANKS_SCHEMA = {
         {"type": "integer", "minimum": 0, "maximum": MAX_RANKS - 1},
         {"type": "string", "pattern": r"^\s*\d+\s*(-\s*\d+\s*)?$"},
     ],
+    "format": "ranks",
     "expected": "one rank (`4`) or the first and the last (`0-3`)",
 }
 
@@ -90,6 +91,7 @@ def _size(value: Any) -> Any:
 _SIZE_SCHEMA = {
     "type": "string",
     "pattern": r"^\s*\d+(\.\d+)?\s*([MGT]i?B)\s*$",
+    "format": "size",
     "expected": "a size such as `141GB` or `80GiB`",
 }
 
@@ -102,6 +104,16 @@ CountFrom0 = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 Places = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+# What stands for the dp that the other sizes leave of the ranks; `parse` resolves it.
+OPEN_DP = ("auto", -1)
+_DP_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": MAX_RANKS},
+        {"enum": list(OPEN_DP)},
+    ],
+    "expected": f"a whole number from 1 to {MAX_RANKS:,}, `auto` or `-1`",
+}
+Dp = Annotated[Places, WithJsonSchema(_DP_SCHEMA)]
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]

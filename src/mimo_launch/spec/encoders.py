@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Layers, Places, Strict
+from mimo_launch.spec.base import Count, Dp, Layers, Places, Strict
 
 # The second convolution of Whisper has stride 2.
 FRAMES_PER_TOKEN = 2
@@ -18,12 +18,19 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
 
 class Grid(Strict):
-    """How the ranks of one module are factored; the product must equal their number."""
+    """How the ranks of one module are factored; the product must equal their number.
+
+    `dp` is resolved before: the spec in memory, and every one that is saved, has its number.
+    """
 
     tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
     cp: Places = Field(1, description="Context-parallel size: the sequence is split.")
     pp: Places = Field(1, description="Pipeline size: the layers are split into stages.")
-    dp: Places = Field(1, description="Data-parallel size: the samples are split.")
+    dp: Dp = Field(
+        1,
+        description="Data-parallel size: the samples are split. `auto`, or -1: what the other "
+        "sizes leave of the ranks.",
+    )
 
     @property
     def num_ranks(self) -> int:
@@ -215,9 +222,15 @@ class VitModel(Images, TransformerEncoder):
     projector_bias: bool = Field(True, description="Biases in the projector.")
     projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="A LayerNorm of the patches of a row in front of the projector, with this "
-        "added to the variance, as in InternVL.",
+        description="A norm of the patches of a row in front of the projector, with this added to "
+        "the variance, as in InternVL.",
         examples=["1e-5"],
+    )
+    projector_norm: Literal["layer", "rms"] = Field(
+        "layer", description="The kind of that norm: LayerNorm, or RMSNorm (Gemma 3)."
+    )
+    projector_norm_offset: bool = Field(
+        False, description="That RMSNorm multiplies by 1 + weight instead of weight (Gemma 3)."
     )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
@@ -227,10 +240,20 @@ class VitModel(Images, TransformerEncoder):
         examples=["[8, 16, 24]"],
         strict=False,
     )
+    pooling: Literal["mean"] | None = Field(
+        None,
+        description="`mean`: a row is the mean of the patches of its square, as wide as one of "
+        "them (average pooling, as in Gemma 3), not all of them side by side.",
+    )
     temporal_patch: Count = Field(
         1,
         description="Frames of a patch, for a convolution over time; a single image is repeated.",
     )
+
+    @property
+    def row_width(self) -> int:
+        """Width of the patches of a row, the input of the projector."""
+        return self.hidden * (1 if self.pooling else self.patches_per_row)
 
     @property
     def deep_rows(self) -> int:

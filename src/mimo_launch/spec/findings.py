@@ -5,11 +5,13 @@ Relies on: `wording` for types and near misses.
 Leaves: finding the faults to `parse`.
 """
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
+from mimo_launch.spec.meant import meant
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
@@ -19,7 +21,7 @@ from mimo_launch.spec.wording import (
     listing,
 )
 
-_TRUE, _FALSE = ("yes", "on", "y"), ("no", "off", "n")
+_FALSE = ("no", "off", "n")
 
 
 def section_name(path: YamlPath) -> str:
@@ -31,7 +33,10 @@ def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -
     """Report a key that its section does not have; `free` are the known ones not yet used."""
     key = str(path[-1])
     near = close_matches(key, free) or close_matches(key, known)
-    if near:
+    glued = re.fullmatch(r"(\w+):(\S+)", key)
+    if glued and glued[1] in known:
+        help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
+    elif near:
         help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
     elif "options" in known:
         help_ = f"write it under `options`, which is passed on to your class: {{{key}: ...}}"
@@ -70,7 +75,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
             headline=f"`{name}` is {found(value)}; it must be {wanted}",
             path=path,
             why=_meaning(name, schema) or "a value is never converted silently",
-            help=_type_help(str(path[-1]), value, schema),
+            help=_value_help(str(path[-1]), value, schema),
         )
     reason = f" ({message})" if message else ""
     return Diagnostic(
@@ -163,28 +168,26 @@ def _example(schema: dict[str, Any]) -> str:
     return "..."
 
 
-def _type_help(key: str, value: Any, schema: dict[str, Any]) -> str:
-    """Return the line to write instead, as close as possible to what the user meant."""
-    types = allowed_types(schema)
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if "boolean" in types and word in (*_TRUE, *_FALSE):
-            return f"write `{key}: {'true' if word in _TRUE else 'false'}`"
-        if "null" in types and word == "none":
-            return f"write `{key}: null`"
-        if "integer" in types and word.lstrip("+-").isdecimal():
-            return f"write `{key}: {word}` without quotes"
-    if isinstance(value, float) and "integer" in types and value == value // 1:
-        return f"write `{key}: {int(value)}`"
-    return _value_help(key, value, schema)
-
-
 def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
-    choices = [str(choice) for choice in schema.get("enum", [])]
+    """Return the line to write instead; only words where no line is sure to keep the meaning."""
+    guesses = [_line(key, guess) for guess in meant(key, value, schema)]
+    if guesses:
+        quoted = isinstance(value, str) and guesses[0] == _line(key, value.strip())
+        return f"write {listing(guesses).replace(' or ', ', or ')}{' without quotes' * quoted}"
+    parts = (schema, *schema.get("anyOf", ()))
+    choices = [str(choice) for each in parts for choice in each.get("enum", ())]
     near = close_matches(value, choices) if isinstance(value, str) else []
     if near:
         return f"did you mean {listing([f'`{choice}`' for choice in near])}?"
     example = _example(schema)
-    if example == "...":
+    if example == "..." or choices or "`" in expected(schema):
         return f"write {expected(schema)}"
-    return f"write `{key}: {example}`" if not key.isdecimal() else f"write `{example}`"
+    # Zero of something that is counted from one means that it is not wanted.
+    if isinstance(value, int) and value == 0 and example == "1":
+        return f"write {_line(key, example)}"
+    return f"write {expected(schema)}, such as {_line(key, example)}"
+
+
+def _line(key: str, value: str) -> str:
+    """Return a line of the spec, or an item of a list, in quotes."""
+    return f"`{value}`" if key.isdecimal() else f"`{key}: {value}`"

@@ -7,6 +7,8 @@ spec of its run.
 Leaves: checks that need two keys at once to `checks`, tensors to `checkpoint`.
 """
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import Any
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.parse import read_module, read_spec
+from mimo_launch.spec.set_help import in_order
 from mimo_launch.spec.spec import Model, Spec
 from mimo_launch.spec.wording import did_you_mean
 from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text
@@ -67,7 +70,10 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
     """
     dotted, equals, value_text = text.partition("=")
     if not equals:
-        raise _BadPathError(f"`{text}` has no `=`")
+        meant = re.fullmatch(r"\s*([\w.-]+)(?:\s*:\s*|\s+)(\S.*)", text)
+        at, said = meant.groups() if meant else (text.strip() or "train.steps", "VALUE")
+        help_ = f"write `--set {shlex.quote(f'{at}={said}')}`"
+        raise _BadPathError(f"`{text}` has no `=`\n{help_}")
     keys = dotted.strip().split(".")
     if not all(keys):
         raise _BadPathError(f"the path `{dotted}` is empty or has an empty part")
@@ -166,7 +172,7 @@ def _load(document: Document, overrides: Sequence[str]) -> Loaded:
     if document.data is None:
         return Loaded(None, None, document.diagnostics, document.source)
     spec, faults = read_spec(document.data)
-    diagnostics = document.source.sorted((*document.diagnostics, *faults))
+    diagnostics = in_order((*document.diagnostics, *faults), document.source)
     return Loaded(None if diagnostics else spec, spec, diagnostics, document.source)
 
 

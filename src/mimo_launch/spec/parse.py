@@ -8,20 +8,27 @@ Leaves: files to `load`, everything that needs two keys at once to `checks`.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
 from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
 from mimo_launch.spec.base import (
+    AXES,
+    OPEN_DP,
+    Places,
+    Ranks,
     Strict,
     field_schema,
     kind_of,
     leaf_adapter,
     may_be_kind_alone,
     models_in,
+    rank_range,
     section_per_name,
     words_in,
 )
@@ -32,11 +39,16 @@ from mimo_launch.spec.yaml_source import UNREADABLE
 
 S = TypeVar("S", bound=Strict)
 _MOST_FAULTS = 1000
+_RANKS: TypeAdapter[str] = TypeAdapter(Ranks, config={"strict": True})
+_PLACES: TypeAdapter[int] = TypeAdapter(Places, config={"strict": True})
 
 
 def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return the sound parts of a spec, and every fault of the others."""
     reader = _Reader()
+    modules = data.get("modules") if isinstance(data, dict) else None
+    if isinstance(modules, dict):
+        data = {**data, "modules": {name: _resolved(each) for name, each in modules.items()}}
     try:
         spec = reader.section(Spec, data, ())
     except _Enough:
@@ -48,7 +60,7 @@ def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...
     """Do the same for one module."""
     reader = _Reader()
     try:
-        module = reader.section(ModuleSpec, data, ())
+        module = reader.section(ModuleSpec, _resolved(data), ())
     except _Enough:
         module = _construct(ModuleSpec, {}, set(ModuleSpec.model_fields))
     return module, tuple(reader.diagnostics)
@@ -189,6 +201,20 @@ class _Reader:
                 message = "" if message == "not a range" else message
                 self._report(findings.bad_leaf(item_path, item, item_schema, message))
             return UNREADABLE
+
+
+def _resolved(module: Any) -> Any:
+    """Return the data of a module, with the number that an open `dp` stands for."""
+    grid = module.get("grid") if isinstance(module, dict) else None
+    if not isinstance(grid, dict) or grid.get("dp") not in OPEN_DP:
+        return module
+    others = [grid.get(axis, 1) for axis in AXES if axis != "dp"]
+    # What is wrong with these is reported there; dp is then unknown.
+    size: Any = UNREADABLE
+    with suppress(ValidationError):
+        ranks = len(rank_range(_RANKS.validate_python(module.get("ranks"))))
+        size = max(1, ranks // prod(_PLACES.validate_python(each) for each in others))
+    return {**module, "grid": {**grid, "dp": size}}
 
 
 def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:

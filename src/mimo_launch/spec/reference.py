@@ -44,7 +44,7 @@ def _clean(part: Any) -> Any:
     return {
         key: _clean(value)
         for key, value in part.items()
-        if not (key in ("title", "expected") and isinstance(value, str))
+        if not (key in ("title", "expected", "format") and isinstance(value, str))
     }
 
 

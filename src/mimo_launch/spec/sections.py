@@ -22,6 +22,7 @@ from mimo_launch.spec.base import (
     Tokens,
     num_bytes,
 )
+from mimo_launch.spec.gpus import GPUS, GpuName, NetworkName
 
 
 class ModuleOptimizer(Strict):
@@ -104,8 +105,8 @@ class DecaySpec(Strict):
 
     embeddings: bool = Field(
         False,
-        description="Also decay token embeddings (a `tied` output layer with them; any other one "
-        "always decays), tables of positions and class tokens.",
+        description="Also decay embeddings of tokens (a `tied` output layer with them; any other "
+        "one always decays) and of codes, tables of positions, class tokens and queries.",
     )
 
 
@@ -214,14 +215,28 @@ class NodesSpec(Strict):
     """The hosts, for warnings about traffic that leaves one, and about memory."""
 
     gpus: Count = Field(description="Ranks per host.", examples=[8])
+    gpu: GpuName | None = Field(
+        None,
+        description="GPU of every rank, for estimates: its memory and its "
+        "[rates](estimates.md#gpus); default: the rates of an H200.",
+        examples=["h100-80gb"],
+    )
+    network: NetworkName | None = Field(
+        None,
+        description="Network between hosts, for estimates: an adapter of this many Gbit/s for each "
+        "GPU; default 400.",
+        examples=["ib-400g"],
+    )
     gpu_memory: Size | None = Field(
         None,
         description="Memory of one GPU, to find ranks that will not fit; as `nvidia-smi` shows it "
-        "or as it is sold.",
+        "or as it is sold. Default: that of `gpu`.",
         examples=["141GB"],
     )
 
     @property
     def memory(self) -> int | None:
         """Memory of one GPU in bytes."""
-        return None if self.gpu_memory is None else num_bytes(self.gpu_memory)
+        if self.gpu_memory is not None:
+            return num_bytes(self.gpu_memory)
+        return None if self.gpu is None else GPUS[self.gpu].memory

@@ -44,6 +44,7 @@ from mimo_launch.spec.encoders import (
 from mimo_launch.spec.generators import Codes, FlowModel, GeneratorKinds, TalkerModel
 from mimo_launch.spec.language_models import (
     DecoderModel,
+    DeltaNetSizes,
     ExpertGrid,
     HybridModel,
     LanguageModel,
@@ -87,6 +88,7 @@ __all__ = [
     "Data",
     "DecaySpec",
     "DecoderModel",
+    "DeltaNetSizes",
     "DigitsData",
     "EncoderModel",
     "EvalSpec",

@@ -5,7 +5,11 @@ Relies on: `yaml_syntax` for nodes and the meaning of plain words.
 Leaves: what the keys mean to `load`.
 """
 
+import errno
+import shlex
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,17 @@ from mimo_launch.spec.yaml_syntax import (
     MAX_VALUES,
     compose,
     document_fault,
+    is_toml,
     scalar_value,
+    toml_fault,
+    variable_fault,
+    variable_in,
 )
 
 # A spec has a few kilobytes; a larger file is something else.
 MAX_BYTES = MEGABYTE
+# The path that stands for the standard input.
+STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +54,9 @@ class Document:
 
 def read_file(path: str | Path) -> Document:
     """Read a YAML file; every fault becomes a diagnostic."""
-    name = str(path)
+    name = "<stdin>" if str(path) == STDIN else str(path)
     try:
-        raw = read_small(path, MAX_BYTES)
+        raw = _stdin() if str(path) == STDIN else read_small(path, MAX_BYTES)
     except (OSError, ValueError) as error:  # A name may hold a NUL.
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or str(error)
@@ -56,6 +66,16 @@ def read_file(path: str | Path) -> Document:
             headline=f"`{name}` cannot be read: {reason}",
             why="the spec is read from this file and from nowhere else",
             help="check the path; it is relative to the current folder unless it starts with `/`",
+        )
+        return Document(None, SpecSource(name=name), (fault,))
+    wide = _wide_encoding(raw)
+    if wide:
+        fault = Diagnostic(
+            code="not-utf8",
+            headline=f"the file is {wide.upper()} text",
+            why="YAML files are UTF-8 here, as everywhere but on Windows",
+            help=f"convert it: `iconv -f {wide} -t utf-8 {shlex.quote(name)} > utf8.yaml`",
+            line=1,
         )
         return Document(None, SpecSource(name=name), (fault,))
     try:
@@ -74,12 +94,31 @@ def read_file(path: str | Path) -> Document:
     return read_text(text, name)
 
 
+@cache
+def _stdin() -> bytes:
+    """Return the standard input, which can be read only once. Raises: OSError."""
+    raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES / MEGABYTE:g} MB")
+    return raw
+
+
+def _wide_encoding(raw: bytes) -> str:
+    """Return the name of an encoding with several bytes for each letter, or nothing."""
+    if raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "utf-32"
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    head = raw[:64]
+    halves = {"utf-16le": head[1::2], "utf-16be": head[::2]}
+    return next((name for name, half in halves.items() if half and not any(half)), "")
+
+
 def read_text(text: str, name: str = "<text>") -> Document:
     """Read YAML text; every fault becomes a diagnostic."""
     nodes, fault = compose(text)
-    if fault is not None:
-        return Document(None, SpecSource(name=name, text=text), (fault,))
-    fault = document_fault(nodes)
+    fault = fault or document_fault(nodes)
+    fault = toml_fault(name) if fault is not None and is_toml(text) else fault
     if fault is not None:
         return Document(None, SpecSource(name=name, text=text), (fault,))
     reader = NodeReader()
@@ -130,7 +169,7 @@ class NodeReader:
                 self._fault(node, fault)
             return UNREADABLE
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
+            return self._scalar(node, path)
         self._open.append(node)
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -153,9 +192,16 @@ class NodeReader:
             return f"the tag `{node.tag}` is not used here"
         return None
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: YamlPath) -> Any:
         try:
-            return scalar_value(node)
+            value = scalar_value(node)
+            # Prose may speak of a variable.
+            if isinstance(value, str) and " " not in value and variable_in(value):
+                span = _span(node)
+                fault = variable_fault(variable_in(value), path, value, span.line, span.column)
+                self.diagnostics.append(fault)
+                return UNREADABLE
+            return value
         except ValueError as error:
             self._fault(node, str(error))
             return UNREADABLE

@@ -7,11 +7,12 @@ Leaves: values to `yaml_source`.
 """
 
 import re
+import shlex
 from typing import Any
 
 import yaml
 
-from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 
 # One entry per tag: the pattern, and the first characters of texts that may match it.
 _CORE = (
@@ -153,6 +154,11 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     shown = lines[line - 1] if line <= len(lines) else ""
     indent = shown[: len(shown) - len(shown.lstrip())]
     problem = error.problem or ""
+    if variable_in(shown):
+        return variable_fault(variable_in(shown), (), "", line, shown.index("$") + 1)
+    glued = _glued(lines, error)
+    if glued is not None:
+        return glued
     if "\t" in indent or ("'\\t'" in problem):
         headline = "a tab stands where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
@@ -185,6 +191,72 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
         help=help_,
         line=line,
         column=column,
+    )
+
+
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][\w.:-]*\}")
+_GLUED = re.compile(r"\s*(?:- )?(([A-Za-z_]\w*):([^\s:/\\]\S*))\s*(?:#.*)?")
+
+
+def variable_in(text: str) -> str:
+    """Return the variable that stands in a text, such as `${NAME}`."""
+    match = _VARIABLE.search(text)
+    return match[0] if match else ""
+
+
+def variable_fault(variable: str, path: YamlPath, value: str, line: int, column: int) -> Diagnostic:
+    """Report a variable, which nothing replaces."""
+    help_ = f"write the value in place of `{variable}`"
+    if path and all(isinstance(step, str) for step in path):
+        dotted = ".".join(map(str, path))
+        help_ += f', or delete the line and add `--set "{dotted}={value}"`'
+    return Diagnostic(
+        code="yaml-syntax",
+        headline=f"`{variable}` is a variable, and a spec has none",
+        why="a spec means the same in every shell and on every host",
+        help=help_,
+        line=line,
+        column=column,
+    )
+
+
+def _glued(lines: list[str], error: yaml.MarkedYAMLError) -> Diagnostic | None:
+    """Return the finding about `key:value` without a space, if that stopped the parser."""
+    marks = [mark.line for mark in (error.context_mark, error.problem_mark) if mark]
+    for number in sorted({n for mark in marks for n in (mark - 1, mark)}):
+        match = _GLUED.fullmatch(lines[number]) if 0 <= number < len(lines) else None
+        if match is not None:
+            return Diagnostic(
+                code="yaml-syntax",
+                headline=f"`{match[1]}` has no space behind the `:`",
+                why="without a space it is one word, not a key and its value",
+                help=f"write `{match[2]}: {match[3]}`",
+                line=number + 1,
+                column=match.start(1) + 1,
+            )
+    return None
+
+
+def is_toml(text: str) -> bool:
+    """Return whether a text that is no spec in YAML looks like TOML."""
+    values = re.search(r"^\s*[\w.\"-]+\s*=\s*\S", text, re.MULTILINE)
+    tables = re.search(r"^\s*\[\[?[\w.\"-]+\]\]?\s*(?:#.*)?$", text, re.MULTILINE)
+    keys = re.search(r"^\s*[\w-]+:(?:\s|$)", text, re.MULTILINE)
+    return values is not None and (tables is not None or keys is None)
+
+
+def toml_fault(name: str) -> Diagnostic:
+    """Report a file in TOML."""
+    program = (
+        "import sys, tomllib, yaml; "
+        "yaml.safe_dump(tomllib.load(sys.stdin.buffer), sys.stdout, sort_keys=False)"
+    )
+    return Diagnostic(
+        code="yaml-syntax",
+        headline="this is TOML, not YAML",
+        why="a spec is written in YAML: `key: value` lines, and sections by indentation",
+        help=f'convert it: `python -c "{program}" < {shlex.quote(name)} > spec.yaml`',
+        line=1,
     )
 
 

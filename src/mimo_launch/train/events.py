@@ -7,7 +7,8 @@ Leaves: writing to `metrics_file`, drawing to `cli.train.screen`.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from typing import Any, Literal
 
 from mimo_launch.layout.step_views import Imbalance
@@ -27,6 +28,13 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunWaits:
+    """The first step has not ended; `what` says in words what the slowest ranks are doing."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """The seconds that a step waited for its samples, and that this rank took to read its share.
 
@@ -35,6 +43,29 @@ class Reading:
 
     waited_s: float
     read_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a step took of its devices; counted as `bench` does, known to rank 0 only.
+
+    `time` is when the host knew the numbers of the step, in UTC; `tflop` is the work of each
+    module, `tflops_per_rank` the mean over all ranks and `mfu` its share of the peak, if that is
+    known. `peak_memory` has per module the most bytes that a rank of it has had so far, as the
+    ranks told while they read their samples: tensors on a GPU, the resident set on a CPU.
+    """
+
+    time: str
+    step_s: float
+    tflop: dict[str, float]
+    tflops_per_rank: float
+    mfu: float | None
+    peak_memory: dict[str, int]
+
+    @property
+    def at(self) -> float:
+        """The time of day in seconds, as `time.time` counts them."""
+        return datetime.fromisoformat(self.time).timestamp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +78,8 @@ class StepFinished:
     update; `bad_samples` could not be read and were left out of the step; `imbalance` is of
     encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
     gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts;
-    `losses` are those of each module if there are several, of which `loss` is the weighted sum.
+    `losses` are those of each module if there are several, of which `loss` is the weighted sum;
+    the fields of `usage` are written beside the others.
     """
 
     step: int
@@ -65,6 +97,7 @@ class StepFinished:
     zero_grads: dict[str, int] | None = None
     aux_loss: float | None = None
     losses: dict[str, float] | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +268,7 @@ class CalibrationFinished:
 
 Event = (
     RunStarted
+    | RunWaits
     | StepFinished
     | EvalFinished
     | RunFinished
@@ -262,10 +296,42 @@ def as_record(event: Event) -> dict[str, Any]:
         for key in ("imbalance", "reading", "zero_grads"):
             if not record[key]:
                 del record[key]
-    for key in ("aux_loss", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
+        record |= record.pop("usage") or {}
+    for key in ("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
         if key in record and record[key] is None:
             del record[key]
     return record
+
+
+def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
+    """Return the step or evaluation that `as_record` wrote; None for what is no record of one.
+
+    Numbers that were not finite are NaN; fields that an earlier version did not write are missing.
+    """
+    known = _with_nan({**record})
+    usage = {each.name: known.pop(each.name, None) for each in fields(Usage)}
+    kind: type[StepFinished | EvalFinished] = StepFinished if "loss" in known else EvalFinished
+    if kind is StepFinished:
+        known["usage"] = Usage(**usage) if usage["time"] else None
+        known["imbalance"] = {n: Imbalance(**x) for n, x in known.get("imbalance", {}).items()}
+        known["reading"] = Reading(**known["reading"]) if "reading" in known else None
+    names = {each.name for each in fields(kind)}
+    try:
+        return kind(**{name: value for name, value in known.items() if name in names})
+    except TypeError:
+        return None
+
+
+def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with NaN for each null, but in what is null where it does not apply."""
+    return {
+        name: _with_nan(value)
+        if isinstance(value, dict)
+        else math.nan
+        if value is None and name != "digit_accuracy"
+        else value
+        for name, value in values.items()
+    }
 
 
 def _finite(value: Any) -> Any:

@@ -2,11 +2,11 @@
 
 Decides: which listeners `log` asks for; that one that fails is reported once, gets no more events
 and does not stop the run; the names of the curves: those of the run are under `train/`, `eval/` and
-`checkpoint/`, those of a module under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/` and
-`zero_grads/`, with the module's name. A resumed run continues its curves: TensorBoard hides what an
-earlier process wrote about the same steps, W&B gets the id that is kept in the run folder. Without
-a W&B server, offline files are written, and there is no error; neither code, nor git state, nor
-console output is sent.
+`checkpoint/`, those of a module under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/`,
+`zero_grads/` and `peak_memory/`, with the module's name. A resumed run continues its curves:
+TensorBoard hides what an earlier process wrote about the same steps, W&B gets the id that is kept
+in the run folder. Without a W&B server, offline files are written, and there is no error; neither
+code, nor git state, nor console output is sent.
 Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec;
 the user's login (`wandb login`, WANDB_API_KEY).
 Leaves: `metrics.jsonl` and the console, which every run has, to `launcher` and `cli`; sending
@@ -30,6 +30,7 @@ from mimo_launch.train.events import (
     RunStarted,
     RunStopped,
     StepFinished,
+    Usage,
 )
 
 FOLDER = "tensorboard"
@@ -101,6 +102,8 @@ def scalars(event: Event) -> dict[str, float]:
             times = {}
             if reading is not None:
                 times = {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
+            if event.usage is not None:
+                times |= _usage(event.usage)
             return {
                 "train/loss": event.loss,
                 **{f"loss/{name}": loss for name, loss in (event.losses or {}).items()},
@@ -135,6 +138,14 @@ def scalars(event: Event) -> dict[str, float]:
             }
         case _:
             return {}
+
+
+def _usage(usage: Usage) -> dict[str, float]:
+    """Return the points of what a step took of its devices."""
+    ranks = {"train/step_s": usage.step_s, "train/tflops_per_rank": usage.tflops_per_rank}
+    share = {} if usage.mfu is None else {"train/mfu": usage.mfu}
+    memory = {f"peak_memory/{name}": float(n) for name, n in usage.peak_memory.items()}
+    return {**ranks, **share, **memory}
 
 
 class TensorBoardListener:

@@ -89,7 +89,7 @@ class ReadStep:
 
     Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
     are empty in `data`: padding, no label, no image, no answer. `imbalance` is of the encoders with
-    several replicas.
+    several replicas; `peak_memory` is the largest of a rank of each module, by the time of reading.
     """
 
     data: StepData
@@ -104,6 +104,7 @@ class ReadStep:
     left_out: frozenset[int] = frozenset()
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
     reading: Reading | None = None
+    peak_memory: dict[str, int] = field(default_factory=dict)
     views: StepViews | None = None
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,9 @@ Decides: that a bad sample is left out on all ranks, and how many a run may have
 Relies on: `layout.sample_readers` for which rank reads what; the same StepData on every rank.
 Leaves: detecting damage to `loader` and the data sets.
 
-The agreement costs an all-reduce of one number per step. Without it, the ranks that could not read
-a sample would disagree with the others on rows, routes and N, and hang.
+The agreement costs an all-reduce of a few numbers per step. Without it, the ranks that could not
+read a sample would disagree with the others on rows, routes and N, and hang. The peak memory of the
+ranks goes along, by module.
 
 A thread reads one step ahead of the step that runs, and starts the agreement on it; the main thread
 waits for both when it comes to that step. The agreement has its own gloo group, so that it waits
@@ -25,8 +26,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mimo_launch.comm.async_copies import SumOverRanks
+from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.device import peak_memory
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
@@ -45,11 +47,15 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class _RankPart:
-    """This rank's part of a step, and the number of samples that the ranks could not read."""
+    """This rank's part of a step, and what the ranks tell each other beside it.
+
+    `most` has the largest number of samples that a rank could not read, then the largest peak
+    memory of a rank of each module.
+    """
 
     inputs: ReadStep
     reasons: dict[int, str]
-    num_bad: SumOverRanks
+    most: MaxOverRanks
     seconds: float
 
 
@@ -102,7 +108,7 @@ class StepReader:
             wait([future])
             if future.exception() is None:
                 with suppress(RuntimeError):  # A peer failed in a step that nobody will run.
-                    future.result().num_bad.wait()
+                    future.result().most.wait()
         for threads in (self._thread, self._decoders):
             if threads is not None:
                 threads.shutdown(wait=False, cancel_futures=True)
@@ -127,8 +133,10 @@ class StepReader:
         read = self._taken(split, ids, step).result()
         if split == "train":
             progress.enter(Phase.AGREEING)
-        bad = agree(read.reasons, read.num_bad, self._group)
-        inputs = read.inputs
+        bad = agree(read.reasons, read.most, self._group)
+        _, *memory = read.most.wait()
+        names = (module.name for module in self._session.layout.modules)
+        inputs = replace(read.inputs, peak_memory=dict(zip(names, memory, strict=True)))
         if self._decoders is not None:
             waited = time.perf_counter() - begin
             inputs = replace(inputs, reading=Reading(waited_s=waited, read_s=read.seconds))
@@ -172,7 +180,15 @@ class StepReader:
             imbalance = {each.name: views.imbalance(each) for each in session.layout.moving}
             inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
-        return _RankPart(inputs, reasons, SumOverRanks(len(reasons), self._group), seconds)
+        told = MaxOverRanks((len(reasons), *self._memory()), self._group)
+        return _RankPart(inputs, reasons, told, seconds)
+
+    def _memory(self) -> list[int]:
+        """Return the peak memory of this rank for each of its modules, and 0 for the others."""
+        session = self._session
+        mine = {module.name for module in session.layout.modules_of(session.rank)}
+        used = peak_memory(session.device)
+        return [used if module.name in mine else 0 for module in session.layout.modules]
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
@@ -197,16 +213,16 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def agree(reasons: dict[int, str], num_bad: SumOverRanks, group: ProcessGroup) -> dict[int, str]:
+def agree(reasons: dict[int, str], most: MaxOverRanks, group: ProcessGroup) -> dict[int, str]:
     """Return every record of a step that some rank cannot read, by number, with a reason.
 
-    `reasons` are those of this rank, `num_bad` the pending sum of their count over `group`. Where
+    `reasons` are those of this rank, `most` begins with their largest count over `group`. Where
     ranks give different reasons, the lowest rank's counts.
 
-    Ranks: collective over `group`. Traffic: one number, which gloo reduces several times faster
-    than even a few bytes per rank; records and reasons only if any rank has some.
+    Ranks: collective over `group`. Traffic: a number, and one per module, which gloo reduces
+    several times faster than even a few bytes per rank; records and reasons only if any has some.
     """
-    if not num_bad.wait():
+    if not most.wait()[0]:
         return {}
     found = gather_objects(reasons, group)
     merged = {number: why for rank in reversed(found) for number, why in rank.items()}

@@ -14,7 +14,8 @@ nothing. Evaluations, saves and the end need them: before these, the metrics of 
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -23,18 +24,20 @@ import torch.distributed as dist
 
 from mimo_launch.comm.async_copies import Moment
 from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.device import device_name, peak_memory
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder
 from mimo_launch.drawing.spans import Timeline, measured, timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
+from mimo_launch.estimate.step_work import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.grad_norm import PendingMetrics, StepMetrics
 from mimo_launch.optimizer.learning_rate import rate_at
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.train.events import Listener, Reading, StepFinished
+from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
 from mimo_launch.train.rank_session import RankSession, has_terms
@@ -110,6 +113,7 @@ class _Started:
     left_out: int
     imbalance: dict[str, Imbalance]
     reading: Reading | None
+    peak_memory: dict[str, int]
     begin: Moment
     end: Moment
     metrics: PendingMetrics
@@ -127,6 +131,7 @@ class StepRunner:
         self._watch = NonFiniteWatch(session.spec.train.max_skipped)
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
+        self._peak = peak_tflops(device_name(session.device), session.spec.train.precision)
 
     def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
         """Start the next step; `flags` come back summed over all ranks.
@@ -160,6 +165,7 @@ class StepRunner:
                 left_out=len(inputs.left_out),
                 imbalance=inputs.imbalance,
                 reading=inputs.reading,
+                peak_memory=inputs.peak_memory,
                 begin=begin,
                 end=Moment(session.device),
                 metrics=metrics,
@@ -198,6 +204,7 @@ class StepRunner:
             self._emit(origin)
         number = step.data.step
         tokens = sum(sample.num_tokens for sample in step.data.samples)
+        seconds = step.end.since(step.begin)
         has_experts = kind_of(spec.language.model).moe is not None
         self._emit(
             StepFinished(
@@ -213,13 +220,14 @@ class StepRunner:
                     if module.frozen is not True
                 },
                 tokens=tokens,
-                tokens_per_s=tokens / step.end.since(step.begin),
+                tokens_per_s=tokens / seconds,
                 skipped=skipped,
                 bad_samples=step.left_out,
                 imbalance=step.imbalance,
                 reading=step.reading,
                 zero_grads=metrics.zeros,
                 aux_loss=metrics.aux_loss if has_experts else None,
+                usage=self._usage(step, seconds) if self._session.rank == 0 else None,
             )
         )
         if origin is not None:
@@ -227,3 +235,18 @@ class StepRunner:
         elif not skipped:
             self._watch.good()
         return metrics
+
+    def _usage(self, step: _Started, seconds: float) -> Usage:
+        """Return what a step took, by the work of its samples and what this rank knows by now."""
+        session, layout = self._session, self._session.layout
+        flops = dict.fromkeys((module.name for module in layout.modules), 0.0)
+        if step.non_finite is not None:  # Else there was nothing to learn, and no program ran.
+            flops = step_flops(session.spec, layout, step.data)
+        here = dict.fromkeys(session.modules, peak_memory(session.device))
+        told = step.peak_memory
+        return Usage(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            step_s=seconds,
+            peak_memory={name: max(told.get(name, 0), here.get(name, 0)) for name in flops},
+            **asdict(rate_of(flops, seconds, layout.world_size, self._peak)),
+        )

@@ -11,7 +11,8 @@ errors below it would be noise. It is a failure if the floor judges more than 5 
 tensors over all steps. Two kinds of tensor do not count. The exact gradient of an encoder's key
 bias is zero, as a softmax does not change when all scores shift (unless rotary embeddings come
 between, as in the decoder and some encoders). The gradient of an expert that no token chose must be
-exactly zero, and that of an output layer whose loss does not count.
+exactly zero, and that of an output layer whose loss does not count. Where no row of a step reaches
+a loss, all gradients of a module are zero, and only rounding may stand in their place.
 """
 
 import math
@@ -34,18 +35,20 @@ class Bound:
     """What counts as equal: see the module's docstring.
 
     `zero_floor` is the floor for tensors whose exact value is zero. They differ by the rounding of
-    terms that cancel, which are as large as the module's.
+    terms that cancel, which are as large as the module's. A module whose tensors are no larger than
+    `rounding` times those of all modules is zero in exact numbers.
     """
 
     tolerance: float
     floor: float
     zero_floor: float
+    rounding: float = 1e-15
 
 
 EXACT = Bound(1e-10, 1e-6, 1e-3)
 # AdamW divides by the size of a gradient: where that is zero, by `eps`, noise becomes a move.
 TRAINED = Bound(1e-10, 1e-6, 1.0)
-BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1)}
+BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1, 1e-6)}
 MAX_FLOOR_SHARE = 0.05
 EXEMPT_SUFFIX = ".attention.k.bias"
 EXPERTS = ".experts."
@@ -96,24 +99,32 @@ def compare_tensors(
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
         pieces.setdefault(piece.name, []).append(piece)
+    rounding = bound.rounding * norm_of(want.values())
     return [
         _judge_module(
             ModuleVerdict(module, what),
             {n: p for n, p in pieces.items() if n.startswith(f"{module}.")},
             {n: t for n, t in want.items() if n.startswith(f"{module}.")},
             bound,
+            rounding,
             unused,
         )
         for module in modules
     ]
 
 
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all numbers of some tensors."""
+    return math.sqrt(float(sum(tensor.double().square().sum() for tensor in tensors)))
+
+
 def compare_numbers(
-    what: str, module: str, got: float, want: float, bound: Bound = EXACT
+    what: str, module: str, got: float, want: float, bound: Bound = EXACT, *, largest: float = 0.0
 ) -> ModuleVerdict:
-    """Return a verdict over one number (a loss, a norm)."""
+    """Return a verdict over one number (a loss, a norm) beside another that is the `largest`."""
     verdict = ModuleVerdict(module, what, tensors=1, worst_name=what)
-    verdict.worst = abs(got - want) / max(abs(want), 1e-300) if got != want else 0.0
+    if got != want and not abs(got - want) <= bound.rounding * largest:
+        verdict.worst = abs(got - want) / max(abs(want), 1e-300)
     if not verdict.worst <= bound.tolerance:
         verdict.failures.append(f"{module} {what}: {got!r}, oracle {want!r}")
     return verdict
@@ -124,9 +135,10 @@ def _judge_module(
     got: dict[str, list[TensorPiece]],
     want: dict[str, Tensor],
     bound: Bound,
+    rounding: float,
     unused: Collection[str],
 ) -> ModuleVerdict:
-    module_norm = float(sum(t.double().square().sum() for t in want.values())) ** 0.5
+    module_norm = norm_of(want.values())
     verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
     for name, full in want.items():
         if name not in got:
@@ -134,6 +146,8 @@ def _judge_module(
             continue
         verdict.tensors += 1
         difference = _difference(got[name], full)
+        if module_norm <= rounding and difference <= rounding:
+            continue
         norm = float(full.norm())
         is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
         is_unused = norm == 0 and (EXPERTS in name or name in unused)

@@ -27,6 +27,8 @@ from mimo_launch.spec.spec import (
 )
 
 Facts = Mapping[str, str]
+# What recurrent layers, by their key, share between heads.
+GROUPS = {"mamba": "Mamba groups", "deltanet": "DeltaNet key heads"}
 # Settings that no number of a run depends on, and the one that its modules repeat.
 SILENT = (
     "name", "log.*", "nodes*", "init_from", "train.log_every", "train.timeout",
@@ -98,8 +100,8 @@ def consequences(spec: Spec) -> Facts:
         experts = spec.language.experts or ExpertGrid()
         replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
         facts["replicas of experts"] = "one" if replicas == 1 else "several"
-    if kind.mamba is not None:
-        facts["Mamba groups"] = mamba_sharing(kind.mamba.groups, grid)
+    for key, sizes in kind.recurrent.items():
+        facts[GROUPS[key]] = group_sharing(sizes.groups, grid)
     return facts
 
 
@@ -133,8 +135,8 @@ def num_stages(spec: Spec, name: str) -> int:
     return spec.modules[name].grid.pp * virtual
 
 
-def mamba_sharing(groups: int, grid: Grid) -> str:
-    """Say how Mamba groups lie on tp ranks, and on the cp ranks inside each of them."""
+def group_sharing(groups: int, grid: Grid) -> str:
+    """Say how groups of heads lie on tp ranks, and on the cp ranks inside each of them."""
     if groups < grid.tp:
         return "shared by tp ranks"
     local = groups // grid.tp

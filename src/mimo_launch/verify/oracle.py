@@ -46,6 +46,7 @@ from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
     frequencies,
+    image_numbers,
     linear,
     moved_biases,
     rms_norm,
@@ -241,22 +242,29 @@ class Oracle:
                     added[is_row] = rows
                     deep[layer] = added
         documents = torch.from_numpy(self.dataset.documents(split, index))
-        model = self.model
-        text = RecordText(documents, self.dataset.describe(split, index).num_tokens, load)
+        model, numbers = self.model, None
+        if isinstance(model, DecoderModel) and model.bidirectional_images:
+            numbers = image_numbers(given, self._image_sizes(split, index))
+        number = self.dataset.describe(split, index).num_tokens
+        text = RecordText(documents, number, load, numbers)
+        sizes = {} if model.mrope is None else self._image_sizes(split, index)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
+            angles = None
+            if model.rope_theta is not None:
+                turns = frequencies(model.rotary_size, model.rope_theta)
+                angles = self._angles(model, turns, given, documents, sizes)
+            x_SD = hybrid_layers(self.weights, x_SD, model, text, angles, deep)
         elif isinstance(model, DecoderModel):
-            sizes = {} if model.mrope is None else self._image_sizes(split, index)
-            turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
+            turns = frequencies(model.rotary_size, model.rope_theta, model.rope_scaling)
             angles, local = self._angles(model, turns, given, documents, sizes), None
             if model.sliding_window is not None and model.sliding_window.rope_theta is not None:
-                turns = frequencies(model.head_size, model.sliding_window.rope_theta)
+                turns = frequencies(model.rotary_size, model.sliding_window.rope_theta)
                 local = self._angles(model, turns, given, documents, sizes)
             x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep, local_angles=local)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        has_offset = isinstance(model, DecoderModel) and model.norm_offset
-        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=has_offset)
+        offset = model.norm_offset
+        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, [S, D]."""
@@ -293,13 +301,13 @@ class Oracle:
 
     def _angles(
         self,
-        model: DecoderModel,
+        model: LanguageModel,
         turns: Sequence[float],
         tokens: Tensor,
         documents: Tensor,
         sizes: dict[int, list[tuple[int, int]]],
     ) -> Tensor:
-        """Return the angles of the decoder's rotary embedding for each token, [S, K/2]."""
+        """Return the angles of the rotary embedding for each token, [S, R/2]."""
         if model.mrope is None:
             return text_angles(len(tokens), turns)
         ids = axis_ids(tokens, documents, sizes)

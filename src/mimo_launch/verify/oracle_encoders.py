@@ -100,7 +100,11 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
     last = _joined(x_ND, model, width)
     if model.projector_norm_eps is not None:
-        last = layer_norm(weights, last, f"{encoder}.projector.norm", model.projector_norm_eps)
+        name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
+        if model.projector_norm == "layer":
+            last = layer_norm(weights, last, name, eps)
+        else:
+            last = rms_norm(weights, last, name, eps, offset=model.projector_norm_offset)
     rows = [_project(weights, last, encoder, model, model.projector_activation)]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
@@ -151,9 +155,15 @@ def _begins(number: int, size: int) -> list[int]:
 
 
 def _joined(x_ND: Tensor, model: VitModel, width: int) -> Tensor:
-    """Return the patches of each row side by side, without a class token."""
+    """Return the patches of each row side by side, or their mean, without a class token."""
     x_ND = x_ND[int(model.class_token) :]
-    return _pixel_shuffle(x_ND, width, model.shuffle) if model.shuffle > 1 else x_ND
+    if model.shuffle == 1:
+        return x_ND
+    rows = _pixel_shuffle(x_ND, width, model.shuffle)
+    if model.pooling is None:
+        return rows
+    patches = torch.split(rows, x_ND.shape[1], dim=1)
+    return torch.stack(patches).sum(dim=0) / len(patches)
 
 
 def connect(

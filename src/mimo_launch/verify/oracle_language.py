@@ -8,7 +8,7 @@ Leaves: embedding, the last norm and the loss of language to `oracle`.
 Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,15 +19,22 @@ from torch import Tensor
 from mimo_launch.data.noise import Noise
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import DecoderBlocks, HybridModel, MambaSizes
+from mimo_launch.spec.language_models import (
+    CausalModel,
+    DecoderBlocks,
+    DeltaNetSizes,
+    HybridModel,
+    MambaSizes,
+)
 from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel
 from mimo_launch.verify.oracle_layers import (
+    GATES,
     Load,
     RecordText,
     Weights,
     attend,
+    attention_factor,
     frequencies,
-    gelu_tanh,
     linear,
     mixture,
     mlp,
@@ -52,46 +59,74 @@ def decoder_layers(
 
     `local_angles` are those in layers with windows, if they differ. `deep` is added behind layers.
     """
-    heads, kv_heads = model.heads, model.num_kv_heads
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = partial(rms_norm, weights, eps=model.norm_eps, offset=bool(more and more.norm_offset))
-    activation = gelu_tanh if more and more.activation == "gelu_tanh" else F.silu
+    gate = GATES[more.activation if more else "silu"]
     window = more.sliding_window if more else None
     for i in range(model.layers):
         layer = f"{name}.layers.{i}"
         is_local = window is not None and i not in window.full
-        y = norm(x_SD, f"{layer}.attention_norm")
-        q = linear(weights, y, f"{layer}.attention.q").view(len(y), heads, -1)
-        k = linear(weights, y, f"{layer}.attention.k").view(len(y), kv_heads, -1)
-        v = linear(weights, y, f"{layer}.attention.v").view(len(y), kv_heads, -1)
-        if model.qk_norm:
-            q, k = norm(q, f"{layer}.attention.q_norm"), norm(k, f"{layer}.attention.k_norm")
-        turns = angles if local_angles is None or not is_local else local_angles
-        q, k = turned(q, turns), turned(k, turns)
-        k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-        attended = attend(
-            q,
-            k,
-            v,
-            text.documents,
+        turns_here = local_angles is not None and is_local
+        change = _attention(
+            weights,
+            norm(x_SD, f"{layer}.attention_norm"),
+            f"{layer}.attention",
+            model,
+            text,
+            local_angles if turns_here else angles,
+            factor=1.0 if turns_here else attention_factor(model.rope_scaling),
+            head_norm=norm if model.qk_norm else None,
             window=window.size if window is not None and is_local else None,
             size=more.query_pre_attn_scalar if more else None,
+            sinks_H=weights[f"{layer}.attention.sinks.weight"]
+            if more and more.attention_sinks
+            else None,
         )
-        change = linear(weights, attended, f"{layer}.attention.o")
         if more and more.post_norms:
             change = norm(change, f"{layer}.post_attention_norm")
         x_SD = x_SD + change
         y = norm(x_SD, f"{layer}.mlp_norm")
         if kind.moe is not None and kind.has_experts(i):
-            change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, activation)
+            change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
         else:
-            change = mlp(weights, f"{layer}.mlp", y, activation)
+            change = mlp(weights, f"{layer}.mlp", y, gate)
         if more and more.post_norms:
             change = norm(change, f"{layer}.post_mlp_norm")
         x_SD = x_SD + change
         if deep and i in deep:
             x_SD = x_SD + deep[i]
     return x_SD
+
+
+def latent_heads(
+    weights: Weights, y: Tensor, name: str, model: DecoderModel, angles: Tensor, factor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of multi-head latent attention, [S, H, K or V].
+
+    Source: arXiv:2405.04434, section 2.1, equations 9 to 19; the heads of keys share what rotates.
+    """
+    if model.mla is None:
+        raise ValueError("a decoder without latent attention")
+    mla, heads = model.mla, model.heads
+    of_q = y
+    if mla.q_rank is not None:
+        of_q = linear(weights, y, f"{name}.q_down")
+        of_q = rms_norm(weights, of_q, f"{name}.q_norm", mla.norm_eps)
+    q_SHK = linear(weights, of_q, f"{name}.q_up").view(len(y), heads, -1)
+    down = linear(weights, y, f"{name}.kv_down")
+    of_kv = rms_norm(weights, down[:, : mla.kv_rank], f"{name}.kv_norm", mla.norm_eps)
+    up = linear(weights, of_kv, f"{name}.kv_up").view(len(y), heads, -1)
+    plain = q_SHK.shape[2] - mla.rope_head_dim
+
+    def with_turned(straight: Tensor, turning: Tensor) -> Tensor:
+        if mla.interleaved:
+            size = turning.shape[-1]
+            turning = turning[..., [*range(0, size, 2), *range(1, size, 2)]]
+        return torch.cat([straight, turned(turning, angles, factor)], dim=-1)
+
+    shared = down[:, None, mla.kv_rank :].repeat(1, heads, 1)
+    q_SHK = with_turned(q_SHK[..., :plain], q_SHK[..., plain:])
+    return q_SHK, with_turned(up[..., :plain], shared), up[..., plain:]
 
 
 def speech_loss(
@@ -134,22 +169,31 @@ def hybrid_layers(
     x_SD: Tensor,
     model: HybridModel,
     text: RecordText,
+    angles: Tensor | None,
     deep: Mapping[int, Tensor],
 ) -> Tensor:
     """Return the stream behind the last layer, [S, D]; `deep` is added behind layers."""
+    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
+    gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
-        y = rms_norm(weights, x_SD, f"{layer}.norm", model.norm_eps)
+        y = norm(x_SD, f"{layer}.norm")
         if letter == "M" and model.mamba is not None:
             change = _mamba(
                 weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, text.documents
             )
+        elif letter == "G" and model.deltanet is not None:
+            change = _deltanet(
+                weights, y, f"{layer}.deltanet", model.deltanet, model.norm_eps, text.documents
+            )
         elif letter == "*":
-            change = _attention(weights, y, f"{layer}.attention", model, text.documents)
+            head_norm = norm if model.qk_norm else None
+            name = f"{layer}.attention"
+            change = _attention(weights, y, name, model, text, angles, head_norm=head_norm)
         elif letter == "E" and model.moe is not None:
-            change = mixture(weights, f"{layer}.moe", model.moe, y, text)
+            change = mixture(weights, f"{layer}.moe", model.moe, y, text, gate)
         else:
-            change = mlp(weights, f"{layer}.mlp", y)
+            change = mlp(weights, f"{layer}.mlp", y, gate)
         x_SD = x_SD + change
         if number in deep:
             x_SD = x_SD + deep[number]
@@ -157,16 +201,39 @@ def hybrid_layers(
 
 
 def _attention(
-    weights: Weights, y: Tensor, name: str, model: HybridModel, documents: Tensor
+    weights: Weights,
+    y: Tensor,
+    name: str,
+    model: CausalModel,
+    text: RecordText,
+    angles: Tensor | None,
+    *,
+    head_norm: Callable[[Tensor, str], Tensor] | None,
+    factor: float = 1.0,
+    window: int | None = None,
+    size: float | None = None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
+    """Return causal attention; the features of a query head may be a query, then a gate."""
     heads, kv_heads = model.heads, model.num_kv_heads
-    q = linear(weights, y, f"{name}.q").view(len(y), heads, -1)
-    k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
-    if model.rope_theta is not None:
-        angles = text_angles(len(y), frequencies(model.head_size, model.rope_theta))
-        q, k = turned(q, angles), turned(k, angles)
+    gates: Sequence[Tensor] = ()
+    if isinstance(model, DecoderModel) and model.mla and angles is not None:
+        q, k, v = latent_heads(weights, y, f"{name}.latent", model, angles, factor)
+    else:
+        q, *gates = torch.split(
+            linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
+        )
+        k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
+        if head_norm is not None:
+            q, k = head_norm(q, f"{name}.q_norm"), head_norm(k, f"{name}.k_norm")
+        if angles is not None:
+            q, k = turned(q, angles, factor), turned(k, angles, factor)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-    return linear(weights, attend(q, k, v, documents), f"{name}.o")
+    documents, images = text.documents, text.images
+    attended = attend(q, k, v, documents, images=images, window=window, size=size, sinks_H=sinks_H)
+    for gate in gates:
+        attended = attended / (1 + (-gate.flatten(1)).exp())
+    return linear(weights, attended, f"{name}.o")
 
 
 def _mamba(
@@ -185,29 +252,69 @@ def _mamba(
         t.view(len(y), sizes.groups, -1).repeat_interleave(sizes.heads // sizes.groups, dim=1)
         for t in (b, c)
     )
-    state = torch.zeros(sizes.heads, sizes.head_dim, sizes.state, dtype=y.dtype)
-    outs = []
-    for t in range(len(y)):
-        if t > 0 and documents[t] != documents[t - 1]:
-            state = torch.zeros_like(state)
-        added = torch.einsum("h,hp,hk->hpk", step[t], x_SHP[t], b_SHK[t])
-        state = (step[t] * a).exp()[:, None, None] * state + added
-        outs.append(torch.einsum("hpk,hk->hp", state, c_SHK[t]))
-    mixed = torch.stack(outs) + weights[f"{name}.D"][:, None] * x_SHP
+    begins_S = torch.ones(len(y), dtype=torch.bool)
+    begins_S[1:] = documents[1:] != documents[:-1]
+    kept_SH11 = ((step * a).exp() * ~begins_S[:, None])[:, :, None, None]
+    added_SHPK = torch.einsum("sh,shp,shk->shpk", step, x_SHP, b_SHK)
+    state, states = torch.zeros_like(added_SHPK[0]), []
+    for kept, added in zip(kept_SH11, added_SHPK, strict=True):
+        state = kept * state + added
+        states.append(state)
+    mixed = torch.einsum("shpk,shk->shp", torch.stack(states), c_SHK)
+    mixed = mixed + weights[f"{name}.D"][:, None] * x_SHP
     gated = mixed.flatten(1) * z * torch.sigmoid(z)
     grouped = gated.view(len(y), sizes.groups, -1)
     normed = grouped / (grouped.square().mean(-1, keepdim=True) + eps).sqrt()
     return linear(weights, normed.flatten(1) * weights[f"{name}.norm.weight"], f"{name}.out")
 
 
+def _deltanet(
+    weights: Weights, y: Tensor, name: str, sizes: DeltaNetSizes, eps: float, documents: Tensor
+) -> Tensor:
+    """Return the delta rule token by token, from its definition (arXiv:2412.06464, equation 10)."""
+    q, k, v = (
+        _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
+        for p in "qkv"
+    )
+    q_SHK, k_SHK = (
+        _of_length_1(t.view(len(y), sizes.groups, -1)).repeat_interleave(
+            sizes.heads // sizes.groups, dim=1
+        )
+        for t in (q, k)
+    )
+    v_SHP = v.view(len(y), sizes.heads, sizes.head_dim)
+    rate = weights[f"{name}.A_log"].exp()
+    kept_SH = (
+        -rate * F.softplus(linear(weights, y, f"{name}.a") + weights[f"{name}.dt_bias"])
+    ).exp()
+    strength_SH = linear(weights, y, f"{name}.b").sigmoid()
+    begins_S = torch.ones(len(y), dtype=torch.bool)
+    begins_S[1:] = documents[1:] != documents[:-1]
+    identity = torch.eye(sizes.key_dim, dtype=y.dtype)
+    forgotten_SHKK = torch.einsum("sh,shk,shl->shkl", strength_SH, k_SHK, k_SHK)
+    kept_SHKK = (kept_SH * ~begins_S[:, None])[:, :, None, None] * (identity - forgotten_SHKK)
+    written_SHPK = torch.einsum("sh,shp,shk->shpk", strength_SH, v_SHP, k_SHK)
+    state, states = torch.zeros_like(written_SHPK[0]), []
+    for kept, written in zip(kept_SHKK, written_SHPK, strict=True):
+        state = state @ kept + written
+        states.append(state)
+    read_SHP = torch.einsum("shpk,shk->shp", torch.stack(states), q_SHK) / sizes.key_dim**0.5
+    z = linear(weights, y, f"{name}.z")
+    normed = rms_norm(weights, read_SHP, f"{name}.norm", eps).flatten(1)
+    return linear(weights, normed * z * torch.sigmoid(z), f"{name}.out")
+
+
+def _of_length_1(t: Tensor) -> Tensor:
+    return t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
 def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
     """Return silu of the weighted sum of each token and those before it in its document."""
-    weight_FW, bias_F = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    width, outs = weight_FW.shape[1], []
-    for t in range(len(x_SF)):
-        total = bias_F
-        for back in range(min(width, t + 1)):
-            if documents[t - back] == documents[t]:
-                total = total + weight_FW[:, width - 1 - back] * x_SF[t - back]
-        outs.append(total * torch.sigmoid(total))
-    return torch.stack(outs)
+    weight_FW, bias_F = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    sums_SF = torch.zeros_like(x_SF) if bias_F is None else bias_F.expand_as(x_SF)
+    width, num = weight_FW.shape[1], len(x_SF)
+    for back in range(min(width, num)):
+        same_S1 = (documents[back:] == documents[: num - back])[:, None]
+        before_SF = F.pad(x_SF[: num - back] * same_S1, (0, 0, back, 0))
+        sums_SF = sums_SF + weight_FW[:, width - 1 - back] * before_SF
+    return sums_SF * torch.sigmoid(sums_SF)

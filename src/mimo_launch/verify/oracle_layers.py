@@ -23,7 +23,7 @@ from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
-Activation = Callable[[Tensor], Tensor]
+Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
@@ -52,22 +52,49 @@ def attend(
     *,
     window: int | None = None,
     size: float | None = None,
+    sinks_H: Tensor | None = None,
+    images: Tensor | None = None,
 ) -> Tensor:
     """Attend to everything, or with documents to what precedes a token in its own.
 
-    Of that only to the last `window` tokens; `size` stands for that of a head in scores.
+    Tokens with the same number of `images`, 0 apart, attend to each other as well. Of all that only
+    to the last `window` tokens; `size` stands for that of a head in scores. The sums of
+    exponentials by which weights are divided begin with those of `sinks_H`.
     """
     size = size or q_SHK.shape[-1]
     scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / size**0.5
     if documents is not None:
         tokens = scores.shape[-1]
         hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        if images is not None:
+            hidden &= (images[:, None] != images) | (images == 0)
         hidden |= documents[:, None] != documents
         if window is not None:
             for token in range(window, tokens):
                 hidden[token, : token + 1 - window] = True
         scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.einsum("hst,thk->shk", scores.softmax(dim=-1), v_SHK).flatten(1)
+    weights = scores.softmax(dim=-1)
+    if sinks_H is not None:
+        begin = sinks_H.exp()[:, None, None]
+        weights = scores.exp() / (begin + scores.exp().sum(dim=-1, keepdim=True))
+    return torch.einsum("hst,thk->shk", weights, v_SHK).flatten(1)
+
+
+def image_numbers(tokens: Tensor, images: Mapping[int, Sequence[Size]]) -> Tensor:
+    """Return the number of the image of each token, counted from 1, and 0 for text.
+
+    `images` holds, for each placeholder token, the heights and widths of its images in rows.
+    """
+    left = {token: list(sizes) for token, sizes in images.items()}
+    found: list[int] = []
+    while len(found) < len(tokens):
+        token = int(tokens[len(found)])
+        if token not in left:
+            found.append(0)
+            continue
+        height, width = left[token].pop(0)
+        found += [max(found, default=0) + 1] * (height * width)
+    return torch.tensor(found)
 
 
 def axis_ids(
@@ -94,12 +121,15 @@ def axis_ids(
     return ids
 
 
-def turned(x_SHK: Tensor, angle: Tensor) -> Tensor:
-    """Return x with the pair (i, i + K/2) of each head turned by the angles [S, K/2]."""
-    half = x_SHK.shape[-1] // 2
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
-    pairs = torch.complex(x_SHK[..., :half], x_SHK[..., half:]) * turn
-    return torch.cat([pairs.real, pairs.imag], dim=-1)
+def turned(x_SHK: Tensor, angle: Tensor, factor: float = 1.0) -> Tensor:
+    """Return x, each pair (i, i + R/2) turned by its angle [S, R/2], times a factor; R may be K.
+
+    What is behind the first R numbers stays.
+    """
+    half = angle.shape[-1]
+    turn = torch.polar(torch.full_like(angle, factor), angle)[:, None]
+    pairs = torch.complex(x_SHK[..., :half], x_SHK[..., half : 2 * half]) * turn
+    return torch.cat([pairs.real, pairs.imag, x_SHK[..., 2 * half :]], dim=-1)
 
 
 def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> list[float]:
@@ -109,7 +139,21 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
         return frequencies
     if scaling.rope_type == "linear":
         return [frequency / scaling.factor for frequency in frequencies]
-    length, scaled = scaling.original_max_position_embeddings, []
+    length, scaled = scaling.original_max_position_embeddings, list[float]()
+    if scaling.rope_type == "yarn":
+        # The pair that turns n times within the length: length * theta^(-2i/K) = 2 pi n.
+        fast, slow = (
+            size * math.log(length / (2 * math.pi * n), theta) / 2
+            for n in (scaling.beta_fast, scaling.beta_slow)
+        )
+        if scaling.truncate:
+            fast, slow = float(math.floor(fast)), float(math.ceil(slow))
+        fast, slow = max(fast, 0.0), min(slow, size - 1.0)
+        slow += 0.001 if fast == slow else 0.0
+        for i, frequency in enumerate(frequencies):
+            slowed = min(1.0, max(0.0, (i - fast) / (slow - fast)))
+            scaled.append((1 - slowed) * frequency + slowed * frequency / scaling.factor)
+        return scaled
     for frequency in frequencies:
         wavelength = 2 * math.pi / frequency
         if wavelength > length / scaling.low_freq_factor:
@@ -121,6 +165,18 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
             smooth = (length / wavelength - scaling.low_freq_factor) / width
             scaled.append((1 - smooth) * frequency / scaling.factor + smooth * frequency)
     return scaled
+
+
+def attention_factor(scaling: RopeScaling | None) -> float:
+    """Return by what rotated queries and keys are multiplied."""
+    if scaling is None or scaling.rope_type != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    grown = 0.1 * math.log(scaling.factor)
+    if scaling.mscale and scaling.mscale_all_dim:
+        return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)
+    return grown + 1
 
 
 def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
@@ -194,12 +250,14 @@ class RecordText:
     """The text of a record, as layers need it.
 
     `documents` is the document of each token, [S]. The first `num_tokens` tokens count in `load`,
-    the others are padding.
+    the others are padding. `images` is the image of each token, 0 for text, where the tokens of one
+    attend to each other.
     """
 
     documents: Tensor
     num_tokens: int
     load: Load
+    images: Tensor | None = None
 
 
 def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
@@ -216,13 +274,51 @@ def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str,
     return moved
 
 
+def clamped_swiglu(gate: Tensor, inner: Tensor) -> Tensor:
+    """Return the gated numbers of a GPT-OSS, all clamped at 7."""
+    gate = torch.minimum(gate, torch.full_like(gate, 7.0))
+    inner = torch.where(inner > 7, 7.0, torch.where(inner < -7, -7.0, inner))
+    return gate / (1 + torch.exp(-1.702 * gate)) * (1 + inner)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by tanh (arXiv:1606.08415, section 2)."""
+    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def swiglu(gate: Tensor, inner: Tensor) -> Tensor:
+    """Return what a gate with SiLU leaves (arXiv:2002.05202)."""
+    return F.silu(gate) * inner
+
+
+GATES: Mapping[str, Gate] = {
+    "silu": swiglu,
+    "gelu_tanh": lambda gate, inner: gelu_tanh(gate) * inner,
+    "clamped_silu": clamped_swiglu,
+}
+
+
+def in_best_groups(scores_E: Tensor, moe: Moe) -> Tensor:
+    """Return the scores of a token with -inf for experts outside its best groups.
+
+    Source: arXiv:2412.19437, section 2.1.2.
+    """
+    size = moe.experts // moe.groups
+    groups = [sorted(scores_E[i : i + size].tolist()) for i in range(0, moe.experts, size)]
+    best = sorted(range(moe.groups), key=lambda i: -sum(groups[i][-2:]))
+    left = scores_E.clone()
+    for group in best[moe.top_groups :]:
+        left[group * size : (group + 1) * size] = float("-inf")
+    return left
+
+
 def mixture(
     weights: Weights,
     name: str,
     moe: Moe,
     x_SD: Tensor,
     text: RecordText,
-    activation: Activation = F.silu,
+    gate: Gate = swiglu,
 ) -> Tensor:
     """Return the mixture of experts `name` of every token."""
     logits = linear(weights, x_SD, f"{name}.router")
@@ -232,16 +328,20 @@ def mixture(
     if moe.bias_update_rate is not None:
         ranked = ranked + weights[f"{name}.router.expert_bias"]
     for token, row in enumerate(ranked):
-        chosen[token, row.argsort(descending=True)[: moe.top_k]] = 1.0
+        allowed = in_best_groups(row, moe)
+        chosen[token, allowed.argsort(descending=True)[: moe.top_k]] = 1.0
     gates = scores * chosen
     if moe.normalize:
         gates = gates / gates.sum(dim=-1, keepdim=True)
     out = torch.zeros_like(x_SD)
     for expert in range(moe.experts):
-        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, activation)
+        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
         out = out + moe.scale * gates[:, expert : expert + 1] * answer
     if moe.shared:
-        out = out + mlp(weights, f"{name}.shared", x_SD, activation)
+        answer = mlp(weights, f"{name}.shared", x_SD, gate)
+        if moe.shared_gate:
+            answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
+        out = out + answer
     if text.num_tokens:
         parts = scores / scores.sum(dim=-1, keepdim=True)
         text.load.scores.setdefault(name, []).append(parts[: text.num_tokens])
@@ -249,21 +349,11 @@ def mixture(
     return out
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Return the approximation of GELU by tanh (arXiv:1606.08415, section 2)."""
-    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-def mlp(
-    weights: Mapping[str, Tensor], name: str, x_SD: Tensor, activation: Activation = F.silu
-) -> Tensor:
-    """Return the MLP `name`, whose gate has an activation; without a gate it is squared ReLU.
-
-    Source: arXiv:2002.05202.
-    """
+def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
+    """Return the MLP `name`; without a gate it is squared ReLU."""
     inner = linear(weights, x_SD, f"{name}.up")
     if f"{name}.gate.weight" in weights:
-        inner = activation(linear(weights, x_SD, f"{name}.gate")) * inner
+        inner = gate(linear(weights, x_SD, f"{name}.gate"), inner)
     else:
         inner = inner.clamp(min=0) ** 2
     return linear(weights, inner, f"{name}.down")

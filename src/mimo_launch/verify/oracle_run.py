@@ -21,7 +21,9 @@ from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_layers import Load
 
 # Not matrices by their use, whatever their shape: tables of tokens and of positions.
-TABLES = (".embedding.weight", ".positions.weight", ".class_token.weight")
+TABLES = tuple(
+    f".{table}.weight" for table in ("embedding", "codes", "positions", "class_token", "queries")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,17 +296,16 @@ def _written(start: int, stop: int) -> str:
 
 
 def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
-    """Return the model with key/value heads and Mamba groups shared as before."""
+    """Return the model with key/value heads and groups of heads shared as before."""
     model = module.model
     if isinstance(model, CausalModel) and model.num_kv_heads < module.grid.tp:
         heads = kv_heads_on(model.num_kv_heads, module.grid, grid)
         model = model.model_copy(update={"kv_heads": heads})
-    if (mamba := kind_of(model).mamba) is not None:
+    for key, sizes in kind_of(model).recurrent.items():
         # Whether tp ranks, and cp ranks inside each of them, share a group or have several.
         old, groups = module.grid, 1
-        if mamba.groups >= old.tp:
-            local = mamba.groups // old.tp
+        if sizes.groups >= old.tp:
+            local = sizes.groups // old.tp
             groups = grid.tp * (grid.cp * min(2, local // old.cp) if local >= old.cp else 1)
-        sizes = mamba.model_copy(update={"groups": groups})
-        model = model.model_copy(update={"mamba": sizes})
+        model = model.model_copy(update={key: sizes.with_groups(groups)})
     return model

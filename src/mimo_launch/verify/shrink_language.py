@@ -8,7 +8,8 @@ Leaves: all else to `shrink`.
 from math import lcm
 from typing import TypeVar
 
-from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.language_models import CausalModel, MambaSizes, RecurrentSizes
 from mimo_launch.spec.spec import (
     DecoderModel,
     ExpertGrid,
@@ -19,7 +20,7 @@ from mimo_launch.spec.spec import (
     TalkerModel,
 )
 
-HEAD_SIZE = 8
+HEAD_SIZE, PART_HEAD_SIZE = 8, 12
 # Time steps start between 0.001 and 0.1, times e to the power of what the token adds. Every head
 # has some shorter than this and some longer: a head whose steps are all clamped gets no gradient
 # through them, and would prove nothing.
@@ -33,15 +34,13 @@ Language = TypeVar("Language", DecoderModel, HybridModel)
 
 def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     """Return a small decoder with this number of layers."""
-    mrope = model.mrope
-    if mrope is not None:
-        # One pair turns with time, so that height and width have fast ones, in which bugs show.
-        pairs = (_head_dim(model) or HEAD_SIZE) // 2
-        height = (pairs - 1) // 2
-        mrope = 1, height, pairs - 1 - height
-    update: dict[str, object] = {"layers": layers, "mrope": mrope}
+    update: dict[str, object] = {"layers": layers}
     if model.sliding_window is not None:
         update["sliding_window"] = _shrink_window(model, model.sliding_window, layers)
+    if model.mla is not None:
+        q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
+        sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
+        update["mla"] = model.mla.model_copy(update=sizes)
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
     return _shrink_language(model, tp).model_copy(update=update)
@@ -66,7 +65,17 @@ def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
 def _shrink_language(model: Language, tp: int) -> Language:
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     words = {"vocab": vocab, "vocab_multiple": 16}
-    return model.model_copy(update={**_small_blocks(model, tp), **words})
+    small = model.model_copy(update={**_small_blocks(model, tp), **words})
+    update: dict[str, object] = {}
+    if model.rotary_factor < 1:
+        # Pairs for three axes, and as many dimensions that do not rotate.
+        update |= {"head_dim": PART_HEAD_SIZE, "rotary_factor": 0.5}
+    if model.mrope is not None:
+        # One pair turns with time, so that height and width have fast ones, in which bugs show.
+        pairs = small.model_copy(update=update).rotary_size // 2
+        height = (pairs - 1) // 2
+        update["mrope"] = 1, height, pairs - 1 - height
+    return small.model_copy(update=update)
 
 
 def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
@@ -102,23 +111,29 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
     if missing:
         pattern = "".join([*kinds, *pattern[: layers - len(kinds)]])
     small = _shrink_language(model, grid.tp).model_copy(update={"pattern": pattern})
-    if model.mamba is None:
-        return small
+    sizes = {key: _small_sizes(each, grid) for key, each in kind_of(model).recurrent.items()}
+    return small.model_copy(update=sizes)
+
+
+def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
+    """Return small sizes of recurrent layers, whose ranks share groups as before."""
     ranks = grid.tp * grid.cp
-    groups = min(model.mamba.groups, ranks * min(2, max(1, model.mamba.groups // ranks)))
+    groups = min(sizes.groups, ranks * min(2, max(1, sizes.groups // ranks)))
     unit = lcm(ranks, groups)
-    sizes = {
-        "heads": unit * min(2, model.mamba.heads // unit),
-        "groups": groups,
+    update: dict[str, object] = {
+        "heads": unit * min(2, sizes.heads // unit),
         # Not fewer: the norm of a group of one number keeps only its sign, and rounding grows.
         "head_dim": 4,
-        "state": min(6, model.mamba.state),
-        "conv": min(4, model.mamba.conv),
-        "min_step": min(MAX_MIN_STEP, model.mamba.min_step),
+        "conv": min(4, sizes.conv),
         # Several chunks in a sequence.
-        "chunk": min(8, model.mamba.chunk),
+        "chunk": min(8, sizes.chunk),
     }
-    return small.model_copy(update={"mamba": model.mamba.model_copy(update=sizes)})
+    if isinstance(sizes, MambaSizes):
+        update["state"] = min(6, sizes.state)
+        update["min_step"] = min(MAX_MIN_STEP, sizes.min_step)
+    else:
+        update["key_dim"] = min(6, sizes.key_dim)
+    return sizes.with_groups(groups).model_copy(update=update)
 
 
 def with_experts(model: Language, module: ModuleSpec) -> Language:
@@ -131,6 +146,11 @@ def with_experts(model: Language, module: ModuleSpec) -> Language:
         return model
     sizes, tp = module.experts or ExpertGrid(), module.grid.tp
     experts = sizes.ep * min(max(2, 4 // sizes.ep), moe.experts // sizes.ep)
+    groups = {}
+    if moe.groups > moe.top_groups:
+        # Two of four groups of two or more, so that both choices matter.
+        experts = lcm(8, sizes.ep)
+        groups = {"groups": 4, "top_groups": 2}
     update: dict[str, object] = {
         "experts": experts,
         "top_k": min(moe.top_k, 3, experts),
@@ -142,6 +162,7 @@ def with_experts(model: Language, module: ModuleSpec) -> Language:
         "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
         "every": min(moe.every, 2),
         "first_dense": min(moe.first_dense, 1),
+        **groups,
     }
     small = model.model_copy(update={"moe": moe.model_copy(update=update)})
     if not any(small.has_experts(i) for i in range(model.layers)):

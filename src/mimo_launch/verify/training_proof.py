@@ -214,15 +214,16 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
         yield _number("skipped", ALL, step.skipped, want.skipped)
         yield _number("tokens", ALL, step.tokens, want.tokens)
         yield _number("learning rate", ALL, step.lr, want.lr)
+        norm = hypot(*want.norms.values())
         if not want.skipped:
-            norm = hypot(*want.norms.values())
             yield _number("gradient norm", ALL, step.grad_norm, norm)
         for module in spec.modules:
             if module in want.lrs:
                 yield _number("learning rate", module, step.lrs.get(module), want.lrs[module])
             if not want.skipped:
                 got = step.grad_norms.get(module)
-                yield _number("gradient norm", module, got, want.norms[module])
+                right_norm = want.norms[module]
+                yield _number("gradient norm", module, got, right_norm, largest=norm)
     for evaluation in run.evaluations:
         if (asked := right.evaluations.get(evaluation.step)) is not None:
             yield from _compare_evaluation(evaluation, asked)
@@ -239,8 +240,15 @@ def _compare_evaluation(got: EvalFinished, want: RightEvaluation) -> Iterator[Mo
 
 
 def _number(
-    name: str, module: str, got: float | None, want: float, what: str = NUMBERS
+    name: str,
+    module: str,
+    got: float | None,
+    want: float,
+    what: str = NUMBERS,
+    *,
+    largest: float = 0.0,
 ) -> ModuleVerdict:
-    verdict = compare_numbers(name, module, float("nan") if got is None else float(got), want)
+    found = float("nan") if got is None else float(got)
+    verdict = compare_numbers(name, module, found, want, largest=largest)
     verdict.what = what
     return verdict

@@ -88,7 +88,7 @@ def bench(
     from mimo_launch.cli.launch.origin import Origin, checked_spec, node_place
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
-    from mimo_launch.estimate.device_constants import Calibration
+    from mimo_launch.estimate.device_constants import constants_for
     from mimo_launch.launcher.rank_tasks import Benching, Calibrating
     from mimo_launch.plan.plan import Plan
 
@@ -97,17 +97,17 @@ def bench(
     if calibrate is not None:
         _check_target(file, calibrate, wants_result=as_json or compare is not None)
     shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
-    constants = constants_of(calibration) or Calibration()
-    options = BenchOptions(
-        warmup=warmup,
-        steps=steps,
-        calibration=constants,
-        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
-    )
+    constants = constants_of(calibration)
     place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
     origin = Origin(place=place, launches=nnodes is not None, nproc=nproc)
     spec, origin = checked_spec(
         file, overrides or (), origin, console, device=device, constants=constants
+    )
+    options = BenchOptions(
+        warmup=warmup,
+        steps=steps,
+        calibration=constants_for(spec.nodes, constants),
+        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
     )
     request = Start(
         plan=Plan.of(spec),

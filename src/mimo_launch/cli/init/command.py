@@ -25,11 +25,11 @@ Examples:
   mimo-launch init vlm.yaml --language models/Qwen3-0.6B --vision models/siglip --gpus 16 \\
       --gpu-memory 80GB --data 'shards/{000..099}.tar' --tokenizer models/Qwen3-0.6B
 
-Write a commented spec that validates. Models come from Hugging Face folders, with their weights;
-without any, a small model reads the handwritten digits of this package. All modules share all
-ranks; the language model gets the smallest tp * pp that fits into the memory of a GPU. On a
-terminal, without flags, it asks. Exits with 0, or with 2 when a folder cannot be used or nothing
-fits.
+Write a commented spec that validates. Models come from Hugging Face folders, with their weights if
+there are any: config.json is enough for a plan. Without a folder, a small model reads the
+handwritten digits of this package. All modules share all ranks; the language model gets the
+smallest tp * pp that fits into the memory of a GPU. On a terminal, without flags, it asks. Exits
+with 0, or with 2 when a folder cannot be used or nothing fits.
 """
 
 Folder = Path | None

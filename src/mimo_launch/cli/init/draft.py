@@ -16,7 +16,7 @@ from mimo_launch.cli.shared.yaml_line import flow
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
-from mimo_launch.hugging_face.folder import ConfigError, FilesError
+from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_layout import FirstLayout, NothingFits, choose
 from mimo_launch.spec.load import spec_from_data
@@ -128,7 +128,9 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
             model = {"kind": part.kind, **part.keys}
             if part.model_type in (vit.SIGLIP, vit.CLIP):
                 model["final_norm"] = False  # As in a LLaVA, the model that `export` writes.
-            modules[name] = {"model": model, "init_from": str(folder)}
+            modules[name] = {"model": model}
+            if has_weights(folder):
+                modules[name]["init_from"] = str(folder)
             if part.placeholder is not None:
                 modules[name]["placeholder"] = part.placeholder
         tokenizer = None
@@ -207,6 +209,10 @@ def _text(answers: Answers, layout: FirstLayout, data: Mapping[str, Any]) -> str
     ]
     for name, module in data["modules"].items():
         lines += [f"  {name}:", f"    model: {flow(module['model'])}"]
+        if data["data"]["kind"] != "digits" and "init_from" not in module:
+            lines.append(
+                "    # init_from: FOLDER    # none here: there were no weights beside config.json"
+            )
         for key in ("init_from", "placeholder"):
             lines += [f"    {key}: {flow(module[key])}"] if key in module else []
         if name in MARKERS and "placeholder" not in module and "tokenizer" in data["data"]:

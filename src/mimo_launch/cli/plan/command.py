@@ -23,14 +23,17 @@ HELP = """
 \b
 Examples:
   mimo-launch plan spec.yaml
+  mimo-launch plan spec.yaml --tokens 1T
+  mimo-launch plan spec.yaml --full
   mimo-launch plan spec.yaml --rank 3
   mimo-launch plan spec.yaml --set schedule.microbatches=8
   mimo-launch plan spec.yaml --json > plan.json
   mimo-launch plan spec.yaml --timeline step.svg --trace step.json
   mimo-launch plan spec.yaml --calibration h100.json
 
-Show what every rank will do: coordinates, groups, stages, samples, bridges and the schedule in
-model time; and what memory and time that is expected to take. Starts nothing and needs no GPU.
+Say whether a job fits, how fast it is, where its time goes and what would make it faster: other
+layouts are planned, too. --full shows what every rank will do: coordinates, groups, stages, bridges
+and the schedule in model time. Starts nothing and needs no GPU.
 Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
 """
 
@@ -60,6 +63,19 @@ def plan(
         typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
     ] = None,
     calibration: CalibrationFile = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show all tables: groups, stages, schedule, memory.")
+    ] = False,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Tokens to train, such as 1T: says how many days."),
+    ] = None,
+    worst: Annotated[
+        bool, typer.Option("--worst", help="Take every sample to be the largest, not the mean.")
+    ] = False,
+    advice: Annotated[
+        bool, typer.Option("--advice/--no-advice", help="Plan changes, to find better ones.")
+    ] = True,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
@@ -72,6 +88,8 @@ def plan(
     console = console_of(ctx)
     check_targets(file, timeline, trace)
     constants = constants_of(calibration)
+    number = None if tokens is None else _count(tokens)
+    text_of_all = full and not as_json
     world = None if nproc is None else nproc * nnodes
     checked = load_and_check(file, overrides or (), world, constants=constants)
     show_findings(checked, console)
@@ -80,9 +98,11 @@ def plan(
     job = Plan.of(checked.spec)
     try:
         report: Report | RankReport = (
-            build_report(job, constants)
+            build_report(
+                job, constants, worst=worst, tokens=number, advice=advice and not text_of_all
+            )
             if rank is None
-            else build_rank_report(job, rank, constants)
+            else build_rank_report(job, rank, constants, worst=worst)
         )
     except DeadlockError as error:
         show_deadlock(error, file, console)
@@ -96,13 +116,28 @@ def plan(
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
-        console.answer(_as_text(report, console))
+        console.answer(_as_text(report, console, full))
 
 
-def _as_text(report: "Report | RankReport", console: Console) -> str:
+def _count(text: str) -> int:
+    """Return a number such as `15B`. Raises: typer.BadParameter."""
+    number = text.strip().replace("_", "").replace(",", "")
+    factor = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}.get(number[-1:].lower())
+    try:
+        count = float(number[:-1] if factor else number) * (factor or 1)
+        if not 1 <= count < 1e30:
+            raise ValueError
+    except ValueError:
+        message = f"{text} is no number of tokens; write it as 15B, 1.5T or 1000000000"
+        raise typer.BadParameter(message, param_hint="--tokens") from None
+    return round(count)
+
+
+def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str:
     """Return the tables as text of the terminal's width, in colour if the console wants it."""
     from rich.console import Console as RichConsole
 
+    from mimo_launch.cli.plan.first_screen import first_screen
     from mimo_launch.cli.plan.tables import job_parts, rank_parts
     from mimo_launch.drawing.rows import Report
 
@@ -119,7 +154,10 @@ def _as_text(report: "Report | RankReport", console: Console) -> str:
         highlight=False,
         emoji=False,
     )
-    parts = job_parts(report, width) if isinstance(report, Report) else rank_parts(report, width)
+    if isinstance(report, Report):
+        parts = job_parts(report, width) if full else first_screen(report, width)
+    else:
+        parts = rank_parts(report, width)
     for part in parts:
         rich.print(part)
     # Tables pad their last column with blanks.

@@ -49,15 +49,14 @@ def row(run: History) -> tuple[str, ...]:
 def _status(run: History) -> str:
     """Return the state of a run; a running one looks the same as one that was killed."""
     from mimo_launch.launcher.run_folder import FAILURE, SPEC
+    from mimo_launch.launcher.run_status import has_failed
     from mimo_launch.spec.load import load_spec
 
     spec = load_spec(run.run / SPEC).spec
     done, wanted = run.steps[-1]["step"], None if spec is None else spec.train.steps
     if wanted is not None and done >= wanted:
         return "done"
-    report = run.run / FAILURE
-    # The report of an earlier attempt is older than the steps after it.
-    if report.is_file() and report.stat().st_mtime >= run.file.stat().st_mtime:
+    if has_failed(run.run):
         return f"failed, see {FAILURE}"
     return "-" if wanted is None else f"step {done:,} of {wanted:,}"
 

@@ -96,11 +96,14 @@ def device_here(spec: "Spec", wanted: "DeviceKind", num_workers: int) -> "RankDe
 
 def shown_ranks(text: str | None) -> frozenset[int]:
     """Return the ranks that `--console-ranks` names. Raises: typer.BadParameter."""
+    return frozenset() if text is None else ranks_of(text, "--console-ranks")
+
+
+def ranks_of(text: str, option: str) -> frozenset[int]:
+    """Return the ranks that the value of an option names. Raises: typer.BadParameter."""
     from mimo_launch.launcher.worker_logs import parse_ranks
 
-    if text is None:
-        return frozenset()
     try:
         return parse_ranks(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--console-ranks") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error

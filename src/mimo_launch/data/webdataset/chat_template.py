@@ -68,13 +68,20 @@ class _Generation(Extension):
 class Program:
     """A chat template, ready to run."""
 
-    def __init__(self, source: str, variables: dict[str, Any], day: date | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        variables: dict[str, Any],
+        day: date | None,
+        images: tuple[str, str] | None = None,
+    ) -> None:
         """Compile the template.
 
         Args:
             source: The template.
             variables: Its variables in every conversation, such as `bos_token`.
             day: The date that it gets; without, there is no `strftime_now`.
+            images: What it writes for an image, and what stands there instead, if that differs.
 
         Raises:
             TemplateRefused: It cannot be compiled.
@@ -96,7 +103,7 @@ class Program:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise TemplateRefused(f"it cannot be compiled: {error}") from error
-        self._variables = variables
+        self._variables, self._images = variables, images
         self.marks_answers = _BLOCKS.search(source) is not None
         self.lacks_date = day is None and "strftime_now" in source
 
@@ -104,9 +111,10 @@ class Program:
         """Return the text of a conversation. Raises: BadSample if the template refuses it."""
         marks = {_MARKED: True} if marks_blocks else {}
         try:
-            return self._template.render(**{**self._variables, **conversation, **marks})
+            text = self._template.render(**{**self._variables, **conversation, **marks})
         except _FAILURES as error:
             raise BadSample(f"the chat template refuses it: {error}") from error
+        return text if self._images is None else text.replace(*self._images)
 
 
 def _to_json(
@@ -129,7 +137,14 @@ def _to_json(
 class ChatFormat:
     """A chat template, ready to write conversations."""
 
-    def __init__(self, source: str, variables: dict[str, Any], day: date | None, most: int) -> None:
+    def __init__(
+        self,
+        source: str,
+        variables: dict[str, Any],
+        day: date | None,
+        most: int,
+        images: tuple[str, str] | None = None,
+    ) -> None:
         """Compile the template.
 
         Args:
@@ -137,11 +152,12 @@ class ChatFormat:
             variables: Its variables in every conversation, such as `bos_token`.
             day: The date that it gets, if any.
             most: Characters that a conversation may have.
+            images: What it writes for an image, and what stands there instead, if that differs.
 
         Raises:
             TemplateRefused: It cannot be compiled, or fails on one short conversation.
         """
-        self._program, self._most = Program(source, variables, day), most
+        self._program, self._most = Program(source, variables, day, images), most
         self.marks_answers = self._program.marks_answers
         asked: Said = [{"role": "user", "content": _PROBE}]
         self._refused = ""
@@ -242,12 +258,13 @@ class ChatFormats:
         specials: dict[str, Any],
         template: ChatTemplate,
         most: int,
+        images: tuple[str, str] | None,
     ) -> None:
         """Compile the templates. Raises: TemplateRefused."""
         day = None if template.date is None else date.fromisoformat(template.date)
         variables = {**specials, **template.variables}
         self._formats = {
-            name: ChatFormat(source, variables, day, most)
+            name: ChatFormat(source, variables, day, most, images)
             for name, source in sources.items()
             if name in (DEFAULT, FOR_TOOLS)
         }

@@ -33,7 +33,12 @@ from mimo_launch.data.webdataset.index_columns import (
 )
 from mimo_launch.data.webdataset.indexer import SampleIndexer, indexed_shards
 from mimo_launch.data.webdataset.tar_files import shard_files
-from mimo_launch.hugging_face.tokenizer import TOKENIZER, chat_sources, special_texts
+from mimo_launch.hugging_face.tokenizer import (
+    TOKENIZER,
+    chat_sources,
+    image_text,
+    special_texts,
+)
 from mimo_launch.spec.spec import WebdatasetData
 
 FOLDER = ".mimo-index"
@@ -103,7 +108,8 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
-    tokenizer.update(json.dumps([chat_sources(folder), special_texts(folder)]).encode())
+    texts = [chat_sources(folder), special_texts(folder)]
+    tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
     identity = {
         "names": [str(path.absolute()) for path in shards],
         "settings": {

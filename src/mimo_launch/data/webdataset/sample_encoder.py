@@ -28,6 +28,7 @@ from mimo_launch.hugging_face.tokenizer import (
     TOKENIZER,
     TokenizerError,
     chat_sources,
+    image_text,
     special_texts,
 )
 from mimo_launch.kinds.vocabulary import placeholder_id
@@ -75,7 +76,8 @@ class SampleEncoder:
             sources = chat_sources(folder)
             if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
-            self._chat = ChatFormats(sources, specials, data.template, self._most)
+            around = image_text(folder)
+            self._chat = ChatFormats(sources, specials, data.template, self._most, around)
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
         probe = self._tokenizer.encode("")
         self._start = [

@@ -1,0 +1,133 @@
+"""`mimo-launch watch`: the screen of a run that another terminal, or another host, has started.
+
+Decides: how often it looks; what it says when the run has ended.
+Relies on: the files of the run folder alone; `cli.train.screen` for the screen;
+`launcher.run_status` for the state.
+Leaves: what ranks print to `logs`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.launcher.run_status import RunStatus
+    from mimo_launch.train.events import EvalFinished, RunStarted, StepFinished
+
+HELP = """
+\b
+Examples:
+  mimo-launch watch runs/quickstart
+  mimo-launch watch /shared/runs/big | tee big.txt
+
+Show a run as the terminal that trains it does, from its files alone: the run may be on another
+host, as long as its folder can be read here. Ends when the run ends, and Ctrl-C ends the watching,
+not the run. Exits with 0, with 1 when the run failed, or with 2 when the folder is none of a run.
+"""
+
+LOOK_SECONDS = 0.5
+
+
+def watch(
+    ctx: typer.Context,
+    *,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+) -> None:
+    """Show a run that trains elsewhere."""
+    from mimo_launch.cli.shared.bars import rich_on
+    from mimo_launch.cli.train.screen import progress_for
+    from mimo_launch.launcher.run_status import State, is_run, status_of
+    from mimo_launch.train.events import StepFinished
+
+    console = console_of(ctx)
+    if not is_run(run):
+        console.note(f"error: {run} is no run folder")
+        console.note("   = help: name one that `mimo-launch runs` lists, such as runs/NAME")
+        raise typer.Exit(2)
+    records = Records(run)
+    events = records.new()
+    usages = [each.usage for each in events if isinstance(each, StepFinished)]
+    steps = [each.at - each.step_s for each in usages if each is not None]
+    began, rich = min(steps, default=None), rich_on(sys.stdout, console)
+    with progress_for(rich, console, began=began) as hear:
+        hear(_start_of(run))
+        while True:
+            # First the state: the last records of a run that has ended are written.
+            status = status_of(run)
+            for event in events:
+                hear(event)
+            events = records.new()
+            if status.state is not State.RUNNING and not events:
+                break
+            time.sleep(LOOK_SECONDS)
+    _say_end(status, console)
+    if status.state is State.FAILED:
+        raise typer.Exit(1)
+
+
+class Records:
+    """The steps and evaluations that a run has written since the last look."""
+
+    def __init__(self, run: Path) -> None:
+        from mimo_launch.train.metrics_file import METRICS
+
+        self._file, self._inode, self._place = run / METRICS, 0, 0
+
+    def new(self) -> "list[StepFinished | EvalFinished]":
+        """Return the new ones. A resumed run replaces the file: its records come again."""
+        from mimo_launch.spec.files import parse_json
+        from mimo_launch.train.events import from_record
+
+        try:
+            with self._file.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._place = inode, 0
+                file.seek(self._place)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return []
+        self._place += len(whole) + bool(whole)
+        found = []
+        for line in whole.splitlines():
+            try:
+                record = parse_json(line.decode("utf-8"))
+            except ValueError:
+                continue
+            event = from_record(record) if isinstance(record, dict) else None
+            if event is not None:
+                found.append(event)
+        return found
+
+
+def _start_of(run: Path) -> "RunStarted":
+    """Return the start of a run as its files tell it."""
+    from mimo_launch.launcher.run_folder import PLAN, SPEC
+    from mimo_launch.spec.files import read_json
+    from mimo_launch.spec.load import load_spec
+    from mimo_launch.train.events import RunStarted
+
+    header = read_json(run / PLAN)["header"]
+    spec = load_spec(run / SPEC).spec
+    return RunStarted(
+        name=run.name,
+        plan=header["plan_hash"],
+        steps=0 if spec is None else spec.train.steps,
+        world_size=header["world_size"],
+        modules=() if spec is None else tuple(spec.modules),
+        log_every=1 if spec is None else spec.train.log_every,
+        first_step=0,
+    )
+
+
+def _say_end(status: "RunStatus", console: Console) -> None:
+    """Say how the run has ended."""
+    of = "" if status.steps is None else f" of {status.steps:,}"
+    why = f": {status.why}" if status.why else ""
+    console.answer(f"{status.state.value} after step {status.step:,}{of}{why}")

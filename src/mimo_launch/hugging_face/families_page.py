@@ -1,0 +1,111 @@
+"""Lists the families: what is read, what is written, what is refused.
+
+Decides: the form of the list, and of the page, which
+`python -m mimo_launch.hugging_face.families_page docs/families.md` writes.
+Relies on: the declarations of families and wholes; there is no second list.
+Leaves: printing to `cli.inspect`.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.hugging_face.architectures import stands_alone
+from mimo_launch.hugging_face.contents import NAMES
+from mimo_launch.hugging_face.own_folders import FAMILIES as OWN
+from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
+
+_HEAD = """# Families
+
+Every model type of `config.json` that is read, made from the code by
+`python -m mimo_launch.hugging_face.families_page`. `mimo-launch inspect --families` prints the
+same. What the settings mean is in [Hugging Face weights](hugging-face.md).
+
+* *Read as*: the modules of a spec that start from the folder, each with its possible model types.
+* *Written as*: the class of `transformers` that loads what `mimo-launch export` writes, of all
+  modules together or of one alone.
+* *Refused*: `inspect` and `validate` name these settings, and nothing starts. Other settings are
+  read, or change no number.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyEntry:
+    """A model type: the families of each module, what export writes, and what is refused."""
+
+    model_type: str
+    modules: dict[str, tuple[str, ...]]
+    written: str
+    refused: tuple[str, ...]
+
+    @property
+    def read_as(self) -> str:
+        """The modules in one line of Markdown."""
+        return "; ".join(
+            name + ("" if types == (self.model_type,) else f": {', '.join(map(_code, types))}")
+            for name, types in self.modules.items()
+        )
+
+
+def wholes() -> list[FamilyEntry]:
+    """Return the model types of several modules, or of one beside parts that are left out."""
+    found = []
+    for name, whole in WHOLES.items():
+        kinds = dict.fromkeys(family.kind for family in whole.families)
+        modules = {
+            NAMES.get(kind, kind): tuple(
+                dict.fromkeys(x.model_type for x in whole.families if x.kind == kind)
+            )
+            for kind in kinds
+        }
+        refused = tuple(rule.words for rule in whole.refusals.rules)
+        found.append(FamilyEntry(name, modules, whole.architecture, refused))
+    return found
+
+
+def modules() -> list[FamilyEntry]:
+    """Return the model types of one module each, alone or inside of wholes."""
+    own = {family.model_type for family in OWN}
+    return [
+        FamilyEntry(
+            name,
+            {NAMES.get(family.kind, family.kind): (name,)},
+            family.architecture if stands_alone(family) and name not in own else "",
+            tuple(dict.fromkeys(rule.words for rule in family.not_computed.rules)),
+        )
+        for name, family in FAMILIES.items()
+    ]
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parts = [_HEAD]
+    for title, intro, entries in (
+        ("Whole models", "Refused is what the families of its modules refuse, and:", wholes()),
+        (
+            "Modules",
+            "Folders of one module, and modules of whole models. Where nothing is written, only a "
+            "whole model is, or\na folder of our own.",
+            modules(),
+        ),
+    ):
+        parts += [f"## {title}\n\n{intro}\n", *_table(entries), ""]
+    return "\n".join(parts)
+
+
+def _table(entries: list[FamilyEntry]) -> Iterator[str]:
+    yield "| `model_type` | read as | written as | refused |"
+    yield "| --- | --- | --- | --- |"
+    for each in entries:
+        written = _code(each.written) if each.written else ""
+        refused = "; ".join(each.refused)
+        yield f"| {_code(each.model_type)} | {each.read_as} | {written} | {refused} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -1,0 +1,85 @@
+"""The names of the tensors of a Qwen3.5's text part.
+
+Decides: the places of our segments: queries, keys and values of a Gated DeltaNet are fused in a
+file, and the experts of a layer may be stacked, as in memory; transformers writes each by itself.
+Relies on: `decoder` for embedding, last norm and head.
+Leaves: the configuration to `qwen3_5`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mimo_launch.hugging_face import decoder
+from mimo_launch.hugging_face.family import Place, rows_of, stacked_expert
+from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
+
+_LAYERS = {
+    **{f"attention.{x}": f"self_attn.{x}_proj" for x in "qkvo"},
+    **{f"attention.{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    **{f"deltanet.{x}": f"linear_attn.in_proj_{x}" for x in "zab"},
+    "deltanet.norm": "linear_attn.norm",
+    "deltanet.out": "linear_attn.out_proj",
+    **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+    "moe.router": "mlp.gate",
+    **{f"moe.shared.{x}": f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")},
+    "moe.shared_gate": "mlp.shared_expert_gate",
+}
+_HEADS = {f"deltanet.{x}": f"linear_attn.{x}" for x in ("A_log", "dt_bias")}
+_EXPERT = re.compile(r"moe\.experts\.(\d+)\.(gate|up|down)\.weight")
+# Layers for multi-token prediction, which transformers leaves out as well.
+_IGNORED = re.compile(r"^mtp\.")
+_DELTANET = re.compile(r"deltanet\.(conv\.)?([qkv])")
+
+
+def place(name: str, model: HybridModel) -> Place:
+    """Return the place of our tensor `name`, which is given without the module.
+
+    Raises: KeyError for a name that a Qwen3.5 does not have.
+    """
+    if not name.startswith("layers."):
+        return Place(decoder.ENDS[name])
+    _, number, inner = name.split(".", 2)
+    # Two of our layers are one of theirs.
+    index, is_second = divmod(int(number), 2)
+    if inner == "norm.weight":
+        norm = "post_attention" if is_second else "input"
+        return Place(f"model.layers.{index}.{norm}_layernorm.weight")
+    found = _in_layer(inner, model)
+    return replace(found, name=f"model.layers.{index}.{found.name}")
+
+
+def _in_layer(name: str, model: HybridModel) -> Place:
+    """Return the place of a tensor of a layer, by its name in the layer. Raises: KeyError."""
+    layer, _, kind = name.rpartition(".")
+    if name in _HEADS:
+        return Place(_HEADS[name])
+    if (part := _DELTANET.fullmatch(layer)) and model.deltanet is not None:
+        return _fused(part[2], model.deltanet, is_convolution=part[1] is not None)
+    if expert := _EXPERT.fullmatch(name):
+        return Place(f"mlp.experts.{expert[1]}.{expert[2]}_proj.weight")
+    return Place(f"{_LAYERS[layer]}.{kind}")
+
+
+def _fused(part: str, sizes: DeltaNetSizes, *, is_convolution: bool) -> Place:
+    """Return the place of what makes or convolves queries, keys or values."""
+    fused: Mapping[str, int] = {"q": sizes.shared, "k": sizes.shared, "v": sizes.inner}
+    first, rows = rows_of(fused, part)
+    if not is_convolution:
+        return Place("linear_attn.in_proj_qkv.weight", first, rows)
+    shape = (sum(fused.values()), 1, sizes.conv)
+    return Place("linear_attn.conv1d.weight", first, rows, shape)
+
+
+def stacked(name: str, model: HybridModel) -> Place | None:
+    """Return the place of a weight of an expert where those of a layer are in two tensors."""
+    expert = re.fullmatch(rf"layers\.(\d+)\.{_EXPERT.pattern}", name)
+    if expert is None or model.moe is None:
+        return None
+    layer = f"model.layers.{int(expert[1]) // 2}.mlp.experts"
+    return stacked_expert(layer, int(expert[2]), expert[3], model.moe, model.hidden)
+
+
+def is_ignored(name: str, model: HybridModel) -> bool:
+    """Return whether a tensor of a file follows from others, or is left out by rule."""
+    return bool(_IGNORED.match(name)) or (model.tied and name == decoder.HEAD)

@@ -1,0 +1,70 @@
+"""Settings of a configuration that our modules do not compute, each rule with words for readers.
+
+Decides: how a family declares them, and how they are named: `key: value`.
+Relies on: `folder` for values in a few characters.
+Leaves: the rules to the families, the page that lists them to `families`.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mimo_launch.hugging_face.folder import Config, short
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is refused in words, and where a configuration asks for it, as `key: value`."""
+
+    words: str
+    found: Callable[[Config], Iterator[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """The rules of a family, in the order in which they are reported."""
+
+    rules: tuple[Refusal, ...] = ()
+
+    def __call__(self, config: Config) -> Iterator[str]:
+        """Yield, as `key: value`, the settings that are not computed. Raises: ConfigError."""
+        for rule in self.rules:
+            yield from rule.found(config)
+
+    def __add__(self, other: "Refusals") -> "Refusals":
+        """Return the rules of both."""
+        return Refusals(self.rules + other.rules)
+
+    def after(self, prepared: Callable[[Config], Config]) -> "Refusals":
+        """Return the rules for configurations that are prepared first, as with defaults."""
+        return Refusals(tuple(_after(prepared, rule) for rule in self.rules))
+
+
+def _after(prepared: Callable[[Config], Config], rule: Refusal) -> Refusal:
+    return replace(rule, found=lambda config: rule.found(prepared(config)))
+
+
+def refusals(*rules: Refusal) -> Refusals:
+    """Return rules as those of a family."""
+    return Refusals(rules)
+
+
+def only(key: str, value: Any) -> Refusal:
+    """Return the rule of a setting of which one value is computed, that of a missing one, too."""
+    return one_of(key, (value,), value)
+
+
+def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
+    """Return the rule of a setting of which some values are computed."""
+
+    def found(config: Config) -> Iterator[str]:
+        if config.get(key, default) not in computed:
+            yield f"{key}: {short(config[key])}"
+
+    return Refusal(f"`{key}` other than {listed(computed)}", found)
+
+
+def listed(values: Collection[Any]) -> str:
+    """Return values as Markdown, as `config.json` has them."""
+    texts = [f"`{short(value)}`" for value in values]
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,0 +1,103 @@
+"""The Gated DeltaNet mixer: decays, strengths of writing, the delta rule and a norm of heads.
+
+Decides: what decays and strengths are, and that the backward computes the recurrence again: what
+happens inside chunks is several times larger than what enters them.
+Relies on: `recurrent` for heads on a grid, `delta_rule` for the maths over whole sequences.
+Leaves: the rest of a layer to `models`.
+
+Source: S. Yang, J. Kautz and A. Hatamizadeh, Gated Delta Networks (arXiv:2412.06464).
+
+Legend: as in `recurrent`; x, B and C are values, keys and queries.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.layers.attention_contexts import SequenceContext
+from mimo_launch.layers.delta_rule import delta_rule
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, replicated
+from mimo_launch.layers.pointwise import gated_head_norm, widened
+from mimo_launch.layers.recompute import recomputed
+from mimo_launch.layers.recurrent import HeadShare, RecurrentMixer
+from mimo_launch.spec.language_models import DeltaNetSizes
+
+
+class HeadNorm(SegmentedModule):
+    """RMSNorm of each head, times silu(z): [N, f] -> [N, f], in at least fp32 inside."""
+
+    def __init__(self, context: ParallelContext, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.context, self.eps = context, eps
+        weight = replicated(
+            "weight",
+            (head_dim,),
+            context.inner_grad,
+            counted=context.counts,
+            init="ones",
+            decay=False,
+        )
+        self.declare("weight", weight, dtype=context.dtype)
+
+    def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
+        """Return the normalised and gated x, in its own type."""
+        return self.context.fused(gated_head_norm, x_Nf, z_Nf, self.weight, self.eps)
+
+
+class DeltaNet(RecurrentMixer):
+    """Gated DeltaNet: projections, a short convolution, the delta rule, a gated norm."""
+
+    channels = ("v", "k", "q")
+    steps = ("a", "b")
+    of_heads: ClassVar[Mapping[str, InitKind]] = {"A_log": "log_decay", "dt_bias": "time_step"}
+    conv_bias = False
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        sizes: DeltaNetSizes,
+        *,
+        eps: float,
+        out_scale: float,
+    ) -> None:
+        super().__init__(context, width, sizes, out_scale=out_scale)
+        self.chunk = sizes.chunk
+        self.norm = HeadNorm(context, sizes.head_dim, eps)
+
+    def _mix(
+        self,
+        xbc_BS: Tensor,
+        steps_BSe: tuple[Tensor, ...],
+        share: HeadShare,
+        sequences: SequenceContext,
+    ) -> Tensor:
+        def mixed(xbc: Tensor, *steps: Tensor) -> Tensor:
+            return super(DeltaNet, self)._mix(xbc, steps, share, sequences)
+
+        out: Tensor = recomputed(mixed, xbc_BS, *steps_BSe)
+        return out
+
+    def recur(
+        self,
+        x_BSHP: Tensor,
+        b_BSGK: Tensor,
+        c_BSGK: Tensor,
+        steps: tuple[Tensor, ...],
+        weights: Mapping[str, Tensor],
+        documents_BS: Tensor | None,
+    ) -> Tensor:
+        """Return what queries read from states."""
+        a_BSH, strength_BSH = (widened(step) for step in steps)
+        return delta_rule(
+            c_BSGK,
+            b_BSGK,
+            x_BSHP,
+            -weights["A_log"].exp() * F.softplus(a_BSH + weights["dt_bias"]),
+            strength_BSH.sigmoid(),
+            chunk=self.chunk,
+            documents_BS=documents_BS,
+        )

@@ -1,0 +1,234 @@
+"""What recurrent mixers have in common: heads cut over tp and, inside a layer, over cp as well.
+
+Decides: which heads and groups a rank computes, and how tokens of other cp ranks reach it.
+Relies on: a subclass for the recurrence over whole sequences, and the norm behind it.
+Leaves: the rest of a layer to `models`.
+
+Each cp rank exchanges its tokens of all heads for all tokens of its heads (DeepSpeed Ulysses,
+arXiv:2309.14509), so the convolution and the recurrence run over whole sequences. Traffic per layer
+and token held: x, B, C and steps go out, y comes back, (cp - 1) / cp of each.
+
+Legend: N tokens of this rank, D width; of this tp rank h heads of P channels, f = h * P, g groups
+of K numbers; B sequences of S tokens; lower-case e, j are of this cp rank: heads, groups. x, B and
+C are named as in Mamba-2: channels of heads, and two vectors for each group of heads.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd_collectives import exchange
+from mimo_launch.kinds.layer import even_cut
+from mimo_launch.layers.attention_contexts import SequenceContext, in_order, in_shards
+from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
+from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.ssd_kernels import causal_conv
+from mimo_launch.spec.language_models import RecurrentSizes
+
+
+class CausalConvolution(SegmentedModule):
+    """Weights of the depthwise convolution over x, B and C, fused like the channels they act on."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        sizes: RecurrentSizes,
+        names: tuple[str, str, str],
+        *,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        widths = sizes.inner, sizes.shared, sizes.shared
+
+        def parts(kind: str, *last: int) -> list[Segment]:
+            is_weight = kind == "weight"
+            made = [
+                sharded(
+                    f"{name}.{kind}",
+                    (channels, *last),
+                    0,
+                    context.part(channels),
+                    # The deviation of torch's uniform distribution for a convolution of a channel.
+                    std=(3 * sizes.conv) ** -0.5,
+                    init="normal" if is_weight else "zeros",
+                    decay=is_weight,
+                )
+                for name, channels in zip(names, widths, strict=True)
+            ]
+            if sizes.groups < context.tp.size:
+                made[1:] = [context.one_of(sizes.groups, each) for each in made[1:]]
+            return made
+
+        self.declare("weight", *parts("weight", sizes.conv), dtype=context.dtype)
+        if bias:
+            self.declare("bias", *parts("bias"), dtype=context.dtype)
+        else:
+            self.bias = None
+
+
+class HeadWeights(SegmentedModule):
+    """Weights with a number per head, such as the logarithm of its decay."""
+
+    names_itself = False
+
+    def __init__(self, context: ParallelContext, heads: int, start: Mapping[str, InitKind]) -> None:
+        super().__init__()
+        part = context.part(heads)
+        for name, init in start.items():
+            segment = sharded(name, (heads,), 0, part, init=init, decay=False)
+            self.declare(name, segment, dtype=context.dtype)
+
+
+class HeadShare(NamedTuple):
+    """The heads of this tp rank that one cp rank computes, and the groups that they need."""
+
+    heads: range
+    groups: range
+
+
+class RecurrentMixer(nn.Module):
+    """Projections, a short convolution, a recurrence along sequences, a gated norm.
+
+    `channels` names what the convolution acts on: that of heads, then two of groups; `steps` what
+    is a number per head and token; `of_heads` are the weights with a number per head.
+    """
+
+    channels: ClassVar[tuple[str, str, str]]
+    steps: ClassVar[tuple[str, ...]]
+    of_heads: ClassVar[Mapping[str, InitKind]]
+    conv_bias: ClassVar[bool]
+    norm: nn.Module
+
+    def __init__(
+        self, context: ParallelContext, width: int, sizes: RecurrentSizes, *, out_scale: float
+    ) -> None:
+        super().__init__()
+        self.context, self.sizes = context, sizes
+        self.heads = len(context.part(sizes.heads))
+        self.groups = max(1, sizes.groups // context.tp.size)
+        inner, *shared = self.channels
+        outputs = {"z": sizes.inner, inner: sizes.inner, **dict.fromkeys(self.steps, sizes.heads)}
+        self.shared_inputs: SharedLinear | None = None
+        if sizes.groups < context.tp.size:
+            self.shared_inputs = SharedLinear(
+                context, width, tuple(shared), sizes.groups, sizes.state, bias=False
+            )
+        else:
+            outputs |= dict.fromkeys(shared, sizes.shared)
+        self.inputs = ColumnLinear(context, width, outputs, bias=False)
+        self.conv = CausalConvolution(context, sizes, self.channels, bias=self.conv_bias)
+        self.head = HeadWeights(context, sizes.heads, self.of_heads)
+        self.output = RowLinear(context, "out", sizes.inner, width, bias=False, scale=out_scale)
+
+    def recur(
+        self,
+        x_BSHP: Tensor,
+        b_BSGK: Tensor,
+        c_BSGK: Tensor,
+        steps: tuple[Tensor, ...],
+        weights: Mapping[str, Tensor],
+        documents_BS: Tensor | None,
+    ) -> Tensor:
+        """Return the output of the recurrence, like x.
+
+        `steps` [B, S, H] are as projected, `weights` [H] in at least fp32. Documents do not affect
+        each other.
+        """
+        raise NotImplementedError
+
+    def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
+        """Return the mixed tokens, [n, D] -> [n, D]; documents do not affect each other."""
+        x_ND = self.context.enter(x_nD)
+        fused = self.inputs(x_ND)
+        if self.shared_inputs is not None:
+            fused = torch.cat([fused, self.shared_inputs(x_ND)], dim=1)
+        inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
+        widths = [inner, inner, *[self.heads] * len(self.steps), shared, shared]
+        z, x, *steps, b, c = torch.split(fused, widths, dim=1)
+        y_Nf = self._along_sequences((x, b, c), tuple(steps), sequences)
+        out: Tensor = self.output(self.norm(y_Nf, z))
+        return out
+
+    def _along_sequences(
+        self, xbc: tuple[Tensor, ...], steps_Nh: tuple[Tensor, ...], sequences: SequenceContext
+    ) -> Tensor:
+        """Return the output of the recurrence for this rank's tokens, [N, f]."""
+        cp = self.context.cp
+        shares = [self._share(index) for index in range(cp.size)]
+        channels = [self._channels(xbc, share, dim=1) for share in shares]
+        if cp.size == 1:
+            xbc_BS, *steps_BS = (in_order(t, sequences.batch, 1) for t in (channels[0], *steps_Nh))
+            mixed = self._mix(xbc_BS, tuple(steps_BS), shares[0], sequences)
+            return mixed.flatten(0, 1)
+        steps = [[_rows(t, share.heads, 1, dim=1) for t in steps_Nh] for share in shares]
+        parts = [torch.cat([x, *more], dim=1) for x, more in zip(channels, steps, strict=True)]
+        # Out go features of this rank's tokens, a part per cp rank; in come all tokens of its part.
+        arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
+        sizes = [channels[0].shape[1], *(t.shape[1] for t in steps[0])]
+        whole = in_order(arrived, sequences.batch, cp.size)
+        xbc_BS, *steps_BS = torch.split(whole, sizes, dim=2)
+        y_BSe = self._mix(xbc_BS, tuple(steps_BS), shares[cp.index], sequences)
+        back = in_shards(y_BSe, cp.size).view(cp.size, -1, y_BSe.shape[2])
+        return exchange(back, cp).transpose(0, 1).flatten(1)
+
+    def _share(self, cp_index: int) -> HeadShare:
+        heads = even_cut(self.heads, self.context.cp.size, cp_index)
+        per_group = self.heads // self.groups
+        first = heads.start // per_group
+        return HeadShare(heads, range(first, -(-heads.stop // per_group)))
+
+    def _channels(self, xbc: tuple[Tensor, ...], share: HeadShare, *, dim: int) -> Tensor:
+        """Return a cp rank's part of x, B and C, or of weights for them, concatenated."""
+        x, b, c = xbc
+        state = self.sizes.state
+        return torch.cat(
+            [
+                _rows(x, share.heads, self.sizes.head_dim, dim=dim),
+                _rows(b, share.groups, state, dim=dim),
+                _rows(c, share.groups, state, dim=dim),
+            ],
+            dim=dim,
+        )
+
+    def _mix(
+        self,
+        xbc_BS: Tensor,
+        steps_BSe: tuple[Tensor, ...],
+        share: HeadShare,
+        sequences: SequenceContext,
+    ) -> Tensor:
+        """Run convolution and recurrence over whole sequences of some heads, [B, S, e * P]."""
+        sizes, heads, groups = self.sizes, len(share.heads), len(share.groups)
+        inner, shared = heads * sizes.head_dim, groups * sizes.state
+        numbers = None if sequences.documents is None else sequences.documents.numbers
+        weight = self._of_channels(self.conv.weight, share)
+        bias = None if self.conv.bias is None else self._of_channels(self.conv.bias, share)
+        mixed = causal_conv(xbc_BS, weight, bias, documents_BS=numbers)
+        x, b, c = torch.split(mixed, [inner, shared, shared], dim=2)
+        tokens = mixed.shape[:2]
+        y = self.recur(
+            x.reshape(*tokens, heads, sizes.head_dim),
+            b.reshape(*tokens, groups, sizes.state),
+            c.reshape(*tokens, groups, sizes.state),
+            steps_BSe,
+            {
+                name: _rows(widened(getattr(self.head, name)), share.heads, 1, dim=0)
+                for name in self.of_heads
+            },
+            numbers,
+        )
+        return y.flatten(2)
+
+    def _of_channels(self, rows: Tensor, share: HeadShare) -> Tensor:
+        """Return the rows of the convolution's weight or bias for the channels of a share."""
+        inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
+        return self._channels(torch.split(rows, [inner, shared, shared]), share, dim=0)
+
+
+def _rows(t: Tensor, items: range, size: int, *, dim: int) -> Tensor:
+    """Return the part of a tensor for some heads or groups, of `size` numbers each."""
+    return t.narrow(dim, items.start * size, len(items) * size)

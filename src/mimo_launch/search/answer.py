@@ -1,0 +1,145 @@
+"""What `plan` says first: whether a job fits, how fast it is, what it loses, what to change.
+
+Decides: the list of facts; their names are keys of `plan --json` (docs/plan-json.md).
+Relies on: one `Estimator` for all numbers of the job, `advice` for changes.
+Leaves: showing them to `cli`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import Estimates
+from mimo_launch.search.advice import MAX_WASTES, Advice, Search, advise
+from mimo_launch.search.wastes import TimeShares, modules_of, time_shares, wastes
+from mimo_launch.spec.gpus import GPUS, MEASURED
+from mimo_launch.spec.spec import Grid
+
+_SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """The ranks that need the most memory; `gpu_memory` is None if the spec does not give it."""
+
+    modules: tuple[str, ...]
+    ranks: tuple[int, ...]
+    needed_bytes: int
+    gpu_memory: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedChange:
+    """A change that was planned: what `--set` takes, by path, and what it is expected to give.
+
+    `gain` is the share by which speed rises.
+    """
+
+    text: str
+    settings: dict[str, Any]
+    step_seconds: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A waste of time, and the change that helps most; None if none was found, or none sought.
+
+    `share` is that of the step on each of `ranks`, `of_all` that of all GPU time.
+    """
+
+    what: str
+    kind: str
+    modules: tuple[str, ...]
+    ranks: tuple[int, ...]
+    share: float
+    of_all: float
+    change: OfferedChange | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """The first screen of `plan`.
+
+    `sample` is `mean` or `largest`: what every sample of the step is taken to be. `planned` is the
+    number of changes that were planned to find the best ones.
+    """
+
+    sample: str
+    fit: MemoryFit
+    step_seconds: float
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    mfu: float
+    tokens: int | None
+    days: float | None
+    time: TimeShares
+    losses: tuple[Loss, ...]
+    planned: int
+
+
+def answer_of(
+    estimator: Estimator, estimates: Estimates, *, tokens: int | None = None, seeks: bool = True
+) -> PlanAnswer:
+    """Return the answer for a job, in which `tokens` are to be trained; `seeks` changes or none."""
+    world = estimator.layout.world_size
+    tightest = max(estimates.ranks, key=lambda row: row.total_bytes)
+    lost = wastes(estimator.spec, estimates, estimator.constants, world)
+    planned = 0
+    advice = [Advice(waste, None) for waste in lost[:MAX_WASTES]]
+    if seeks and advice:
+        memory = estimates.gpu_memory or GPUS[MEASURED].memory
+        search = Search.of(estimator, estimates, memory)
+        advice = advise(search, lost, estimator.constants)
+        planned = len(search.seen)
+    speed = estimates.tokens_per_second_per_gpu * world
+    return PlanAnswer(
+        sample="largest" if estimator.worst else "mean",
+        fit=MemoryFit(
+            modules=modules_of(tightest),
+            ranks=tightest.ranks,
+            needed_bytes=tightest.total_bytes,
+            gpu_memory=estimates.gpu_memory,
+        ),
+        step_seconds=estimates.step_seconds,
+        tokens_per_second=speed,
+        tokens_per_second_per_gpu=estimates.tokens_per_second_per_gpu,
+        mfu=estimates.tflops_per_gpu / estimator.constants.peak,
+        tokens=tokens,
+        days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
+        time=time_shares(estimates, world),
+        losses=tuple(_loss(each, estimates) for each in advice),
+        planned=planned,
+    )
+
+
+def _loss(advice: Advice, before: Estimates) -> Loss:
+    waste, planned, change = advice.waste, advice.planned, None
+    if planned is not None:
+        seconds = planned.estimates.step_seconds
+        change = OfferedChange(
+            text=planned.change.text,
+            settings={
+                path: _without_ones(value) for path, value in planned.change.settings.items()
+            },
+            step_seconds=seconds,
+            gain=before.step_seconds / seconds - 1,
+        )
+    return Loss(
+        what=waste.text,
+        kind=waste.kind,
+        modules=waste.modules,
+        ranks=waste.ranks,
+        share=waste.share,
+        of_all=waste.of_all,
+        change=change,
+    )
+
+
+def _without_ones(value: Any) -> Any:
+    """Return a setting; of a grid only the axes of several ranks."""
+    return {axis: size for axis, size in value.items() if size > 1} if _is_grid(value) else value
+
+
+def _is_grid(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == Grid.model_fields.keys()

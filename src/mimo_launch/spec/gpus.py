@@ -1,0 +1,89 @@
+"""The GPUs and networks that a spec may name, with their numbers.
+
+Decides: names and numbers; docs/estimates.md has the same table with its sources.
+Relies on: nothing.
+Leaves: what work achieves on them to `estimate.device_constants`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
+
+    `memory` is what CUDA reports, in bytes, less than it is sold as; `links` are all NVLinks of a
+    GPU, both ways.
+    """
+
+    name: str
+    memory: int
+    bf16: float
+    fp32: float
+    fp64: float
+    memory_bandwidth: float
+    links: float
+
+
+GpuName = Literal["h200-141gb", "h100-80gb", "a100-80gb", "a100-40gb", "b200-180gb"]
+NetworkName = Literal[
+    "ib-100g", "ib-200g", "ib-400g", "ib-800g", "roce-100g", "roce-200g", "roce-400g"
+]
+
+GPUS: dict[str, Gpu] = {
+    "h200-141gb": Gpu(
+        name="NVIDIA H200",
+        memory=int(139.7 * GIB),
+        bf16=989,
+        fp32=67,
+        fp64=67,
+        memory_bandwidth=4800,
+        links=900,
+    ),
+    "h100-80gb": Gpu(
+        name="NVIDIA H100 80GB",
+        memory=int(79.1 * GIB),
+        bf16=989,
+        fp32=67,
+        fp64=67,
+        memory_bandwidth=3350,
+        links=900,
+    ),
+    "a100-80gb": Gpu(
+        name="NVIDIA A100 80GB",
+        memory=int(79.1 * GIB),
+        bf16=312,
+        fp32=19.5,
+        fp64=19.5,
+        memory_bandwidth=2039,
+        links=600,
+    ),
+    "a100-40gb": Gpu(
+        name="NVIDIA A100 40GB",
+        memory=int(39.3 * GIB),
+        bf16=312,
+        fp32=19.5,
+        fp64=19.5,
+        memory_bandwidth=1555,
+        links=600,
+    ),
+    "b200-180gb": Gpu(
+        name="NVIDIA B200",
+        memory=int(178.3 * GIB),
+        bf16=2250,
+        fp32=75,
+        fp64=37,
+        memory_bandwidth=8000,
+        links=1800,
+    ),
+}
+# The GPU on which the constants of the estimates were measured.
+MEASURED = "h200-141gb"
+
+
+def network_bandwidth(name: str) -> float:
+    """Return the GB/s between hosts, at line rate, with an adapter for each GPU."""
+    return float(name.rpartition("-")[2].removesuffix("g")) / 8

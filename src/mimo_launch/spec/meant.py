@@ -1,0 +1,160 @@
+"""Guesses which value a wrong one was meant to be, where only one is likely.
+
+Decides: the spellings of other tools that are understood: lists of ranks, sizes without a unit,
+`1_000`, `4k`, `0x10`, `yes`, `float32`. A guess keeps the meaning; where none can, there is none.
+Relies on: JSON Schema fragments for what a key accepts.
+Leaves: the words around a guess to `findings`.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mimo_launch.spec.base import MAX_RANKS
+from mimo_launch.spec.wording import allowed_types
+
+_BOOLEANS = {
+    **dict.fromkeys(("yes", "on", "y", "t", "1", "true"), "true"),
+    **dict.fromkeys(("no", "off", "n", "f", "0", "false"), "false"),
+}
+_WORDS = {
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32",
+    "bfloat16": "bf16", "bfloat": "bf16", "bf16-mixed": "bf16",
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_fused": "adamw",
+}  # fmt: skip
+_NOTHING = ("none", "nil", "nothing")
+# Counts that are powers of two by custom: for these `4k` is 4096, for steps and samples 4000.
+_BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "window")
+_THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
+
+
+def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
+    """Return what to write in place of a wrong value, likeliest first."""
+    guesses = [guess for guess in _guesses(key, value, schema) if guess]
+    return list(dict.fromkeys(guesses))
+
+
+def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
+    types = allowed_types(schema)
+    form = next((each["format"] for each in _parts(schema) if "format" in each), None)
+    readers: dict[Any, Callable[[Any], str]] = {"ranks": _ranks, "size": _size}
+    if form in readers:
+        yield readers[form](value)
+        return
+    if isinstance(value, str):
+        word = value.strip().strip("'\"").lower()
+        if "boolean" in types:
+            yield _BOOLEANS.get(word, "")
+        if "null" in types and word in _NOTHING:
+            yield "null"
+        choices = [str(choice) for choice in schema.get("enum", [])]
+        known = _WORDS.get(word.removeprefix("torch."), "")
+        yield known if known in choices else ""
+        if key in ("name", "project") and "pattern" in schema:
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
+            yield name if re.fullmatch(schema["pattern"], name) else ""
+        if "integer" in types or "number" in types:
+            yield from _numbers(key, word, schema)
+    elif isinstance(value, bool):
+        choices = schema.get("enum", [])
+        others = [choice for choice in choices if choice != "none"]
+        if len(others) == 1 < len(choices):
+            yield str(others[0]) if value else "none"
+    elif "boolean" in types and value in (0, 1):
+        yield "true" if value else "false"
+    elif isinstance(value, float) and value == value // 1 and "integer" in types:
+        yield from _allowed(int(value), schema)
+    elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
+        yield from _allowed(value[0], schema)
+
+
+def _numbers(key: str, word: str, schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the number that a text writes, in words that YAML reads as one."""
+    plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
+    if match := re.fullmatch(r"0([xob])([0-9a-f]{1,16})", plain):
+        base = {"x": 16, "o": 8, "b": 2}[match[1]]
+        digits = "0123456789abcdef"[:base]
+        if set(match[2]) <= set(digits):
+            yield from _allowed(int(match[2], base), schema)
+    elif match := re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain):
+        yield from _allowed(2 ** int(match[1]), schema)
+    elif match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmbg])(i?)", plain):
+        number, power = float(match[1]), _THOUSANDS[match[2]]
+        bases = (1024, 1000) if match[3] or key in _BINARY else (1000, 1024)
+        for base in bases[:1] if match[3] else bases:
+            if number * base**power % 1 == 0:
+                yield from _allowed(int(number * base**power), schema)
+    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", plain):
+        yield from _allowed(float(f"{float(match[1]) / 100:.12g}"), schema)
+    elif re.fullmatch(r"[-+]?\d{1,18}", plain):
+        yield from _allowed(int(plain), schema)
+    elif re.fullmatch(r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:e[-+]?\d{1,3})?", plain):
+        number = float(plain)
+        whole = "number" not in allowed_types(schema)
+        if not whole:
+            yield from _allowed(number, schema)
+        elif number == number // 1:
+            yield from _allowed(int(number), schema)
+
+
+def _allowed(value: Any, schema: dict[str, Any]) -> Iterator[str]:
+    """Yield a number if the limits of its key allow it."""
+    for each in _parts(schema):
+        number = isinstance(value, int) or each.get("type") == "number"
+        if each.get("type") not in ("integer", "number") or not number or isinstance(value, bool):
+            continue
+        low, high = each.get("minimum", value), each.get("maximum", value)
+        above, below = each.get("exclusiveMinimum"), each.get("exclusiveMaximum")
+        if (
+            low <= value <= high
+            and (above is None or value > above)
+            and (below is None or value < below)
+        ):
+            yield str(value)
+
+
+def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fragments of which a value must fit one."""
+    return [schema, *schema.get("anyOf", ())]
+
+
+def _ranks(value: Any) -> str:
+    """Return `0-3` for a list of these ranks, or for another spelling of a range."""
+    ranks = sorted(_listed(value))
+    if not ranks or not 0 <= ranks[0] <= ranks[-1] < MAX_RANKS:
+        return ""
+    if ranks != list(range(ranks[0], ranks[-1] + 1)):
+        return ""  # No range names them.
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _listed(value: Any) -> list[int]:
+    """Return the ranks that a value lists; one below 0 if it lists anything else."""
+    if isinstance(value, list):
+        return [rank for each in value[:MAX_RANKS] for rank in _listed(each)]
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return [int(value)] if abs(value) < MAX_RANKS and value == value // 1 else [-1]
+    text = value.strip().strip("[]{}\"'").strip() if isinstance(value, str) else ""
+    if match := re.fullmatch(r"range\(\s*(?:(\d{1,9})\s*,)?\s*(\d{1,9})\s*\)", text):
+        return list(range(int(match[1] or 0), min(int(match[2]), MAX_RANKS + 1)))
+    numbers = re.split(r"\s*,\s*|\s+", text)
+    if all(re.fullmatch(r"\d{1,9}", each) for each in numbers):
+        return [int(each) for each in numbers]
+    # Not `:`, before which Python counts the first rank, and after which it leaves out the last.
+    if match := re.fullmatch(r"(\d{1,9})\s*(?:-|\.\.\.?|\u2013|\u2014|to)\s*(\d{1,9})", text):
+        return list(range(int(match[1]), min(int(match[2]), MAX_RANKS) + 1))
+    return [-1]
+
+
+def _size(value: Any) -> str:
+    """Return a size with its unit; a bare number means GB, MiB or bytes by its magnitude."""
+    text = "" if isinstance(value, bool) else str(value)
+    match = re.fullmatch(r"\s*(\d{1,14}(?:\.\d{1,9})?)\s*(?:([mgtMGT])(i?)[bB]?)?\s*", text)
+    number = float(match[1]) if match else 0.0
+    if match is None or number == 0:
+        return ""
+    if match[2]:
+        return f"{match[1]}{match[2].upper()}{match[3]}B"
+    if number >= 10**9:
+        return f"{number / 10**9:.9g}GB"
+    return f"{match[1]}GB" if number < 1000 else f"{match[1]}MiB"

@@ -1,0 +1,144 @@
+"""`watch`, `runs` and `logs`: what can be known of runs from their folders alone."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from tests.support.histories import evaluated, step, write
+
+from mimo_launch.cli import watch
+from mimo_launch.launcher.forking import ask_child
+from mimo_launch.launcher.run_lock import LOCK, Owner
+from mimo_launch.launcher.worker_processes import name_process
+
+Cli = Callable[[str], tuple[int, str, str]]
+SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+KILLED = "its launcher was killed, or its host went down"
+
+
+def run_folder(folder: Path, name: str, *lines: str) -> Path:
+    """The folder of a run of four steps that has written `lines`."""
+    run = folder / name
+    run.mkdir(parents=True)
+    (run / "spec.yaml").write_text(SPEC.read_text())
+    (run / "plan.json").write_text('{"header": {"plan_hash": "0", "world_size": 2}}')
+    write(run, *lines)
+    return run
+
+
+def lock_elsewhere(run: Path, *, touched: float) -> None:
+    """Leave the lock of a launcher on another machine, with its last sign `touched` seconds ago.
+
+    A sign from the future stays new, however slow the machine is.
+    """
+    owner = Owner(host="far", machine="no boot of ours", pid=1, since="", command="", token="t")
+    (run / LOCK).write_text(json.dumps(asdict(owner)))
+    os.utime(run / LOCK, (time.time() - touched,) * 2)
+
+
+def four_runs(folder: Path) -> None:
+    run_folder(folder, "all", *map(step, (1, 2, 3, 4)))
+    run_folder(folder, "stopped", step(1), step(2, 0.5))
+    broken = run_folder(folder, "broken", step(1))
+    (broken / "failure.txt").write_text("error: rank 1 stopped first")
+    lock_elsewhere(run_folder(folder, "far", step(1)), touched=-600)
+
+
+def test_runs_are_listed_with_their_states(run_cli: Cli, tmp_path: Path) -> None:
+    """A run of another machine is running as long as its launcher touches its lock."""
+    four_runs(tmp_path)
+    code, out, err = run_cli(f"runs {tmp_path}")
+    assert (code, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split() == ["state", "step", "loss", "age", "name"]
+    assert {line.split()[-1]: line.split()[:5] for line in lines} == {
+        "all": ["done", "4", "of", "4", "1.0000"],
+        "stopped": ["interrupted", "2", "of", "4", "0.5000"],
+        "broken": ["failed", "1", "of", "4", "1.0000"],
+        "far": ["running", "1", "of", "4", "1.0000"],
+    }
+    lock_elsewhere(tmp_path / "far", touched=600)
+    records = json.loads(run_cli(f"runs {tmp_path} --json")[1])
+    [far] = [each for each in records if each["name"] == "far"]
+    assert (far["state"], far["why"]) == ("failed", KILLED)
+
+
+def test_a_folder_without_runs_is_said_to_be_one(run_cli: Cli, tmp_path: Path) -> None:
+    said = f"{tmp_path} holds no run of `mimo-launch train`\n"
+    assert run_cli(f"runs {tmp_path}") == (0, "", said)
+    code, _, err = run_cli(f"runs {tmp_path / 'none'}")
+    assert code == 2
+    assert "cannot read" in err
+
+
+def test_watching_a_run_that_has_ended_tells_its_steps_and_its_end(
+    run_cli: Cli, tmp_path: Path
+) -> None:
+    four_runs(tmp_path)
+    code, out, _ = run_cli(f"watch {tmp_path / 'all'}")
+    assert code == 0
+    assert out.splitlines()[0] == "2 ranks ready, 4 steps"
+    assert "step      4  loss 1.0000" in out
+    assert out.endswith("done after step 4 of 4\n")
+    code, out, _ = run_cli(f"watch {tmp_path / 'broken'}")
+    assert code == 1
+    assert out.endswith(f"failed after step 1 of 4: see {tmp_path / 'broken' / 'failure.txt'}\n")
+    code, _, err = run_cli(f"watch {tmp_path}")
+    assert code == 2
+    assert "is no run folder" in err
+
+
+def test_watching_tells_new_steps_once_and_that_the_launcher_was_killed(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a line waits for its other half."""
+    run = run_folder(tmp_path, "run", step(1))
+    lock_elsewhere(run, touched=-600)
+    whole = step(4, 0.5)
+    written = iter((whole[:20], whole[20:], evaluated(4, 0.25), ""))
+
+    def look(seconds: float) -> None:
+        more = next(written)
+        lock_elsewhere(run, touched=-600 if more else 600)
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(more)
+
+    monkeypatch.setattr(watch.time, "sleep", look)
+    code, out, _ = run_cli(f"watch {run}")
+    assert code == 1
+    assert out.count("step      4  loss 0.5000") == 1
+    assert "eval      4  loss 0.2500" in out
+    assert out.endswith(f"failed after step 4 of 4: {KILLED}\n")
+
+
+def test_a_worker_can_be_told_from_others_by_its_name() -> None:
+    def named() -> str:
+        name_process("mimo rank 12")
+        return Path("/proc/self/comm").read_text()
+
+    assert ask_child(named) == "mimo rank 12\n"
+
+
+def test_logs_are_those_of_the_newest_attempt_and_of_the_ranks_asked_for(
+    run_cli: Cli, tmp_path: Path
+) -> None:
+    run = run_folder(tmp_path, "run")
+    for attempt in (0, 1):
+        for rank in (0, 1):
+            folder = run / "logs" / f"attempt-{attempt}" / f"rank-{rank}"
+            folder.mkdir(parents=True)
+            (folder / "stdout.log").write_text(f"hello {attempt}\n")
+            (folder / "stderr.log").write_text(f"oh\x1b[3A {attempt}\n")
+    code, out, err = run_cli(f"logs {run}")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "[rank 0] hello 1", r"[rank 0] oh\x1b[3A 1", "[rank 1] hello 1", r"[rank 1] oh\x1b[3A 1",
+    ]  # fmt: skip
+    assert run_cli(f"logs {run} --rank 1 --attempt 0 --follow")[1].startswith("[rank 1] hello 0\n")
+    code, _, err = run_cli(f"logs {run} --rank 7")
+    assert code == 2
+    assert "it has those of ranks 0-1" in err

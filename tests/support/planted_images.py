@@ -1,0 +1,86 @@
+"""Known ways to get tokens of images wrong that see each other; `planted` lists them."""
+
+from typing import Any
+
+from tests.support.planted_sliding import MODEL
+from tests.support.specs import box, spec
+
+from mimo_launch.layers import attention_contexts
+from mimo_launch.models import language_model
+from mimo_launch.spec.spec import Spec
+
+
+def seen_whole(
+    data: dict[str, Any] | None = None, ranks: int = 1, vision: Any = None, **language: Any
+) -> Spec:
+    """Language whose images are seen in both directions, in windows and outside of them."""
+    model = MODEL | {"bidirectional_images": True} | language.pop("model", {})
+    sizes = {"max_images": 2, "max_patches": 24, "text_only": 0.2}
+    return spec(
+        {
+            "vision": box(0, model={"layers": 1} | (vision or {})),
+            "language": box(ranks, model=model, **language),
+        },
+        microbatches=2,
+        mbs=2,
+        **sizes | (data or {}),
+    )
+
+
+def images_as_one() -> None:
+    """All images of a sequence see each other."""
+    correct = attention_contexts.with_images
+
+    def together(sequences: Any, images_BS: Any, *rest: Any) -> Any:
+        return correct(sequences, images_BS.clamp(max=0), *rest)
+
+    language_model.with_images = together
+
+
+def images_end_with_a_chunk() -> None:
+    """A chunk of a cp rank has the keys before its end, those of its images behind it not."""
+    correct = attention_contexts.with_images
+
+    def cut(sequences: Any, images_BS: Any, cp: int, cp_size: int, dtype: Any) -> Any:
+        made = correct(sequences, images_BS, cp, cp_size, dtype)
+        size = images_BS.shape[1] // (2 * cp_size)
+        for chunk, mask in zip((cp, 2 * cp_size - 1 - cp), made.masks, strict=True):
+            mask[..., (chunk + 1) * size :] = float("-inf")
+        return made
+
+    language_model.with_images = cut
+
+
+def windows_without_images() -> None:
+    """Layers with windows stay causal."""
+    correct = language_model.LanguageStage._with_images
+
+    def causal(self: Any, sequences: Any, *rest: Any) -> Any:
+        return sequences if sequences.reach is not None else correct(self, sequences, *rest)
+
+    language_model.LanguageStage._with_images = causal
+
+
+def images_out_of_reach() -> None:
+    """In layers with windows, a token sees its whole image, however long."""
+    correct = attention_contexts.with_images
+
+    def far(sequences: Any, images_BS: Any, cp: int, cp_size: int, dtype: Any) -> Any:
+        made = correct(sequences, images_BS, 0, 1, dtype)
+        (mask,) = made.masks
+        same = (images_BS[:, :, None] == images_BS[:, None]) & (images_BS[:, None] >= 0)
+        mask.masked_fill_(same[:, None], 0)
+        return made
+
+    language_model.with_images = far
+
+
+IMAGE_BUGS = {
+    "images as one": (images_as_one, seen_whole()),
+    "images end with a chunk": (images_end_with_a_chunk, seen_whole(cp=2)),
+    "windows without images": (windows_without_images, seen_whole()),
+    "images out of reach": (
+        images_out_of_reach,
+        seen_whole(model={"sliding_window": {"size": 2, "full": [1, 3]}}),
+    ),
+}

@@ -1,0 +1,256 @@
+"""Every line that a help offers, pasted, gives the spec that was meant."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.docs.test_codes import FIXTURES, arguments
+from tests.support.pasting import offers, pasted
+
+from mimo_launch.checks.load_and_check import check_text, load_and_check
+from mimo_launch.spec.spec import Spec
+
+VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
+VALID += "optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.95]}\n"
+VALID += "nodes: {gpus: 8, gpu_memory: 80GB}\n"
+LANGUAGE_GRID = "ranks: 4-7\n    grid: {tp: 2, dp: 2}"
+
+
+def spec_of(text: str) -> Spec:
+    checked = check_text(text)
+    assert checked.spec is not None, [item.headline for item in checked.diagnostics]
+    return checked.spec
+
+
+def mended(text: str, overrides: Sequence[str] = (), world: int | None = None) -> list[Spec]:
+    """Return the valid specs that the offers of the first finding lead to, one after the other."""
+    todo, found = [(text, 0)], list[Spec]()
+    while todo:
+        each, depth = todo.pop()
+        checked = check_text(each, "spec", overrides, world)
+        if checked.spec is not None:
+            found.append(checked.spec)
+        elif depth < 4:
+            errors = [item for item in checked.diagnostics if item.is_error]
+            todo += [(new, depth + 1) for item in errors[:1] for new in pasted(each, item)]
+    return found
+
+
+# What was written in place of a part of the valid spec, and what was meant, if not that part.
+WRONG = {
+    "a list of ranks": ("ranks: 4-7", "ranks: [4, 5, 6, 7]", None),
+    "a list of ranks as text": ("ranks: 4-7", "ranks: '4,5,6,7'", None),
+    "a range with dots": ("ranks: 4-7", "ranks: 4..7", None),
+    "a range in Python": ("ranks: 4-7", "ranks: range(4, 8)", None),
+    "a list with a range": ("ranks: 4-7", "ranks: ['4-7']", None),
+    "ranks without a space": ("ranks: 4-7", "ranks:4-7", None),
+    "sizes without a space": ("{tp: 2, dp: 2}", "{tp:2, dp:2}", None),
+    "memory without a unit": ("80GB", "80", None),
+    "memory in small letters": ("80GB", "80gb", None),
+    "memory with G": ("80GB", "80G", None),
+    "memory in bytes": ("80GB", "80000000000", None),
+    "memory as nvidia-smi prints it": ("80GB", "81559", "81559MiB"),
+    "an underscore in a number": ("steps: 100", "steps: 1_000", "steps: 1000"),
+    "a comma in a number": ("steps: 100", "steps: '1,000'", "steps: 1000"),
+    "thousands of tokens": ("seq: 64", "seq: 4k", "seq: 4096"),
+    "thousands of steps": ("steps: 100", "steps: 10k", "steps: 10000"),
+    "a number in hex": ("global: 32", "global: 0x20", None),
+    "a power": ("seq: 64", "seq: 2**6", None),
+    "a quoted number": ("heads: 4, vocab", "heads: '4', vocab", None),
+    "a whole number with a point": ("steps: 100", "steps: 1e2", None),
+    "a quoted learning rate": ("lr: 0.001", "lr: '1e-3'", None),
+    "a percentage": ("0.95", "95%", None),
+    "yes": ("{tp: 2, dp: 2}", "{tp: 2, dp: 2}\n    sequence_parallel: yes",
+            "{tp: 2, dp: 2}\n    sequence_parallel: true"),
+    "a word of torch": ("steps: 100", "steps: 100, precision: bfloat16",
+                        "steps: 100, precision: bf16"),
+    "float32": ("steps: 100", "steps: 100, precision: torch.float32",
+                "steps: 100, precision: fp32"),
+    "recompute as a boolean": ("{tp: 2, dp: 2}", "{tp: 2, dp: 2}\n    recompute: true",
+                               "{tp: 2, dp: 2}\n    recompute: full"),
+    "no clipping": ("lr: 0.001", "lr: 0.001, clip: none", "lr: 0.001, clip: null"),
+    "an optimizer of Hugging Face": ("kind: adamw", "kind: adamw_torch", None),
+    "an optimizer in capitals": ("kind: adamw", "kind: AdamW", None),
+    "a language model called llm": ("  language:", "  llm:", None),
+    "a language model called text": ("  language:", "  text_model:", None),
+    "a language model called decoder": ("  language:", "  decoder:", None),
+    "a tp that does not divide heads": (LANGUAGE_GRID, "ranks: 4-9\n    grid: {tp: 3, dp: 2}",
+                                        "ranks: 4-9\n    grid: {tp: 2, dp: 3}"),
+    "too many stages": ("{tp: 2, dp: 2}", "{pp: 4}", "{pp: 2, dp: 2}"),
+    "a tp above the heads": ("{tp: 2, dp: 2}", "{tp: 4, dp: 2}", "{tp: 2, dp: 2}"),
+    "a name with spaces": ("name: fixture", "name: my first run", "name: my-first-run"),
+    "a misspelt section": ("schedule:", "shedule:", None),
+    "a misspelt key": ("microbatches: 2", "micro_batches: 2", None),
+    "a dash in a key": ("gpu_memory", "gpu-memory", None),
+    "capitals of a key": ("hidden: 64, heads: 4, patch", "Hidden: 64, heads: 4, patch", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: str) -> None:
+    old, wrong, right = WRONG[name]
+    assert old in VALID
+    batch = ("global: 32", "global: 24") if "tp that" in name else ("", "")
+    text = VALID.replace(old, wrong, 1).replace(*batch)
+    assert check_text(text).spec is None
+    meant = spec_of(VALID.replace(old, right or old, 1).replace(*batch))
+    assert mended(text)[-1:] == [meant] or meant in mended(text)
+
+
+@pytest.mark.parametrize(
+    ("grid", "dp"),
+    [("{tp: 2, dp: auto}", 2), ("{dp: -1}", 4), ("{tp: 2, pp: 2, dp: auto}", 1)],
+)
+def test_an_open_dp_is_what_the_other_sizes_leave_of_the_ranks(grid: str, dp: int) -> None:
+    assert spec_of(VALID.replace("{tp: 2, dp: 2}", grid)).language.grid.dp == dp
+
+
+def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> None:
+    (found, *_) = check_text(VALID.replace("{tp: 2, dp: 2}", "{tp: 3, dp: auto}")).diagnostics
+    assert (found.code, found.help) == (
+        "heads-over-tp",
+        "write `grid: {tp: 2, dp: 2}`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "help_"),
+    [
+        ("train.steps=10k", "write `--set train.steps=10000`, or `--set train.steps=10240`"),
+        ("train.precision=bf61", "write `--set train.precision=bf16`"),
+        ("modlues.vision.ranks=0-3", "write `--set modules.vision.ranks=0-3`"),
+        ("modules.language.ranks=[4,5,6,7]", "write `--set modules.language.ranks=4-7`"),
+        ("train.steps 50", "write `--set train.steps=50`"),
+        ("train.steps", "write `--set train.steps=VALUE`"),
+    ],
+)
+def test_a_bad_set_is_shown_as_one_with_the_set_to_write(setting: str, help_: str) -> None:
+    checked = check_text(VALID, overrides=[setting])
+    (found,) = checked.diagnostics
+    assert found.help == help_
+    assert checked.source.place_of(found).override == setting
+
+
+TOML = 'version = 1\nname = "x"\n[batch]\nglobal = 8\n'
+
+
+def test_toml_is_named_with_the_command_that_converts_it() -> None:
+    (found,) = check_text(TOML, "spec.toml").diagnostics
+    assert found.headline == "this is TOML, not YAML"
+    assert "< spec.toml > spec.yaml`" in found.help
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16le", "utf-16be", "utf-32"])
+def test_wide_encodings_are_named(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_bytes(VALID.encode(encoding))
+    (found,) = load_and_check(file).diagnostics
+    assert (found.code, found.headline) == ("not-utf8", f"the file is {encoding.upper()} text")
+    assert f"iconv -f {encoding} -t utf-8 " in found.help
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("name: fixture", "name: ${RUN}"), ("global: 32", "global: ${GLOBAL}")]
+)
+def test_a_variable_is_named_at_its_place(old: str, new: str) -> None:
+    (found,) = check_text(VALID.replace(old, new)).diagnostics
+    variable = new.partition(": ")[2]
+    assert found.headline == f"`{variable}` is a variable, and a spec has none"
+    assert found.help.startswith(f"write the value in place of `{variable}`")
+    assert found.line == 1 + VALID[: VALID.index(old)].count("\n")
+
+
+# The word to mutate, as it stands in the valid spec, and its mistaken forms, for seeded choice.
+NUMBERS = ("hidden: 64", "heads: 4", "patch: 4", "global: 32", "seq: 64", "steps: 100", "layers: 2")
+MISTAKES = {
+    "quotes": lambda key, value: f"{key}: '{value}'",
+    "hex": lambda key, value: f"{key}: {int(value):#x}",
+    "a point": lambda key, value: f"{key}: {value}.0",
+    "brackets": lambda key, value: f"{key}: [{value}]",
+    "no space": lambda key, value: f"{key}:{value}",
+    "capitals": lambda key, value: f"{key.upper()}: {value}",
+    "a zero before": lambda key, value: f"{key}: 0b{int(value):b}",
+    "a letter twice": lambda key, value: f"{key[0]}{key}: {value}",
+    "a letter lost": lambda key, value: f"{key[:-1]}: {value}",
+    "a word": lambda key, value: f"{key}: some",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_no_line_offered_for_a_mutated_spec_changes_its_meaning(mistake: str) -> None:
+    random, meant = Random(mistake), spec_of(VALID)
+    places = [
+        (number, at)
+        for number in NUMBERS
+        for at in range(len(VALID))
+        if VALID.startswith(number, at)
+    ]
+    for number, at in random.sample(places, 10):
+        key, value = number.split(": ")
+        text = VALID[:at] + MISTAKES[mistake](key, value) + VALID[at + len(number) :]
+        found = check_text(text)
+        assert found.spec is None
+        offered = offers(found.diagnostics[0].help)
+        specs = mended(text)
+        assert not offered or meant in specs, (text, found.diagnostics[0].help)
+        assert len(offered) > 1 or all(spec == meant for spec in specs), text
+
+
+# Fixtures whose help offers no line, and why.
+PROSE = {
+    "bad-override": "the `--set` is named, not a line of the file",
+    "bad-override.index": "any item of the list may be meant",
+    "bad-override.no-value": "only the user knows the value",
+    "class-not-found": "the package is missing, not a line",
+    "duplicate-key": "either value may be meant",
+    "empty-file": "there is nothing to mend",
+    "expert-grid-over-stage": "all sizes that fit are listed",
+    "group-crosses-nodes": "a warning: ranks and tp may both move",
+    "init-from-lacks-module": "only the user knows which modules start there",
+    "init-from-not-checkpoint": "only the user knows the folder",
+    "init-from-not-supported": "only the user knows another folder",
+    "key-not-text": "only the user knows the name",
+    "missing-package": "a package is missing, not a line",
+    "not-supported-yet": "another kind of model has other keys",
+    "not-utf8": "a command converts the file",
+    "nothing-to-train": "only the user knows which module should learn",
+    "placeholder-not-in-tokenizer": "the tokenizer lacks a token",
+    "processor-not-supported": "only the user knows the folder",
+    "ranks-beyond-world": "the number of processes is wrong, not a line",
+    "several-documents": "only the user knows which one is the spec",
+    "shards-compressed": "files are to be unpacked",
+    "shards-not-found": "only the user knows the files",
+    "shards-not-tar": "files are to be made again",
+    "tokenizer-not-usable": "only the user knows the folder",
+    "top-level-not-mapping": "there is no spec to mend",
+    "unknown-kind.class-path": "the class of the example does not exist",
+    "unreadable-file": "there is no file",
+    "unrelated-dp-sizes": "a warning: both grids may change",
+    "yaml-syntax": "brackets and quotes can be closed in several places",
+    "yaml-syntax.colon": "the quotes can stand in several places",
+    "yaml-syntax.tab": "tabs are replaced, not a line",
+    "yaml-syntax.tag": "only the user knows the value",
+}
+OFFERING = [path for path in FIXTURES if path.stem not in PROSE]
+
+
+@pytest.mark.parametrize("path", OFFERING, ids=lambda path: path.stem)
+def test_each_line_offered_for_a_fixture_leads_to_a_valid_spec(path: Path) -> None:
+    raw = path.read_bytes()
+    args = arguments(raw)
+    (found,) = load_and_check(path, args.set, args.nproc).diagnostics
+    texts = pasted(raw.decode(), found)
+    assert texts, found.help
+    for text in texts:
+        after = check_text(text, str(path), args.set, args.nproc)
+        assert found.headline not in [item.headline for item in after.diagnostics], found.help
+        assert mended(text, args.set, args.nproc), (found.help, after.diagnostics)
+
+
+def test_a_dash_stands_for_the_standard_input() -> None:
+    command = [sys.executable, "-m", "mimo_launch", "validate", "-", "--set", "train.steps=1"]
+    done = subprocess.run(command, input=VALID, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "-: valid, 2 modules on 8 ranks\n"), done.stderr

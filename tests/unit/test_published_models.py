@@ -1,0 +1,237 @@
+"""Configurations of published models are read, and their specs validate and plan at full size.
+
+The sizes are those of the published `config.json`; keys that are left out have the defaults of the
+configuration classes of `transformers`, as in the files. Weights are not needed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.cli.init.draft import Answers, draft
+from mimo_launch.hugging_face.contents import read_contents
+from mimo_launch.plan.plan import Plan
+
+Config = dict[str, Any]
+
+
+def dense(model_type: str, *sizes: int, **more: Any) -> Config:
+    """Return a decoder by layers, width, heads, key heads, MLP and vocabulary."""
+    names = (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+        "intermediate_size", "vocab_size",
+    )  # fmt: skip
+    return {"model_type": model_type, **dict(zip(names, sizes, strict=True)), **more}
+
+
+def llama3(*sizes: int, factor: float = 8.0, **more: Any) -> Config:
+    scaling = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    common = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": scaling}
+    return dense("llama", *sizes, **common, **more)
+
+
+def qwen3(*sizes: int, **more: Any) -> Config:
+    return {**dense("qwen3", *sizes), "head_dim": 128, "rope_theta": 1000000, **more}
+
+
+def tower(model_type: str, layers: int, hidden: int, mlp: int, image: int, patch: int) -> Config:
+    """Return a tower with 16 heads."""
+    return {
+        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": mlp, "num_attention_heads": 16, "image_size": image,
+        "patch_size": patch,
+    }  # fmt: skip
+
+
+def gemma3(*sizes: int, **more: Any) -> Config:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    text = dense("gemma3_text", *sizes, sliding_window=1024, rope_scaling=scaling, **more)
+    vision = tower("siglip_vision_model", 27, 1152, 4304, 896, 14) | {"vision_use_head": False}
+    return {
+        "model_type": "gemma3", "text_config": text, "vision_config": vision,
+        "mm_tokens_per_image": 256, "image_token_index": 262144,
+    }  # fmt: skip
+
+
+def qwen_vl(model_type: str, vision: Config, *sizes: int, **more: Any) -> Config:
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    common = {"rope_scaling": rope, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+    return {
+        **dense(model_type, *sizes, **common, **more),
+        "image_token_id": 151655,
+        "vision_config": vision,
+    }
+
+
+def qwen2_5_tower(mlp: int, out: int) -> Config:
+    return {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": mlp, "num_heads": 16,
+        "out_hidden_size": out, "patch_size": 14, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    }  # fmt: skip
+
+
+def qwen3_vl(vision: Config, *sizes: int, **more: Any) -> Config:
+    rope = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    text = dense(
+        "qwen3_vl_text", *sizes, head_dim=128, rope_theta=5000000, rope_scaling=rope, **more
+    )
+    return {
+        "model_type": "qwen3_vl", "text_config": text, "image_token_id": 151655,
+        "vision_config": {"num_heads": 16, "out_hidden_size": sizes[1], **vision},
+    }  # fmt: skip
+
+
+CLIP = tower("clip_vision_model", 24, 1024, 4096, 336, 14)
+SIGLIP = tower("siglip_vision_model", 27, 1152, 4304, 384, 14)
+INTERN = {
+    **tower("internvl_vision", 24, 1024, 4096, 448, 14), "attention_bias": True,
+    "layer_norm_eps": 1e-6,
+}  # fmt: skip
+QWEN2_7B = (28, 3584, 28, 4, 18944, 152064)
+QWEN2_72B = (80, 8192, 64, 8, 29568, 152064)
+QWEN3_8B = (36, 4096, 32, 8, 12288, 151936)
+# By name: the configuration, and the GPUs with 141 GB that it is planned on.
+MODELS: dict[str, tuple[Config, int]] = {
+    "Llama-3.2-1B": (
+        llama3(16, 2048, 32, 8, 8192, 128256, factor=32.0, tie_word_embeddings=True), 8,
+    ),
+    "Llama-3.1-8B": (llama3(32, 4096, 32, 8, 14336, 128256), 8),
+    "Llama-3.1-70B": (llama3(80, 8192, 64, 8, 28672, 128256), 512),
+    "Qwen2.5-0.5B": (
+        dense(
+            "qwen2", 24, 896, 14, 2, 4864, 151936, rope_theta=1e6, tie_word_embeddings=True,
+            use_sliding_window=False, sliding_window=32768, max_window_layers=24,
+        ),
+        8,
+    ),
+    "Qwen2.5-7B": (dense("qwen2", *QWEN2_7B, rope_theta=1e6), 8),
+    "Qwen2.5-72B": (dense("qwen2", *QWEN2_72B, rope_theta=1e6), 64),
+    "Qwen3-0.6B": (qwen3(28, 1024, 16, 8, 3072, 151936, tie_word_embeddings=True), 8),
+    "Qwen3-8B": (qwen3(*QWEN3_8B), 16),
+    "Qwen3-32B": (qwen3(64, 5120, 64, 8, 25600, 151936), 32),
+    "Qwen3-30B-A3B": (
+        qwen3(
+            48, 2048, 32, 4, 6144, 151936, model_type="qwen3_moe", num_experts=128,
+            num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True,
+        ),
+        32,
+    ),
+    "Mistral-7B-v0.1": (
+        dense("mistral", 32, 4096, 32, 8, 14336, 32000, rms_norm_eps=1e-5, sliding_window=4096), 8,
+    ),
+    "Mixtral-8x7B": (
+        dense(
+            "mixtral", 32, 4096, 32, 8, 14336, 32000, rms_norm_eps=1e-5, rope_theta=1e6,
+            num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
+        ),
+        64,
+    ),
+    "gemma-3-4b": (gemma3(34, 2560, 8, 4, 10240, 262208), 8),
+    "gemma-3-12b": (gemma3(48, 3840, 16, 8, 15360, 262208), 16),
+    "gemma-3-27b": (
+        gemma3(62, 5376, 32, 16, 21504, 262208, head_dim=128, query_pre_attn_scalar=168), 64,
+    ),
+    # The text part is a Llama of the default sizes, but for its vocabulary.
+    "llava-1.5-7b": (
+        {
+            "model_type": "llava", "vision_config": CLIP, "image_token_index": 32000,
+            "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
+        },
+        16,
+    ),
+    "Qwen2-VL-7B": (
+        qwen_vl(
+            "qwen2_vl",
+            {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 3584},
+            *QWEN2_7B,
+        ),
+        8,
+    ),
+    "Qwen2.5-VL-7B": (qwen_vl("qwen2_5_vl", qwen2_5_tower(3420, 3584), *QWEN2_7B), 8),
+    "Qwen2.5-VL-72B": (qwen_vl("qwen2_5_vl", qwen2_5_tower(3456, 8192), *QWEN2_72B), 256),
+    "Qwen3-VL-4B": (
+        qwen3_vl(
+            {
+                "depth": 24, "hidden_size": 1024, "intermediate_size": 4096,
+                "deepstack_visual_indexes": [5, 11, 17],
+            },
+            36, 2560, 32, 8, 9728, 151936, tie_word_embeddings=True,
+        ),
+        8,
+    ),
+    "Qwen3-VL-8B": (qwen3_vl({}, *QWEN3_8B), 16),
+    "InternVL3.5-8B": (
+        {
+            "model_type": "internvl", "vision_config": INTERN, "text_config": qwen3(*QWEN3_8B),
+            "image_token_id": 151671, "tie_word_embeddings": False,
+        },
+        16,
+    ),
+    "SmolVLM2-2.2B": (
+        {
+            "model_type": "smolvlm", "scale_factor": 3, "image_token_id": 49190,
+            "vision_config": SIGLIP | {"model_type": "smolvlm_vision"},
+            "text_config": dense("llama", 24, 2048, 32, 32, 8192, 49280, rope_theta=130000.0),
+        },
+        8,
+    ),
+}  # fmt: skip
+# Encoders alone, in front of a Qwen3-0.6B.
+ENCODERS: dict[str, tuple[str, Config]] = {
+    "clip-vit-large-patch14-336": ("vision", CLIP),
+    "siglip-so400m-patch14-384": ("vision", SIGLIP),
+    "whisper-large-v3": (
+        "audio",
+        {
+            "model_type": "whisper", "encoder_layers": 32, "d_model": 1280, "num_mel_bins": 128,
+            "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+        },
+    ),
+}  # fmt: skip
+OFTEN = {"Llama-3.2-1B", "gemma-3-4b"}
+
+
+def written(folder: Path, config: Config) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def planned(answers: Answers) -> Plan:
+    """Return the plan of the spec that is written; it has no error."""
+    found = check_text(draft(answers))
+    assert found.spec is not None
+    assert [item for item in found.diagnostics if item.is_error] == []
+    return Plan.of(found.spec)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in OFTEN else pytest.mark.sweep) for x in MODELS]
+)
+def test_published_models_plan_at_full_size(name: str, tmp_path: Path) -> None:
+    config, gpus = MODELS[name]
+    folder = written(tmp_path / name, config)
+    contents = read_contents(folder)
+    assert contents.unread == ()
+    assert [part.not_computed for part in contents.modules] == [()] * len(contents.modules)
+    plan = planned(Answers(name=name, model=folder, gpus=gpus, gpu_memory="141GB"))
+    assert plan.layout.world_size == gpus
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ENCODERS)
+def test_published_encoders_plan_at_full_size(name: str, tmp_path: Path) -> None:
+    module, config = ENCODERS[name]
+    folders = {
+        module: written(tmp_path / name, config),
+        "language": written(tmp_path / "language", MODELS["Qwen3-0.6B"][0]),
+    }
+    plan = planned(Answers(name=name, folders=folders, gpus=8, gpu_memory="141GB"))
+    assert plan.layout.world_size == 8

@@ -1,0 +1,32 @@
+"""When tensors and numbers of a layout equal the oracle's."""
+
+import pytest
+import torch
+
+from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
+
+WANT = {
+    "vision.a.weight": torch.zeros(3, dtype=torch.float64),
+    "language.a.weight": torch.full((4,), 2.0, dtype=torch.float64),
+}
+
+
+def with_noise(size: float) -> list[TensorPiece]:
+    """Return the tensors of a rank on which those of vision are not zero."""
+    return [
+        TensorPiece(name, None, 0, len(tensor), tensor + size * name.startswith("vision"))
+        for name, tensor in WANT.items()
+    ]
+
+
+@pytest.mark.parametrize(("size", "passes"), [(0.0, True), (1e-18, True), (1e-12, False)])
+def test_gradients_that_are_zero_may_be_rounding_but_no_more(size: float, passes: bool) -> None:
+    vision, language = compare_tensors("gradients", ("vision", "language"), with_noise(size), WANT)
+    assert vision.passed is passes
+    assert language.passed
+    norm = compare_numbers("gradient norm", "vision", size * 3**0.5, 0.0, largest=4.0)
+    assert norm.passed is passes
+
+
+def test_a_number_that_is_none_equals_nothing() -> None:
+    assert not compare_numbers("loss", "language", float("nan"), 1.0, largest=4.0).passed
