@@ -1,14 +1,8 @@
-"""Hooks of mkdocs: list the page of every code, so that no list is kept by hand."""
+"""A hook of mkdocs: the table of all codes, so that no list is kept by hand."""
 
 from typing import Any
 
 from mimo_launch.diag.codes import all_codes
-
-
-def on_config(config: Any) -> None:
-    """Add the pages to the section of the navigation that holds their index."""
-    section = next(entry["Codes"] for entry in config["nav"] if "Codes" in entry)
-    section.extend(f"errors/{name}.md" for name in all_codes())
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -1,17 +1,20 @@
 """What all commands share: help, version, usage errors, internal errors, speed."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from mimo_launch import __version__
 from mimo_launch.cli import app
 from mimo_launch.cli.shared.console import Color, Console
 from mimo_launch.diag.codes import all_codes
+from mimo_launch.spec.yaml_source import read_text
 
 Cli = Callable[[str], tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
@@ -147,6 +150,19 @@ def test_schema_is_a_json_schema_of_the_spec(run_cli: Cli) -> None:
     sections = schema["$defs"].values()
     keys = [(key, each) for part in sections for key, each in part["properties"].items()]
     assert all("description" in each for key, each in keys if key != "kind")
+
+
+def test_the_schema_beside_the_shipped_specs_accepts_them(run_cli: Cli) -> None:
+    file = ROOT / "topologies" / "spec.schema.json"
+    text = file.read_text("utf-8")
+    assert run_cli("schema")[1] == text, "run: mimo-launch schema > topologies/spec.schema.json"
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    for path in sorted((ROOT / "topologies").rglob("*.yaml")):
+        spec = path.read_text("utf-8")
+        named = re.search(r"^# yaml-language-server: \$schema=(\S+)$", spec, re.MULTILINE)
+        assert named, path
+        assert (path.parent / named[1]).resolve() == file
+        assert validator.is_valid(read_text(spec).data), path
 
 
 @pytest.mark.parametrize(

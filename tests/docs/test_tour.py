@@ -3,13 +3,22 @@
 import re
 
 import pytest
-from tests.docs.files_page import PAGE, ROOT, SOURCES, page, rooms
+from tests.docs import files_page, gallery_page
+from tests.docs.files_page import ROOT, SOURCES, rooms
 
 TOUR = ROOT / "docs" / "tour.md"
 
 
 def test_every_file_is_listed_in_the_words_at_its_top() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.docs.files_page"
+    assert files_page.PAGE.read_text(encoding="utf-8") == files_page.page(), (
+        "run: python -m tests.docs.files_page"
+    )
+
+
+def test_every_topology_is_shown_as_it_plans() -> None:
+    assert gallery_page.PAGE.read_text(encoding="utf-8") == gallery_page.page(), (
+        "run: python -m tests.docs.gallery_page"
+    )
 
 
 def test_the_tour_has_every_room_in_the_order_of_imports() -> None:

@@ -1,0 +1,67 @@
+"""The page that shows every topology: `python -m tests.docs.gallery_page` writes it anew."""
+
+from itertools import takewhile
+from pathlib import Path
+
+from tests.docs.files_page import ROOT
+
+from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.drawing.text_grid import grid_lines
+from mimo_launch.drawing.timeline import timeline_rows
+from mimo_launch.layout.layout import Layout
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.base import LANGUAGE
+
+TOPOLOGIES = ROOT / "topologies"
+PAGE = ROOT / "docs" / "gallery.md"
+WIDTH = 84
+HEAD = """# Gallery
+
+Every spec in `topologies/`, with its step as `mimo-launch plan --full` draws it. Ranks that do the
+same are one line. A column is the time of one forward or backward of a microbatch; transfers take
+none. `F0` is the forward of microbatch 0 in `language`, `B0` its backward, `vF0` the forward in
+`vision`; `.` waits, `---` goes on. Each of them trains on CPUs:
+
+```console
+mimo-launch train topologies/mixed_placement.yaml
+```
+"""
+SHARED, OWN, MIXED = "All modules on the same ranks", "Each module on its own ranks", "Mixed"
+
+
+def placement(layout: Layout) -> str:
+    """Return the heading that a topology belongs under."""
+    held = [set(module.grid.ranks) for module in layout.modules]
+    if all(ranks == held[0] for ranks in held):
+        return SHARED
+    return OWN if sum(map(len, held)) == len(set().union(*held)) else MIXED
+
+
+def entry(file: Path) -> tuple[str, str]:
+    """Return the heading that a topology belongs under, and its part of the page."""
+    text = file.read_text(encoding="utf-8")
+    checked = check_text(text, str(file))
+    if checked.spec is None:
+        raise ValueError(f"{file.name} does not validate: {checked.diagnostics}")
+    plan = Plan.of(checked.spec)
+    rows = timeline_rows(plan.layout, plan.simulation)
+    names = [name for name in checked.spec.modules if name != LANGUAGE]
+    comment = takewhile(lambda line: line.startswith("# "), text.splitlines())
+    words = "  \n".join(line.removeprefix("# ") for line in comment if "$schema" not in line)
+    # The last line says what the head of the page says.
+    picture = grid_lines(rows, names, plan.simulation.makespan, WIDTH)[:-1]
+    shown = "\n".join([f"### {file.stem}", "", words, "", "```text", *picture, "```", ""])
+    return placement(plan.layout), shown
+
+
+def page() -> str:
+    """Return the text of the page."""
+    entries = [entry(file) for file in sorted(TOPOLOGIES.glob("*.yaml"))]
+    parts = [HEAD]
+    for heading in (SHARED, OWN, MIXED):
+        parts += [f"## {heading}\n", *(text for under, text in entries if under == heading)]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
