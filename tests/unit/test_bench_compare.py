@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.cli.bench.screen import BenchScreen
-from mimo_launch.cli.bench.tables import NotAResult, compared, compared_lines, load_earlier
+from mimo_launch.cli.bench.screen import (
+    BenchScreen,
+    NotAResult,
+    compared,
+    compared_lines,
+    load_earlier,
+)
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.train.events import BenchFinished
 

@@ -9,7 +9,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_order import make_step_data
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.step_work import step_flops
+from mimo_launch.estimate.workload import step_flops
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec

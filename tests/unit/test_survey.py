@@ -20,9 +20,8 @@ from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
 from mimo_launch.survey.facts import find_facts, first_steps
-from mimo_launch.survey.reading_speed import read_steps
 from mimo_launch.survey.shown_samples import show_samples
-from mimo_launch.survey.survey import survey
+from mimo_launch.survey.survey import read_steps, survey
 
 GRIDS = {"vision": box(0, dp=2), "language": box(2, tp=2)}
 

@@ -32,7 +32,7 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.step_work import BF16_PEAKS
+from mimo_launch.estimate.workload import BF16_PEAKS
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.train.events import Listener

@@ -13,18 +13,24 @@ from datetime import UTC, datetime
 
 import torch.distributed as dist
 
-from mimo_launch.bench.machine import reset_peak, used_of_device, versions
 from mimo_launch.bench.result import BenchOptions, BenchResult, Machine, spread
 from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.comm.device import device_name, peak_allocated, peak_resident
+from mimo_launch.comm.device import (
+    device_name,
+    peak_allocated,
+    peak_resident,
+    reset_peak,
+    used_of_device,
+    versions,
+)
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder, global_order, steps_of
 from mimo_launch.drawing.plan_report import build_report
-from mimo_launch.estimate.step_work import peak_tflops
+from mimo_launch.estimate.workload import peak_tflops
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.train.events import Listener

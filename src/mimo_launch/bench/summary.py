@@ -12,7 +12,7 @@ from mimo_launch.bench.result import Memory, RankResult, Speed
 from mimo_launch.bench.time_shares import RankStep, bubbles_of, shares_of, steps_of
 from mimo_launch.comm.step_clock import Noted
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.estimate.step_work import rate_of, step_flops
+from mimo_launch.estimate.workload import rate_of, step_flops
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec

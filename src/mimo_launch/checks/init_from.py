@@ -14,7 +14,6 @@ from typing import Any
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
-from mimo_launch.hugging_face.architectures import text_of
 from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -30,6 +29,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
 from mimo_launch.spec.spec import Model, Spec
+from mimo_launch.spec.wording import text_of
 
 # Keys of custom models that are not compared: what they change is seen in the tensors.
 OWN_KEYS = ("kind", "parameters", "options")

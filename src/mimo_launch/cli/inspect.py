@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.yaml_line import flow
+from mimo_launch.spec.wording import flow
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint

@@ -16,6 +16,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, SEEING, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel, HybridModel, Model, TalkerModel, VitModel
+from mimo_launch.spec.wording import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +198,3 @@ def _first(
     families: tuple[Family[Any], ...], model: Model, but: Mapping[str, Any] | None = None
 ) -> Family[Any] | None:
     return next((each for each in families if not list(_differences(each, model, but))), None)
-
-
-def text_of(value: Any) -> str:
-    """Return a value as a spec writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "null"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {text_of(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(text_of(each) for each in value)}]"
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return str(value)

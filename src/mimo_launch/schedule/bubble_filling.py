@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.lower_bound import lower_bound
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.roles import fills_bubbles, needs_backward
-from mimo_launch.schedule.simulation_result import Costs
+from mimo_launch.schedule.simulation_result import Costs, lower_bound
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 EPSILON = 1e-9

@@ -1,15 +1,18 @@
 """Reports faults of single keys and values: unknown, missing, of the wrong type, not allowed.
 
-Decides: code, headline and remedy of each.
+Decides: code, headline and remedy of each; which remedies become a `--set` to write, where the
+finding is about one.
 Relies on: `wording` for types and near misses.
-Leaves: finding the faults to `parse`.
+Leaves: finding the faults to `parse`, overrides whose path leads nowhere to `load`.
 """
 
 import re
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.meant import meant
 from mimo_launch.spec.wording import (
@@ -191,3 +194,35 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
 def _line(key: str, value: str) -> str:
     """Return a line of the spec, or an item of a list, in quotes."""
     return f"`{value}`" if key.isdecimal() else f"`{key}: {value}`"
+
+
+_GUESS = re.compile(r"did you mean `([^`]+)`(?: or `[^`]+`|, `[^`]+`)*\?")
+
+
+def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnostic, ...]:
+    """Return each finding once, in the order of their places, with help for where they stand."""
+    return source.sorted(tuple(_worded(found, source)))
+
+
+def _worded(found: Iterable[Diagnostic], source: SpecSource) -> Iterator[Diagnostic]:
+    for item in found:
+        override = source.place_of(item).override
+        yield item if override is None else replace(item, help=_help(item, override))
+
+
+def _help(item: Diagnostic, override: str) -> str:
+    dotted, _, value = override.partition("=")
+    keys, path = dotted.strip().split("."), [str(step) for step in item.path]
+    if item.at_key and path == keys[: len(path)]:
+        # One of the keys of its path is wrong.
+        before, after = keys[: len(path) - 1], keys[len(path) :]
+        return _GUESS.sub(lambda m: f"write {_set([*before, m[1], *after], value)}", item.help)
+    if path != keys:
+        return item.help
+    help_ = _GUESS.sub(lambda m: f"write {_set(keys, m[1])}", item.help)
+    line = rf"`{re.escape(path[-1])}: ([^`]+)`(?! in)"
+    return re.sub(line, lambda m: _set(keys, m[1]), help_).removesuffix(" without quotes")
+
+
+def _set(keys: list[str], value: str) -> str:
+    return f"`--set {shlex.quote('.'.join(keys) + '=' + value)}`"

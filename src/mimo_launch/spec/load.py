@@ -17,8 +17,8 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.files import read_json
+from mimo_launch.spec.findings import in_order
 from mimo_launch.spec.parse import read_module, read_spec
-from mimo_launch.spec.set_help import in_order
 from mimo_launch.spec.spec import Model, Spec
 from mimo_launch.spec.wording import did_you_mean
 from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text

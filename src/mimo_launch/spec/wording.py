@@ -1,8 +1,9 @@
-"""Puts types and values into words, for messages and the reference page.
+"""Puts types and values into words, for messages and the reference page, and values into YAML.
 
-Decides: the words for a type, a value that was found and a near miss.
+Decides: the words for a type, a value that was found and a near miss; YAML of one line, in which
+`spec` reads every number back as the same number.
 Relies on: JSON Schema fragments, so that it never depends on the wording of pydantic's errors.
-Leaves: the messages to `findings`.
+Leaves: the messages to `findings`, lines and comments to the commands.
 """
 
 import difflib
@@ -125,3 +126,33 @@ def _limits(schema: dict[str, Any]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as a spec writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {text_of(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(text_of(each) for each in value)}]"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)
+
+
+def flow(value: object) -> str:
+    """Return a value, a list or a mapping as one line of YAML."""
+    # Here, so that `--help` does not import the reader of specs.
+    import yaml
+
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        # In a list, so that a word that needs quotes inside one gets them.
+        return str(yaml.safe_dump([value], default_flow_style=True, width=1 << 16)).strip()[1:-1]
+    return text_of(value)

@@ -2,7 +2,7 @@
 
 Decides: which samples represent all: the first of the first epoch, in the order of training.
 Relies on: the index of the data set; no record is read.
-Leaves: reading records to `reading_speed` and `shown_samples`.
+Leaves: reading records to `survey` and `shown_samples`.
 """
 
 from collections.abc import Iterator, Sequence

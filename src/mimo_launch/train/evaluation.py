@@ -18,9 +18,8 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.runtime.stage_inputs import StepState
-from mimo_launch.train.answers import greedy_answers
-from mimo_launch.train.drawing import DRAWING_STEPS, draw
 from mimo_launch.train.events import EvalFinished
+from mimo_launch.train.generation import DRAWING_STEPS, draw, greedy_answers
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession

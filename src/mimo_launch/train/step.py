@@ -4,7 +4,7 @@ Decides: which metrics a step has, and when they are read; which steps are measu
 and where their files go.
 Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging,
 `comm.step_clock` for when each action ran.
-Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `drawing`.
+Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `generation`.
 
 A transfer lasts from the time its rank is ready to the time it continues.
 
@@ -30,7 +30,7 @@ from mimo_launch.data.sample_order import Sample, SampleOrder
 from mimo_launch.drawing.spans import Timeline, measured, timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
-from mimo_launch.estimate.step_work import peak_tflops, rate_of, step_flops
+from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance

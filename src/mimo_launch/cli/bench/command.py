@@ -33,7 +33,7 @@ from mimo_launch.cli.shared.options import (
 )
 
 if TYPE_CHECKING:
-    from mimo_launch.cli.bench.tables import Earlier
+    from mimo_launch.cli.bench.screen import Earlier
 
 HELP = """
 \b
@@ -145,7 +145,7 @@ def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
 
 def _old_result(path: Path) -> "Earlier":
     """Load an earlier result to compare with. Raises: typer.BadParameter."""
-    from mimo_launch.cli.bench.tables import NotAResult, load_earlier
+    from mimo_launch.cli.bench.screen import NotAResult, load_earlier
 
     try:
         return load_earlier(path)

@@ -1,22 +1,228 @@
-"""What a bench shows while it runs and at its end.
+"""What a bench shows: a bar while it runs, then tables, or a comparison with an earlier bench.
 
-Decides: only the answer goes to stdout, as tables or JSON; a bar is drawn only on a terminal.
-Relies on: events of `train`, which a bench emits, too.
-Leaves: the tables to `tables`.
+Decides: columns, units and their order; which values of an earlier result are compared, and that
+all of them are present before anything starts; that only the answer goes to stdout.
+Relies on: the record in `bench.json` (docs/bench.md); events of `train`, which a bench emits, too.
+Leaves: nothing.
 """
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
+from rich.table import Table
 
-from mimo_launch.cli.bench.tables import Earlier, Record, compared, constants_table, tables
+from mimo_launch.bench.result import VERSION
 from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console, run_output
 from mimo_launch.cli.shared.lines import other_lines
+from mimo_launch.estimate.device_constants import constants
+from mimo_launch.spec.files import read_json
+from mimo_launch.spec.wording import found
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
+
+Record = dict[str, Any]
+
+
+class NotAResult(ValueError):
+    """A file holds no earlier result; the message says which file and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """The values of an earlier result to compare with; `step_s` is the median, in seconds.
+
+    `circumstances` say what was measured and on what, by name: plan, device, hosts, packages.
+    """
+
+    command: str
+    date: str
+    step_s: float
+    tokens_per_s_per_rank: float
+    circumstances: dict[str, Any]
+
+
+def load_earlier(path: Path) -> Earlier:
+    """Return the values to compare with from the result in a file. Raises: NotAResult."""
+    try:
+        record = read_json(path)
+    except OSError as error:
+        raise NotAResult(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise NotAResult(f"{path} is not JSON: {error}") from None
+    try:
+        version = _value(record, int, "version")
+        if version != VERSION:
+            raise ValueError(f"its version is {version}, and this compares with {VERSION}")
+        return Earlier(
+            command=_value(record, str, "command"),
+            date=_value(record, str, "date"),
+            step_s=_divisor(record, "step_s", "median"),
+            tokens_per_s_per_rank=_divisor(record, "speed", "tokens_per_s_per_rank"),
+            circumstances=_circumstances(record),
+        )
+    except ValueError as error:
+        raise NotAResult(f"{path} is no result of `bench --json`: {error}") from None
+
+
+def _circumstances(record: Any) -> dict[str, Any]:
+    return {
+        "plan": _value(record, str, "plan_hash"),
+        "device": _value(record, str, "machine", "device"),
+        "hosts": _value(record, int, "machine", "hosts"),
+        **_value(record, dict, "machine", "versions"),
+    }
+
+
+def _value(record: Any, kind: type | tuple[type, ...], *path: str) -> Any:
+    """Return a value of a record. Raises: ValueError if it is missing or has another type."""
+    value = record
+    for key in path:
+        if not isinstance(value, dict) or key not in value:
+            raise ValueError(f"it has no `{'.'.join(path)}`")
+        value = value[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"`{'.'.join(path)}` is {found(value)}")
+    return value
+
+
+def _divisor(record: Any, *path: str) -> float:
+    value = _value(record, (int, float), *path)
+    if not 0 < value < float("inf"):  # Also rejects NaN, which JSON in Python may hold.
+        raise ValueError(f"`{'.'.join(path)}` is {value}; it must be a finite number > 0")
+    return float(value)
+
+
+def compared(record: Record, old: Earlier) -> Record:
+    """Compare a result with an earlier one, as under `compared` of `bench --json`."""
+    before, now = old.circumstances, _circumstances(record)
+    names = [*before, *(name for name in now if name not in before)]
+    pairs = {name: {"old": before.get(name), "new": now.get(name)} for name in names}
+    return {
+        "command": old.command,
+        "date": old.date,
+        "step_time": record["step_s"]["median"] / old.step_s,
+        "tokens_per_s_per_rank": record["speed"]["tokens_per_s_per_rank"]
+        / old.tokens_per_s_per_rank,
+        "changed": {name: pair for name, pair in pairs.items() if pair["old"] != pair["new"]},
+    }
+
+
+def compared_lines(comparison: Record, *, each: str) -> Iterator[str]:
+    """Yield a comparison as lines of text; `each` is the word for a rank."""
+    yield f"against {comparison['command']} of {comparison['date']}:"
+    yield f"  step time x {comparison['step_time']:.3f}"
+    yield f"  tokens/s per {each} x {comparison['tokens_per_s_per_rank']:.3f}"
+    for name, pair in comparison["changed"].items():
+        yield f"  {name} {pair['old'] or 'none'} -> {pair['new'] or 'none'}"
+
+
+MAX_RANKS = 64
+_SHARES = {
+    "compute": "compute",
+    "all_to_all": "all-to-all",
+    "bridge": "bridge",
+    "p2p": "P2P",
+    "gradient_sync": "grad sync",
+    "optimizer": "optimizer",
+    "idle": "idle",
+}
+
+
+def tables(record: Record) -> Iterator[RenderableType]:
+    """Yield what to print about a bench."""
+    machine, count = record["machine"], len(record["ranks"])
+    versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
+    hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
+    head = [
+        f"{record['name']}: {count} x {machine['device']}{hosts}, {record['precision']}",
+        f"{versions}; plan {record['plan_hash']}",
+    ]
+    if record["skipped"]:
+        head.append(f"warning: {record['skipped']} timed steps had a non-finite loss or gradient")
+    yield "\n".join(head)
+    steps = Table("timed steps", "median", "min", "1st quartile", "3rd quartile", "max", "plan")
+    times = [record["step_s"][name] for name in ("median", "minimum", "q1", "q3", "maximum")]
+    times.append(record["estimated_step_s"])
+    cells = [
+        "-" if time is None else f"{time:.3f} s" if time >= 1 else f"{time * 1e3:.2f} ms"
+        for time in times
+    ]
+    steps.add_row(str(record["steps"]), *cells)
+    yield steps
+    each, speed, peak = _each(record), record["speed"], record["speed"]["peak_tflops"]
+    table = Table("tokens/s", f"per {each}", "model work", f"per {each} and second", "MFU")
+    table.add_row(
+        f"{speed['tokens_per_s']:,.0f}",
+        f"{speed['tokens_per_s_per_rank']:,.0f}",
+        ", ".join(f"{name} {_flop(tflop)}" for name, tflop in speed["tflop"].items()),
+        _flop(speed["tflops_per_rank"]),
+        "-" if peak is None else f"{speed['mfu']:.1%} of {_flop(peak)}/s",
+    )
+    yield table
+    yield _time_of_ranks(record)
+    yield _memory_of_ranks(record)
+    hidden = len(record["ranks"]) - MAX_RANKS
+    if hidden > 0:
+        yield f"{hidden} more ranks: see bench.json"
+    if "compared" in record:
+        yield "\n".join(compared_lines(record["compared"], each=each))
+
+
+def _time_of_ranks(record: Record) -> Table:
+    # All-to-alls happen only where experts are spread over ranks.
+    travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
+    names = [name for name in _SHARES if travels or name != "all_to_all"]
+    table = Table("rank", *(_SHARES[name] for name in names), "bubble", "plan")
+    for rank in record["ranks"][:MAX_RANKS]:
+        shares = [rank["shares"][name] for name in names]
+        shares += [rank["bubble"], rank["estimated_bubble"]]
+        cells = ["-" if share is None else f"{share:.1%}" for share in shares]
+        table.add_row(str(rank["rank"]), *cells)
+    return table
+
+
+def _memory_of_ranks(record: Record) -> Table:
+    columns = {"resident": "resident"}
+    # The plan counts the memory of GPUs.
+    if record["machine"]["device_kind"] == "cuda":
+        columns = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
+        columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
+    table = Table("rank", "modules", *columns.values())
+    for rank in record["ranks"][:MAX_RANKS]:
+        sizes = [rank["memory"][name] for name in columns]
+        cells = ["-" if size is None else f"{size / 1e9:.2f} GB" for size in sizes]
+        table.add_row(str(rank["rank"]), " ".join(rank["modules"]) or "-", *cells)
+    return table
+
+
+def constants_table(event: CalibrationFinished) -> Table:
+    """Return the table of the constants that were measured."""
+    table = Table("constant", "value", "unit", "meaning")
+    for each in constants():
+        if each.name in event.measured:
+            value = f"{event.constants[each.name]:,.4g}"
+            table.add_row(each.name, value, each.metadata["unit"], each.metadata["meaning"])
+    return table
+
+
+def _each(record: Record) -> str:
+    return "GPU" if record["machine"]["device_kind"] == "cuda" else "rank"
+
+
+def _flop(tflop: float) -> str:
+    """Format a number of operations with three digits or more."""
+    for unit in ("TFLOP", "GFLOP"):
+        if tflop >= 1:
+            return f"{tflop:,.1f} {unit}" if tflop >= 100 else f"{tflop:.3g} {unit}"
+        tflop *= 1e3
+    return f"{tflop:.3g} MFLOP"
+
 
 # Wide enough for the tables where there is no terminal.
 WIDTH_WITHOUT_TERMINAL = 100

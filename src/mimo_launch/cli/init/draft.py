@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.cli.shared.yaml_line import flow
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
@@ -20,6 +19,7 @@ from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_layout import FirstLayout, NothingFits, choose
 from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.wording import flow
 
 DIGITS: dict[str, dict[str, Any]] = {
     "vision": {"kind": "vit", "layers": 2, "hidden": 96, "heads": 4, "patch": 4},

@@ -1,28 +1,39 @@
 """From a checked spec to a run, on one host or several, or as a rank that something else started.
 
-Decides: which launcher opens the run folder, and which shows the run.
-Relies on: `launcher` for hosts.
+Decides: which launcher opens the run folder, and which shows the run; what a rank that torchrun or
+srun started prints about an error, and its exit code.
+Relies on: `launcher` for hosts and workers.
 Leaves: checks and messages before the run to `prepare`, attempts and exit codes to `attempts`,
-ranks that something else started to `join`.
+ending other ranks to the program that started them.
 """
 
+import os
+import sys
+import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
-from mimo_launch.cli.launch.prepare import prepare
+from mimo_launch.cli.launch.prepare import Start, prepare
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.findings import custom_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.cli.launch.origin import Origin
     from mimo_launch.launcher.hosts import Hosts
+    from mimo_launch.launcher.rank_tasks import Job
     from mimo_launch.launcher.run_folder import RunFolder
+    from mimo_launch.launcher.run_lock import RunLock
     from mimo_launch.launcher.signals import StopRequest
-    from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
+    from mimo_launch.launcher.torchrun_slurm import Joined, JoinedWorld, NodePlace
     from mimo_launch.train.events import Event, Listener
-from mimo_launch.cli.launch.prepare import Start
+
+# A rank that only lost its peers exits this much later than the rank that failed on its own, so
+# that torchrun or srun sees the latter first.
+STAY_SECONDS = 2.0
 
 
 def start(request: Start, origin: "Origin", console: Console) -> int:
@@ -47,7 +58,6 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
 
 def _joined(request: Start, joined: "Joined", console: Console) -> int:
     """Run as a rank; the first rank finds out if there is anything to run, and tells the others."""
-    from mimo_launch.cli.launch.join import join
     from mimo_launch.launcher.torchrun_slurm import JoinedWorld
 
     try:
@@ -171,3 +181,71 @@ def _attempts(
 
     restarts = request.max_restarts
     return run_attempts(request.job, hosts, audience, console, stop, max_restarts=restarts)
+
+
+def join(
+    job: "Job",
+    world: "JoinedWorld",
+    console: Console,
+    listener: "Listener | None" = None,
+    lock: "RunLock | None" = None,
+) -> int:
+    """Run one of the ranks that torchrun or srun started; return the exit code.
+
+    `listener` gets the events of rank 0, which holds the `lock` of the run folder.
+    """
+    from mimo_launch.launcher.gpus import gpu_settings
+    from mimo_launch.launcher.run_lock import FolderLost
+    from mimo_launch.launcher.signals import JoinedStop
+    from mimo_launch.launcher.worker import Links, run_worker
+    from mimo_launch.launcher.worker_logs import RECORDER
+    from mimo_launch.runtime.progress import Progress
+
+    if job.device != "cpu":
+        os.environ.update(gpu_settings(job.run / RECORDER))
+    signals = JoinedStop()
+    signals.install()
+
+    def stop() -> int:
+        number = signals()
+        if lock is not None and number:
+            lock.stopping()
+        if lock is not None and lock.lost:
+            raise FolderLost(f"the run folder no longer belongs to this run: {lock.lost}")
+        return number
+
+    links = Links(
+        progress=Progress(),
+        stop=stop,
+        report_error_and_stay=_report_error_and_stay,
+        group=world.group,
+    )
+    listeners = [] if listener is None else [listener]
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    try:
+        ended_by = run_worker(
+            job.plan, job.run, listeners, task=job.task, device=job.device, links=links
+        )
+    except Exception:
+        console.note(f"error: rank {os.environ['RANK']} failed\n{traceback.format_exc()}")
+        ended_by, status = 0, 1
+    else:
+        status = 128 + ended_by if ended_by else 0
+    if lock is not None:
+        lock.close()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
+    os._exit(status)
+
+
+def _report_error_and_stay(error: BaseException) -> None:
+    from mimo_launch.launcher.worker_errors import cause_of, write_error
+    from mimo_launch.runtime.progress import Cause
+
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        with suppress(Exception):
+            write_error(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+    if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
+        time.sleep(STAY_SECONDS)

@@ -13,12 +13,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mimo_launch.cli.plan.estimate_tables import seconds_text
-from mimo_launch.cli.shared.yaml_line import flow
 from mimo_launch.diag.quantities import bytes_text, figure, percent, ranks_text, scaled, sizes_text
 from mimo_launch.drawing.rows import ModuleRow, Report
 from mimo_launch.estimate.rows import RankEstimate
 from mimo_launch.search.answer import Loss, MemoryFit, OfferedChange, PlanAnswer
 from mimo_launch.search.wastes import SHARES, gpus_text, rows_by_modules
+from mimo_launch.spec.wording import flow
 
 _WIDEST = 80
 _BAR = 50
