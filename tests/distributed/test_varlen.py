@@ -27,7 +27,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import two_list_context
+from mimo_launch.layers.image_contexts import two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.spec import Spec
 

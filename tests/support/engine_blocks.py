@@ -14,17 +14,11 @@ from tests.support.lists import attention_by
 from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.layers.attention_contexts import (
-    AttentionContext,
-    Documents,
-    image_context,
-    sequence_context,
-    turned_by_place,
-    zigzag_positions,
-)
+from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.transformer_block import BlockShape

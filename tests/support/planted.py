@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.layers import attention_contexts, linear
+from mimo_launch.layers import linear, sequence_contexts
 from mimo_launch.models import fsdp
 from mimo_launch.runtime import compute, executor, stage_inputs
 from mimo_launch.runtime.mailbox import Address
@@ -437,7 +437,7 @@ def axes_lost_behind_the_first_stage() -> None:
     def losing(self: Any, hidden: Any, batch: Any) -> Any:
         if hidden is not None:
             cp, seq = self.context.cp, batch.positions.shape[2] * self.context.cp.size
-            places = attention_contexts.zigzag_positions(
+            places = sequence_contexts.zigzag_positions(
                 seq, cp.index, cp.size, batch.positions.device
             )
             batch = replace(batch, positions=places)
@@ -495,7 +495,7 @@ def class_tokens_become_rows() -> None:
 
 def images_share_a_class_token() -> None:
     """All images attend to the class token of the first one."""
-    from mimo_launch.layers import attention_contexts as module
+    from mimo_launch.layers import image_contexts as module
 
     correct = module._places
 

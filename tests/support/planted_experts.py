@@ -12,7 +12,7 @@ from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.layers import router, scales
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models import fsdp, transformer_block
+from mimo_launch.models import fsdp, mlp
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.runtime import stage_inputs
 from mimo_launch.spec.spec import Spec
@@ -77,7 +77,7 @@ def balance_of_a_microbatch() -> None:
 
 def shared_expert_counted_per_tp_rank() -> None:
     """Answers of experts are added to each tp rank's part of the shared one, before its sum."""
-    correct = transformer_block.MoeMlp.forward
+    correct = mlp.MoeMlp.forward
 
     def forward(self: Any, x: Any, mask: Any) -> torch.Tensor:
         shared, self.shared = self.shared, None
@@ -85,7 +85,7 @@ def shared_expert_counted_per_tp_rank() -> None:
         self.shared = shared
         return routed * self.context.tp.size + shared(x)
 
-    transformer_block.MoeMlp.forward = forward
+    mlp.MoeMlp.forward = forward
 
 
 def padding_counted() -> None:
@@ -144,9 +144,9 @@ def tokens_sent_per_tp_rank() -> None:
     def all_tokens(self: Any, shares: Any) -> Any:
         samples, positions = shares.shape
         places = torch.arange(samples * positions)
-        return transformer_block.TokenShares(samples, places // positions, shares.flatten())
+        return mlp.TokenShares(samples, places // positions, shares.flatten())
 
-    transformer_block.MoeMlp._own, transformer_block.MoeMlp._tokens = (
+    mlp.MoeMlp._own, mlp.MoeMlp._tokens = (
         lambda self, x: (x, None),
         all_tokens,
     )

@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.planted_sliding import MODEL
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import attention_contexts
+from mimo_launch.layers import sequence_contexts
 from mimo_launch.models import language_model
 from mimo_launch.spec.spec import Spec
 
@@ -29,7 +29,7 @@ def seen_whole(
 
 def images_as_one() -> None:
     """All images of a sequence see each other."""
-    correct = attention_contexts.with_images
+    correct = sequence_contexts.with_images
 
     def together(sequences: Any, images_BS: Any, *rest: Any) -> Any:
         return correct(sequences, images_BS.clamp(max=0), *rest)
@@ -39,7 +39,7 @@ def images_as_one() -> None:
 
 def images_end_with_a_chunk() -> None:
     """A chunk of a cp rank has the keys before its end, those of its images behind it not."""
-    correct = attention_contexts.with_images
+    correct = sequence_contexts.with_images
 
     def cut(sequences: Any, images_BS: Any, cp: int, cp_size: int, dtype: Any) -> Any:
         made = correct(sequences, images_BS, cp, cp_size, dtype)
@@ -63,7 +63,7 @@ def windows_without_images() -> None:
 
 def images_out_of_reach() -> None:
     """In layers with windows, a token sees its whole image, however long."""
-    correct = attention_contexts.with_images
+    correct = sequence_contexts.with_images
 
     def far(sequences: Any, images_BS: Any, cp: int, cp_size: int, dtype: Any) -> Any:
         made = correct(sequences, images_BS, 0, 1, dtype)

@@ -7,7 +7,7 @@ import torch
 from tests.support.specs import behind_vision
 
 from mimo_launch.layers import attention
-from mimo_launch.layers.attention_contexts import SequenceContext
+from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.spec.spec import Spec
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import window_contexts
-from mimo_launch.layers.attention_contexts import ImageContext, listed_context
+from mimo_launch.layers import image_contexts
+from mimo_launch.layers.image_contexts import ImageContext, listed_context
 from mimo_launch.runtime import stage_inputs
 from mimo_launch.spec.spec import Spec
 
@@ -40,17 +40,17 @@ def windows_ignored() -> None:
 
 def windows_shared_by_images() -> None:
     """Windows are numbered in each image, so that those of two images are one."""
-    correct = window_contexts.window_numbers
+    correct = image_contexts.window_numbers
 
     def each_from_zero(sizes: Sequence[Any], *rest: int) -> Any:
         return np.concatenate([correct([size], *rest) for size in sizes])
 
-    window_contexts.window_numbers = each_from_zero
+    image_contexts.window_numbers = each_from_zero
 
 
 def windows_of_one_width() -> None:
     """Rows are numbered as if every image were as wide as the first."""
-    correct = window_contexts.window_numbers
+    correct = image_contexts.window_numbers
 
     def of_first_width(sizes: Sequence[Any], *rest: int) -> Any:
         width = sizes[0][1] if sizes else 1
@@ -62,7 +62,7 @@ def windows_of_one_width() -> None:
             first += 1 + int(found.max())
         return np.concatenate(cut)
 
-    window_contexts.window_numbers = of_first_width
+    image_contexts.window_numbers = of_first_width
 
 
 def outputs_stay_by_window() -> None:

@@ -5,7 +5,7 @@ import torch
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import image_context, two_list_context
+from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput, NoisedPatches, Patches
 from mimo_launch.models.row_places import RowPlaces

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers.attention_contexts import ImageContext, two_list_context
+from mimo_launch.layers.image_contexts import ImageContext, two_list_context
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens
 

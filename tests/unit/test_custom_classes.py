@@ -14,7 +14,7 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher.forking import custom_class_fault
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import adopt_parameters, declared_parameters

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from mimo_launch.layers.attention_contexts import image_context, turned_by_place  # noqa: E402
+from mimo_launch.layers.image_contexts import image_context, turned_by_place  # noqa: E402
 from mimo_launch.layers.parallel_context import ParallelContext  # noqa: E402
 from mimo_launch.layers.te_layers import TeLayers  # noqa: E402
 from mimo_launch.models.te_block import TeBlock, canonical_segments  # noqa: E402

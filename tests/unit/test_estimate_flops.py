@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.layer import Flops, Workload
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.image_contexts import image_context, window_context
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.window_contexts import window_context
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.build import build_network

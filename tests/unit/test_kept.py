@@ -12,18 +12,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mimo_launch.kinds import saved_activations, transformer_encoder
-from mimo_launch.layers.attention_contexts import (
+from mimo_launch.layers.image_contexts import (
     AttentionContext,
     image_context,
-    sequence_context,
     turned_by_place,
+    window_context,
 )
 from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext, _compiled
-from mimo_launch.layers.window_contexts import window_context
+from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.models.transformer_block import Block, BlockShape
+from mimo_launch.spec.attention import Mla
 from mimo_launch.spec.encoders import Activation
-from mimo_launch.spec.language_models import Mla
 
 
 def block_of(

@@ -11,12 +11,8 @@ from tests.unit.test_kept import block_of, kept_by_block
 from torch import Tensor
 
 from mimo_launch.layers import attention, varlen_attention
-from mimo_launch.layers.attention_contexts import (
-    AttentionContext,
-    Documents,
-    image_context,
-    sequence_context,
-)
+from mimo_launch.layers.image_contexts import AttentionContext, image_context
+from mimo_launch.layers.sequence_contexts import Documents, sequence_context
 
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16

@@ -11,9 +11,9 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import mamba, recurrent
-from mimo_launch.layers.attention_contexts import sequence_context
 from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import PRECISIONS
 from mimo_launch.models.hybrid_layers import HybridLayer

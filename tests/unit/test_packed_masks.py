@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mimo_launch.layers.attention_contexts import image_context  # noqa: E402
+from mimo_launch.layers.image_contexts import image_context  # noqa: E402
 from mimo_launch.layers.varlen_attention import packed  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mimo_launch.layers.attention_contexts import Documents, sequence_context, zigzag_positions
+from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.layers.varlen_attention import parts_of_documents, takes_lists
 
 CPU = torch.device("cpu")

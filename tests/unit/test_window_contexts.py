@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mimo_launch.layers.window_contexts import window_context, window_numbers
+from mimo_launch.layers.image_contexts import window_context, window_numbers
 
 CPU = torch.device("cpu")
 PER_ROW = 4

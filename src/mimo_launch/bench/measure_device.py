@@ -23,7 +23,7 @@ from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
-from mimo_launch.layers.attention_contexts import image_context, two_list_context
+from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.row_owners import FP8_STEP

@@ -14,7 +14,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import RECURRENT, CausalModel, RecurrentSizes
+from mimo_launch.spec.hybrid import RECURRENT, RecurrentSizes
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes, Spec
 
 

@@ -16,7 +16,8 @@ from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family, Place, moe_keys
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
-from mimo_launch.spec.language_models import Mla, Moe
+from mimo_launch.spec.attention import Mla
+from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 MODEL_TYPE = "deepseek_v3"

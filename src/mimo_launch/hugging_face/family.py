@@ -2,7 +2,7 @@
 
 Decides: the functions of each family; the prefixes of names in the files of a part, and the
 settings of the whole model for the part.
-Relies on: `folder` for configurations; `spec.language_models` for the keys of experts.
+Relies on: `folder` for configurations; `spec.experts` for their keys.
 Leaves: the functions to one file per architecture, finding families and parts to `registry`.
 """
 
@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.hugging_face.refusals import Refusals
-from mimo_launch.spec.language_models import DeltaNetSizes, Moe
+from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.hybrid import DeltaNetSizes
 from mimo_launch.spec.spec import Model, Strict
 
 

@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, moe_keys, rows_of
 from mimo_launch.hugging_face.folder import Config, ConfigError, number
 from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
-from mimo_launch.spec.language_models import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
+from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
 # Letters by the names of layers, including those of older versions.

@@ -20,7 +20,7 @@ from mimo_launch.hugging_face.moe_decoder import balance
 from mimo_launch.hugging_face.qwen3_5_tensors import is_ignored, place, stacked
 from mimo_launch.hugging_face.qwen_vl import QwenVl, plain_rope
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, listed, only, refusals
-from mimo_launch.spec.language_models import ATTENTION, DELTANET, EXPERTS, MLP
+from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
 
 _LETTERS = {"linear_attention": DELTANET, "full_attention": ATTENTION}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind, Recurrence, Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, GATED, SILU, Passes, Saved
-from mimo_launch.spec.language_models import (
+from mimo_launch.spec.hybrid import (
     ATTENTION,
     DELTANET,
     EXPERTS,

@@ -22,7 +22,8 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.language_models import CausalModel, RecurrentSizes
+from mimo_launch.spec.hybrid import RecurrentSizes
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     Clips,
     Codes,

@@ -1,8 +1,8 @@
 """Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
 Decides: projections, and how keys and values of other cp ranks arrive.
-Relies on: `attention_contexts` for which tokens attend to which; SDPA, whose softmax runs in at
-least fp32; `varlen_attention`, which needs no masks.
+Relies on: `sequence_contexts` and `image_contexts` for which tokens attend to which; SDPA, whose
+softmax runs in at least fp32; `varlen_attention`, which needs no masks.
 Leaves: the rest of a block to `models`.
 
 Legend: N tokens of this rank, M those that they attend to, D width, h heads and g key/value heads
@@ -15,19 +15,15 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.layers.attention_contexts import (
-    AttentionContext,
-    ImageContext,
-    SequenceContext,
-    in_order,
-)
+from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated, sigmoid_gated, widened
 from mimo_launch.layers.scales import Sinks, WideNorm
+from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
-from mimo_launch.spec.language_models import Mla
+from mimo_launch.spec.attention import Mla
 
 
 class Attention(nn.Module):

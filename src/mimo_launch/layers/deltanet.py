@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.layers.attention_contexts import SequenceContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, replicated
 from mimo_launch.layers.pointwise import gated_head_norm, widened
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.recurrent import HeadShare, RecurrentMixer
+from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.ssd import chunked, last_before
-from mimo_launch.spec.language_models import DeltaNetSizes
+from mimo_launch.spec.hybrid import DeltaNetSizes
 
 _EPSILON = 1e-6
 

@@ -3,7 +3,7 @@
 Decides: how the experts' weights are fused, which kernel multiplies, the order in which tokens
 travel and in which experts get them.
 Relies on: `comm.autograd_collectives` for moving tokens.
-Leaves: weighting the answers to `models.transformer_block`.
+Leaves: weighting the answers to `models.mlp`.
 
 Legend: n tokens of this rank, k choices of each, D width, E experts, of which this rank holds e;
 M tokens that have arrived for them, in the order of the experts.
@@ -34,7 +34,8 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
 from mimo_launch.layers.pointwise import GATED, squared_relu
-from mimo_launch.spec.language_models import GateActivation, Moe
+from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language_models import GateActivation
 
 # The rows of the factors of a grouped product must be a multiple of this many bytes.
 ALIGNMENT = 16

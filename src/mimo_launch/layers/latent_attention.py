@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mimo_launch.layers.linear import ColumnLinear, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeLinear
-from mimo_launch.spec.language_models import Mla
+from mimo_launch.spec.attention import Mla
 
 
 class LatentInputs(nn.Module):

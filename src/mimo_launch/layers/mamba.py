@@ -19,7 +19,7 @@ from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, sha
 from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.recurrent import RecurrentMixer
 from mimo_launch.layers.ssd_kernels import ssd
-from mimo_launch.spec.language_models import MambaSizes
+from mimo_launch.spec.hybrid import MambaSizes
 
 
 class GroupNorm(SegmentedModule):

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exchange
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.layers.attention_contexts import SequenceContext, in_order, in_shards
 from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.sequence_contexts import SequenceContext, in_order, in_shards
 from mimo_launch.layers.ssd_kernels import causal_conv
-from mimo_launch.spec.language_models import RecurrentSizes
+from mimo_launch.spec.hybrid import RecurrentSizes
 
 
 class CausalConvolution(SegmentedModule):

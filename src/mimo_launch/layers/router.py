@@ -2,7 +2,7 @@
 
 Decides: scores, the choice of experts, each rank's part of the balance loss, and how the bias moves
 after a step.
-Relies on: `models.transformer_block`, which routes each token on one rank only.
+Relies on: `models.mlp`, which routes each token on one rank only.
 Leaves: moving tokens to `experts`, the end of a step to `optimizer.module_optimizers`.
 
 Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch,
@@ -32,7 +32,7 @@ from mimo_launch.layers.aux_loss import AuxLoss, add_aux_loss
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.spec.language_models import Moe
+from mimo_launch.spec.experts import Moe
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Attention with Transformer Engine: its norm and projections, its kernels, its ring over cp.
 
 Decides: its attention format for each mask, and which tokens go in without padding.
-Relies on: `te_layers` for the layers, `attention_contexts` for lengths that the host knows.
+Relies on: `te_layers` for the layers, `sequence_contexts` for lengths that the host knows.
 Leaves: the residual stream to `models.te_block`.
 
 Legend: n tokens between regions, N tokens of this rank inside, D width, h heads and g key/value
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.layers.attention_contexts import AttentionContext, ImageContext, SequenceContext
+from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.pointwise import rotated
+from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.te_layers import TeLayers
 from mimo_launch.layers.varlen_attention import CAUSAL, WHOLE, Packed, packed, packed_images
 

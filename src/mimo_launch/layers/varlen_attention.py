@@ -26,7 +26,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.torch_internals import varlen_backward
-from mimo_launch.layers.attention_contexts import ImageContext
+from mimo_launch.layers.image_contexts import ImageContext
 
 # The window of a query, in tokens before and after it; -1 is without limit.
 CAUSAL, WHOLE = (-1, 0), (-1, -1)

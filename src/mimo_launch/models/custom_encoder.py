@@ -16,17 +16,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.layers.attention_contexts import image_context
+from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.encoder_inputs import (
-    EncoderInput,
-    Patches,
-    own_share,
-    own_tokens,
-    reader,
-)
+from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, own_tokens, reader
 from mimo_launch.models.projector import owned
 from mimo_launch.spec.spec import CustomModel
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import ImageContext
+from mimo_launch.layers.image_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN

@@ -8,30 +8,21 @@ Leaves: embedding, head and loss to `language_model`.
 from torch import Tensor, nn
 
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import AttentionContext
 from mimo_launch.layers.deltanet import DeltaNet
+from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.language_model import LanguageStage
+from mimo_launch.models.mlp import Mlp, MoeMlp, MoeShape
 from mimo_launch.models.transformer_block import (
     Layer,
-    Mlp,
-    MoeMlp,
-    MoeShape,
     attention_of,
     experts_of,
     hybrid_shape,
     mlp_of,
     norm_of,
 )
-from mimo_launch.spec.language_models import (
-    ATTENTION,
-    DELTANET,
-    EXPERTS,
-    MAMBA,
-    MLP,
-    HybridModel,
-)
+from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MAMBA, MLP, HybridModel
 
 
 class HybridLayer(Layer):

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import (
+from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.sequence_contexts import (
     Documents,
     SequenceContext,
     sequence_context,
     with_images,
 )
-from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.linear import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     VocabHead,
@@ -35,8 +35,9 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.mlp import MoeShape
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
-from mimo_launch.models.transformer_block import MoeShape, language_shape
+from mimo_launch.models.transformer_block import language_shape
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd_collectives import split_rows
 from mimo_launch.layers.linear import Norm, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models.transformer_block import Mlp
+from mimo_launch.models.mlp import Mlp
 from mimo_launch.spec.encoders import Activation
 
 

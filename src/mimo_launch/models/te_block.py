@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.layers.attention_contexts import AttentionContext
+from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, declared_parameters
 from mimo_launch.layers.pointwise import ACTIVATIONS

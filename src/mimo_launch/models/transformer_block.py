@@ -1,117 +1,30 @@
 """The transformer block of encoders and decoders: attention, then an MLP or experts.
 
-Decides: the order of norms and the two MLP shapes (plain, gated); which tokens of a replica each tp
-rank sends to the experts, and how their answers are combined.
-Relies on: `layers` for layers that know their tp group, `layers.router` and `layers.experts`.
+Decides: the sizes of a block for each kind of model, and the order of its norms.
+Relies on: `layers` for layers that know their tp group, `mlp`.
 Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
 their replicas to `build`.
 
-Legend: N tokens of a replica's cp rank, n those of this tp rank, D width, k choices of a token.
-
-tp ranks that hold the same tokens (without sequence parallelism) each route a part of them;
-otherwise every token would travel once per tp rank.
+Legend: n tokens of this tp rank, D width.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
-from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.attention_contexts import AttentionContext, SequenceContext
-from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
-from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
+from mimo_launch.layers.image_contexts import AttentionContext
+from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import ACTIVATIONS, EPSILON, GATED
+from mimo_launch.layers.pointwise import EPSILON
 from mimo_launch.layers.recompute import recomputed
-from mimo_launch.layers.router import Choice, Router, TokenShares
-from mimo_launch.layers.scales import LayerScale, TokenGate
+from mimo_launch.layers.scales import LayerScale
+from mimo_launch.models.mlp import Mlp, MoeMlp, MoeShape
+from mimo_launch.spec.attention import Mla
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
-from mimo_launch.spec.language_models import (
-    DecoderBlocks,
-    DecoderModel,
-    GateActivation,
-    HybridModel,
-    Mla,
-    Moe,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class MoeShape:
-    """A mixture of experts; `coefficient` is that of its balance loss over a step's samples."""
-
-    model: Moe
-    coefficient: float
-
-
-class MoeMlp(nn.Module):
-    """Experts for each token, and an MLP for all of them if the model shares one: [n, D]."""
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        shape: MoeShape,
-        width: int,
-        *,
-        gate: GateActivation | None,
-        out_scale: float,
-        shared: nn.Module | None,
-    ) -> None:
-        super().__init__()
-        self.context, self.num_experts = context, shape.model.experts
-        self.router = Router(context, shape.model, width, shape.coefficient)
-        self.experts = Experts(context, shape.model, width, gate=gate, out_scale=out_scale)
-        self.shared = shared
-        self.shared_gate = TokenGate(context, width) if shape.model.gates_shared else None
-
-    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return the weighted answers of every token's experts.
-
-        Without a routing context the load is not balanced.
-        """
-        routing = None
-        if isinstance(attention_context, SequenceContext):
-            routing = attention_context.routing
-        tokens = None if routing is None else self._tokens(routing.shares)
-        own_nD, sizes = self._own(x_nD)
-        choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
-        planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
-        # While the host waits for the sizes of the dispatch, the device computes this.
-        shared = None if self.shared is None else self.shared(x_nD)
-        if shared is not None and self.shared_gate is not None:
-            shared = self.shared_gate(x_nD, shared)
-        routed = self._answers(own_nD, choice, planned.dispatch())
-        if sizes is not None:
-            routed = gather_rows(routed, sizes, self.context.tp)
-        return routed if shared is None else routed + shared
-
-    def _own(self, x_nD: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
-        """Return the tokens that this tp rank routes; if they are a part, also the sizes of all."""
-        tp = self.context.tp
-        if tp.size == 1 or self.context.sequence_parallel:
-            return x_nD, None
-        sizes = tuple(len(even_cut(x_nD.shape[0], tp.size, index)) for index in range(tp.size))
-        return split_rows(x_nD, sizes, tp), sizes
-
-    def _tokens(self, shares_BS: Tensor) -> TokenShares:
-        """Return the samples of this tp rank's tokens and their shares of them."""
-        tp, (samples, positions) = self.context.tp, shares_BS.shape
-        part = even_cut(samples * positions, tp.size, tp.index)
-        places = torch.arange(part.start, part.stop, device=shares_BS.device)
-        own = shares_BS.flatten()[part.start : part.stop]
-        return TokenShares(samples, places // positions, own)
-
-    def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
-        arrived = to_experts(x_nD, dispatch, self.context)
-        answers = self.experts(arrived, dispatch.counts)
-        answers = from_experts(answers, dispatch, self.context)
-        weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
-        per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
-        return torch.bmm(weights_n1k, per_token).squeeze(1)
+from mimo_launch.spec.hybrid import HybridModel
+from mimo_launch.spec.language_models import DecoderBlocks, DecoderModel, GateActivation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,38 +143,6 @@ def hybrid_shape(model: HybridModel, moe: MoeShape | None) -> BlockShape:
         gated_attention=model.gated_attention,
         moe=moe,
     )
-
-
-class Mlp(nn.Module):
-    """Gated MLP, or one with an activation, its inner width cut over tp: [n, D] -> [n, D]."""
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        inner: int,
-        out: int,
-        *,
-        gated: bool,
-        bias: bool,
-        activation: Activation | Literal["squared_relu"] = "gelu",
-        gate: GateActivation = "silu",
-        out_scale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.context = context
-        self.between = GATED[gate] if gated else ACTIVATIONS[activation]
-        outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
-        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
-        self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
-
-    def forward(self, x_nD: Tensor) -> Tensor:
-        """Return the MLP of every token."""
-        hidden = self.inputs(self.context.enter(x_nD))
-        # The same name: without a backward, the input is freed before the next product.
-        hidden = self.context.fused(self.between, hidden)
-        out: Tensor = self.output(hidden)
-        return out
 
 
 class Layer(nn.Module):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import ImageContext, turned_by_place
+from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mimo_launch.comm.collectives import all_gather, broadcast
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.layers.attention_contexts import zigzag_positions
+from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule

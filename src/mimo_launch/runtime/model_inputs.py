@@ -5,7 +5,7 @@ rows of images on several axes (M-RoPE), as runs of tokens.
 Relies on: `layout.step_views` for the samples of a replica, so that every stage of language knows
 them without messages.
 Leaves: reading and decoding to `train`, with the ranks of `layout.sample_readers`; angles to
-`layers.attention_contexts`.
+`layers.sequence_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; the position after an image is behind its longer side.
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.noise import Noise
-from mimo_launch.layers.attention_contexts import Documents
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews

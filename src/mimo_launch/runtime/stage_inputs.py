@@ -12,14 +12,14 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.attention_contexts import (
+from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.image_contexts import (
     ImageContext,
     image_context,
     two_list_context,
-    zigzag_positions,
+    window_context,
 )
-from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.window_contexts import window_context
+from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.step_data import StepData

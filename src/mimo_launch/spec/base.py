@@ -3,7 +3,7 @@
 Decides: that unknown keys are errors and values are never converted; how an annotation divides into
 sections, words and a single value.
 Relies on: pydantic, `wording` for lists.
-Leaves: the sections to `encoders`, `language_models`, `sections` and `spec`.
+Leaves: the sections to `encoders`, `language_models`, `hybrid`, `sections` and `spec`.
 """
 
 import os

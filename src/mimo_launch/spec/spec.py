@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mimo_launch.spec.attention import RopeScaling, SlidingWindow
 from mimo_launch.spec.base import (
     AXES,
     LANGUAGE,
@@ -41,18 +42,10 @@ from mimo_launch.spec.encoders import (
     VitModel,
     Windows,
 )
+from mimo_launch.spec.experts import ExpertGrid, Moe
 from mimo_launch.spec.generators import Codes, FlowModel, GeneratorKinds, TalkerModel
-from mimo_launch.spec.language_models import (
-    DecoderModel,
-    DeltaNetSizes,
-    ExpertGrid,
-    HybridModel,
-    LanguageModel,
-    MambaSizes,
-    Moe,
-    RopeScaling,
-    SlidingWindow,
-)
+from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
+from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,

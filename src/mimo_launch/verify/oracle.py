@@ -31,14 +31,9 @@ from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import (
-    ConnectorModel,
-    DecoderModel,
-    HybridModel,
-    LanguageModel,
-    Spec,
-)
-from mimo_launch.verify.oracle_encoders import OneRankEncoder, connect, encode, velocity_loss
+from mimo_launch.spec.spec import ConnectorModel, DecoderModel, HybridModel, LanguageModel, Spec
+from mimo_launch.verify.oracle_custom import OneRankEncoder
+from mimo_launch.verify.oracle_encoders import connect, encode, velocity_loss
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, speech_loss
 from mimo_launch.verify.oracle_layers import (
     Load,

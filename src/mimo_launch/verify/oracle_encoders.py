@@ -1,48 +1,25 @@
-"""Encoders of the oracle: one image or clip at a time, whole.
+"""Encoders, connectors and flows of the oracle: one image or clip at a time, whole.
 
-Decides: what the rows of an image or a clip are; that a custom encoder is right by definition where
-every axis is 1: the proof shows only how a layout differs from one rank, and an image among others
-from an image alone.
-Relies on: `oracle_layers`; the class itself of a custom encoder, and the packing of one image.
-Leaves: where rows go, and what language computes from them, to `oracle`.
+Decides: what the rows of an image or a clip are, and the velocity of a flow.
+Relies on: `oracle_blocks` and `oracle_layers`.
+Leaves: where rows go, and what language computes from them, to `oracle`; users' own encoders to
+`oracle_custom`.
 
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from mimo_launch.data.noise import Noise
-from mimo_launch.layers.attention_contexts import image_context, two_list_context
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches, PatchTargets, Reader, pack
-from mimo_launch.models.row_places import RowPlaces
-from mimo_launch.spec.encoders import Activation, EncoderBlocks
-from mimo_launch.spec.spec import (
-    AudioModel,
-    ConnectorModel,
-    FlowModel,
-    Model,
-    TransformerEncoder,
-    VitModel,
-)
-from mimo_launch.verify.oracle_layers import (
-    Weights,
-    attend,
-    image_angles,
-    layer_norm,
-    linear,
-    rms_norm,
-    turned,
-)
+from mimo_launch.spec.spec import AudioModel, ConnectorModel, FlowModel, Model, VitModel
+from mimo_launch.verify.oracle_blocks import activated, block, blocks, project
+from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
 
 
 def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> Tensor:
@@ -59,12 +36,12 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
         weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
         x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
     x_ND = x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
-    x_ND = _blocks(weights, x_ND, encoder, model, eps=1e-5)
+    x_ND = blocks(weights, x_ND, encoder, model, eps=1e-5)
     x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", 1e-5)
     # Join tokens that follow each other: [N, D] -> [N / stack, stack * D].
     starts = range(0, len(x_ND), model.stack)
     joined = torch.stack([torch.cat(list(x_ND[i : i + model.stack])) for i in starts])
-    return _project(weights, joined, encoder, model)
+    return project(weights, joined, encoder, model)
 
 
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
@@ -83,7 +60,7 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
         groups = None
         if model.windows is not None and i not in model.windows.full:
             groups = _windows(height, width, model.windows.side * model.shuffle)
-        x_ND = _block(
+        x_ND = block(
             weights,
             x_ND,
             f"{encoder}.layers.{i}",
@@ -105,11 +82,11 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
             last = layer_norm(weights, last, name, eps)
         else:
             last = rms_norm(weights, last, name, eps, offset=model.projector_norm_offset)
-    rows = [_project(weights, last, encoder, model, model.projector_activation)]
+    rows = [project(weights, last, encoder, model, model.projector_activation)]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
         y = layer_norm(weights, _joined(each, model, width), f"{layer}.norm", model.norm_eps)
-        y = _activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
+        y = activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
         rows.append(linear(weights, y, f"{layer}.mlp.down"))
     return torch.cat(rows, dim=1)
 
@@ -174,9 +151,9 @@ def connect(
     x_ND = torch.cat(mapped) if model.merge == "rows" else torch.stack(mapped).sum(dim=0)
     if model.queries is not None:
         x_ND = torch.cat([x_ND, weights[f"{name}.queries.weight"]])
-    x_ND = _blocks(weights, x_ND, name, model, eps=1e-5)
+    x_ND = blocks(weights, x_ND, name, model, eps=1e-5)
     made = x_ND if model.queries is None else x_ND[-model.queries :]
-    return _project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
+    return project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
 def velocity_loss(
@@ -199,7 +176,7 @@ def velocity_loss(
     x_ND = linear(weights, (1 - time) * noise_NP + time * patches_NP, f"{name}.patch")
     x_ND = x_ND + _sincos(height, width, model.hidden) + _embedded_time(weights, name, model, time)
     rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
-    x_ND = _blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
+    x_ND = blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
     velocity = linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
     return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum(), 0
 
@@ -245,83 +222,6 @@ def _windows(height: int, width: int, side: int) -> list[list[int]]:
     ]
 
 
-def _blocks(
-    weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks, *, eps: float
-) -> Tensor:
-    """Return the tokens behind the blocks."""
-    for i in range(model.layers):
-        x_ND = _block(weights, x_ND, f"{encoder}.layers.{i}", model, eps=eps)
-    return x_ND
-
-
-def _block(
-    weights: Weights,
-    x_ND: Tensor,
-    layer: str,
-    model: EncoderBlocks,
-    activation: str = "gelu",
-    turn: Tensor | None = None,
-    *,
-    eps: float,
-    norm: Callable[[Weights, Tensor, str, float], Tensor] = layer_norm,
-    groups: list[list[int]] | None = None,
-) -> Tensor:
-    """Return the tokens behind a block; `turn` holds rotary angles.
-
-    Tokens attend inside each of `groups`, or all to all.
-    """
-    y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
-    q, k, v = (
-        linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1) for p in "qkv"
-    )
-    if isinstance(model, VitModel) and model.qk_norm:
-        q, k = (
-            rms_norm(weights, x.flatten(1), f"{layer}.attention.{p}_norm", eps).view(x.shape)
-            for x, p in ((q, "q"), (k, "k"))
-        )
-    scaled = isinstance(model, VitModel) and model.layer_scale is not None
-    if turn is not None:
-        q, k = turned(q, turn), turned(k, turn)
-    attended = torch.zeros_like(y)
-    for group in groups or [list(range(len(y)))]:
-        attended = attended.index_add(
-            0, torch.tensor(group), attend(q[group], k[group], v[group], None)
-        )
-    added = linear(weights, attended, f"{layer}.attention.o")
-    x_ND = x_ND + (added * weights[f"{layer}.attention_scale.weight"] if scaled else added)
-    y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
-    inner = linear(weights, y, f"{layer}.mlp.up")
-    if activation == "swiglu":
-        gate = linear(weights, y, f"{layer}.mlp.gate")
-        inner = gate / (1 + torch.exp(-gate)) * inner
-    else:
-        inner = _activated(inner, activation)
-    added = linear(weights, inner, f"{layer}.mlp.down")
-    return x_ND + (added * weights[f"{layer}.mlp_scale.weight"] if scaled else added)
-
-
-def _project(
-    weights: Weights,
-    x_ND: Tensor,
-    encoder: str,
-    model: TransformerEncoder,
-    activation: Activation = "gelu",
-) -> Tensor:
-    if model.projector == "linear":
-        return linear(weights, x_ND, f"{encoder}.projector.linear")
-    hidden = _activated(linear(weights, x_ND, f"{encoder}.projector.up"), activation)
-    return linear(weights, hidden, f"{encoder}.projector.down")
-
-
-def _activated(x: Tensor, activation: str) -> Tensor:
-    """Compute an activation by its definition: exact GELU, GELU by tanh, GELU by a sigmoid."""
-    if activation == "gelu":
-        return 0.5 * x * (1 + torch.erf(x / 2**0.5))
-    if activation == "gelu_tanh":
-        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
-    return x / (1 + torch.exp(-1.702 * x))
-
-
 def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
     """Join the patches of each square, row by row, as Idefics3 and InternVL do.
 
@@ -352,77 +252,3 @@ def _sincos(height: int, width: int, size: int) -> Tensor:
             parts = [f(a) for axis in angles for f in (np.sin, np.cos) for a in axis]
             rows.append(parts)
     return torch.tensor(np.array(rows), dtype=torch.float64)
-
-
-class OneRankEncoder:
-    """A network of one stage, an encoder or generator, called with the oracle's weights."""
-
-    def __init__(
-        self, name: str, network: nn.Module, how: Reader, context: ParallelContext
-    ) -> None:
-        self.network, self.how, self.context = network, how, context
-        path_of = {id(p): path for path, p in network.named_parameters()}
-        # One segment or several, fused along dim 0, make a parameter.
-        self.segments = {
-            path_of[id(declared.parameter)]: [placed.name for placed in declared.placed]
-            for declared in declared_parameters(name, network)
-        }
-
-    def rows(self, weights: Mapping[str, Tensor], array: np.ndarray) -> Tensor:
-        """Return the rows [r, L] of one image, by the weights of all segments."""
-        return self._called(weights, self._packed(array))
-
-    def loss(
-        self,
-        weights: Mapping[str, Tensor],
-        array: np.ndarray,
-        read: Mapping[str, Tensor],
-        draw: Callable[[tuple[int, int]], Noise],
-    ) -> Tensor:
-        """Return the summed loss of one image that is made of these rows of one module."""
-        ((source, read_rD),) = read.items()
-        packed, device = self._packed(array), self.context.device
-        patches = self._patches(array)
-        size, extra = len(patches.values), len(read_rD)
-        noise, time = draw((packed.sizes[0], self.how.row_width))
-        one = torch.ones(size, dtype=torch.float64)
-        target = PatchTargets(
-            patches.values.double(),
-            patches.positions,
-            torch.from_numpy(noise).double().reshape(size, -1),
-            time * one,
-            one,
-        )
-        full = replace(
-            packed,
-            mask=two_list_context([size], [extra], (size, extra), range(1), device, alone=True),
-            extra_tokens=extra,
-            extras=(extra,),
-            own=range(size),
-            rows={source: read_rD},
-            row_places={source: RowPlaces((extra,), torch.arange(size, size + extra))},
-            made=target,
-        )
-        return self._called(weights, full)
-
-    def _patches(self, array: np.ndarray) -> Patches:
-        cut = self.how.cut(array, dtype=self.context.compute_dtype, pinned=False)
-        return pack([cut], self.how, self.context, range(len(cut.values)))
-
-    def _packed(self, array: np.ndarray) -> EncoderInput:
-        source, patches = self.how.source, self._patches(array)
-        held = range(len(patches.values))
-        return EncoderInput(
-            mask=image_context([len(held)], held, self.context.device, alone=True),
-            sizes=(len(held) // source.patches_per_row,),
-            patches=patches,
-            images=(source.size_in_rows(array.shape),),
-        )
-
-    def _called(self, weights: Mapping[str, Tensor], packed: EncoderInput) -> Tensor:
-        values = {
-            path: torch.cat([weights[name] for name in names])
-            for path, names in self.segments.items()
-        }
-        made: Tensor = functional_call(self.network, values, (None, packed))
-        return made

@@ -19,13 +19,8 @@ from torch import Tensor
 from mimo_launch.data.noise import Noise
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import (
-    CausalModel,
-    DecoderBlocks,
-    DeltaNetSizes,
-    HybridModel,
-    MambaSizes,
-)
+from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
+from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel
 from mimo_launch.verify.oracle_layers import (
     GATES,

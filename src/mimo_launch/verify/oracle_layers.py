@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.language_models import Moe
+from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]

@@ -1,0 +1,168 @@
+"""What attention needs to know of sequences of tokens, once per microbatch.
+
+Decides: which tokens of a sequence attend to which; positions of this rank's tokens, by the zigzag.
+Relies on: `rotary` for angles.
+Leaves: lists of images to `image_contexts`, the attention itself to `attention`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.async_copies import to_device
+from mimo_launch.layers.aux_loss import RoutingContext
+from mimo_launch.layers.rotary import angles, cos_and_sin
+from mimo_launch.spec.spec import RopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Documents packed into sequences, by `numbers` [sequences, positions].
+
+    `lengths` are those of all documents, sequence after sequence, on the host.
+    """
+
+    numbers: Tensor
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceContext:
+    """Tokens are `batch` sequences of equal length; a token attends to itself and those before it.
+
+    `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K]
+    where the sequences differ in positions; None where attention has no positions. `documents` are
+    packed into sequences and do not attend to each other. A token attends to the last `reach`
+    tokens, itself among them; None: to all. `routing` is for the balance of experts. `masks` are
+    added to the scores of each chunk of a sequence that this rank holds, over all its positions,
+    where some tokens attend to later ones: [B, 1, queries, S].
+    """
+
+    batch: int
+    device: torch.device
+    cos: Tensor | None
+    sin: Tensor | None
+    documents: Documents | None
+    routing: RoutingContext | None = None
+    reach: int | None = None
+    masks: tuple[Tensor, ...] = ()
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether a token does not attend to all those before it in its sequence."""
+        return self.documents is not None or self.reach is not None
+
+    def lengths(self, seq: int) -> tuple[int, ...]:
+        """Return the lengths of all documents; without any, those of sequences of `seq` tokens."""
+        return (seq,) * self.batch if self.documents is None else self.documents.lengths
+
+    def lower_right(self, queries: int, keys: int) -> Tensor:
+        """Return the mask of the last `queries` of the first `keys` positions, which end together.
+
+        Shapes: [queries, keys], with documents [batch, 1, queries, keys].
+        """
+        place = torch.arange(keys - queries, keys, device=self.device)
+        distance = place[:, None] - torch.arange(keys, device=self.device)
+        causal = distance >= 0
+        if self.reach is not None:
+            causal &= distance < self.reach
+        if self.documents is None:
+            return causal
+        numbers = self.documents.numbers
+        mine, theirs = numbers[:, keys - queries : keys], numbers[:, :keys]
+        return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
+
+
+def with_images(
+    sequences: SequenceContext, images_BS: Tensor, cp: int, cp_size: int, dtype: torch.dtype
+) -> SequenceContext:
+    """Return the context in which tokens with the same number of an image see each other.
+
+    A negative number is that of text. Layers share the masks: attention makes no copies of them.
+    """
+    seq = images_BS.shape[1]
+    everywhere = sequences.lower_right(seq, seq)
+    same = (images_BS[:, :, None] == images_BS[:, None, :]) & (images_BS[:, None, :] >= 0)
+    if sequences.reach is not None:
+        place = torch.arange(seq, device=images_BS.device)
+        same &= place[:, None] - place < sequences.reach
+    allowed = everywhere | same[:, None]
+    added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    added.masked_fill_(~allowed, -math.inf)
+    if cp_size == 1:
+        return replace(sequences, masks=(added,))
+    chunks = added.chunk(2 * cp_size, dim=2)
+    held = chunks[cp], chunks[2 * cp_size - 1 - cp]
+    return replace(sequences, masks=tuple(each.contiguous() for each in held))
+
+
+def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> Tensor:
+    """Return the positions [seq / cp_size] that cp rank `cp` holds of a sequence.
+
+    Chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size, which balances causal attention.
+    """
+    places = torch.arange(seq, device=device)
+    if cp_size == 1:
+        return places
+    chunks = places.view(2 * cp_size, -1)
+    return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
+
+
+def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
+    """Return zigzag shards as sequences in order, [B, S, ...].
+
+    Shapes: [cp_size * B * S / cp_size, ...], cp ranks one after another, each [B, 2 chunks].
+    """
+    if cp_size == 1:
+        return x_NF.view(batch, -1, *x_NF.shape[1:])
+    shards = x_NF.view(cp_size, batch, 2, -1, *x_NF.shape[1:])
+    # First chunks are 0 .. cp-1 in the order of the ranks, second chunks run backwards.
+    chunks = torch.cat([shards[:, :, 0], shards[:, :, 1].flip(0)])
+    return chunks.transpose(0, 1).flatten(1, 2)
+
+
+def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
+    """Return sequences as zigzag shards, the reverse of `in_order`."""
+    if cp_size == 1:
+        return x_BSF.flatten(0, 1)
+    batch, seq = x_BSF.shape[:2]
+    chunks = x_BSF.reshape(batch, 2 * cp_size, seq // (2 * cp_size), *x_BSF.shape[2:]).transpose(
+        0, 1
+    )
+    first, second = chunks.chunk(2)
+    return torch.stack([first, second.flip(0)], dim=2).flatten(0, 3)
+
+
+def sequence_context(
+    batch: int,
+    positions: Tensor,
+    head_size: int,
+    theta: float | None,
+    dtype: torch.dtype,
+    *,
+    documents: Documents | None,
+    axes: tuple[int, ...] | None = None,
+    scaling: RopeScaling | None = None,
+    routing: RoutingContext | None = None,
+) -> SequenceContext:
+    """Return the context of `batch` sequences of which this rank holds the given positions.
+
+    Without a `theta` nothing is rotated.
+
+    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which `axes` has
+    the one that rotates each pair of a head. They may go on from one document to the next: only
+    distances matter to a rotary embedding.
+    """
+    if theta is None:
+        return SequenceContext(batch, positions.device, None, None, documents, routing)
+    angle = angles(positions, head_size, theta, dtype, scaling)
+    if positions.dim() > 1:
+        if axes is None:
+            raise ValueError("positions on several axes need the axis of each pair of a head")
+        axis_of = to_device(np.array(axes, dtype=np.int64), positions.device)
+        angle = angle.gather(0, axis_of.expand(1, *angle.shape[1:])).squeeze(0)
+    cos, sin = cos_and_sin(angle, scaling)
+    return SequenceContext(batch, positions.device, cos, sin, documents, routing)

@@ -1,0 +1,138 @@
+"""What stands behind attention in a block: an MLP, plain or gated, or experts for each token.
+
+Decides: which tokens of a replica each tp rank sends to the experts, and how their answers are
+combined.
+Relies on: `layers.router` and `layers.experts`; `layers` for maps that know their tp group.
+Leaves: norms, and what is added to the stream, to `transformer_block`.
+
+Legend: N tokens of a replica's cp rank, n those of this tp rank, D width, k choices of a token.
+
+tp ranks that hold the same tokens (without sequence parallelism) each route a part of them;
+otherwise every token would travel once per tp rank.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
+from mimo_launch.kinds.layer import even_cut
+from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
+from mimo_launch.layers.image_contexts import AttentionContext
+from mimo_launch.layers.linear import ColumnLinear, RowLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
+from mimo_launch.layers.router import Choice, Router, TokenShares
+from mimo_launch.layers.scales import TokenGate
+from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.language_models import GateActivation
+
+
+class Mlp(nn.Module):
+    """Gated MLP, or one with an activation, its inner width cut over tp: [n, D] -> [n, D]."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        inner: int,
+        out: int,
+        *,
+        gated: bool,
+        bias: bool,
+        activation: Activation | Literal["squared_relu"] = "gelu",
+        gate: GateActivation = "silu",
+        out_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.between = GATED[gate] if gated else ACTIVATIONS[activation]
+        outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
+        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
+        self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return the MLP of every token."""
+        hidden = self.inputs(self.context.enter(x_nD))
+        # The same name: without a backward, the input is freed before the next product.
+        hidden = self.context.fused(self.between, hidden)
+        out: Tensor = self.output(hidden)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """A mixture of experts; `coefficient` is that of its balance loss over a step's samples."""
+
+    model: Moe
+    coefficient: float
+
+
+class MoeMlp(nn.Module):
+    """Experts for each token, and an MLP for all of them if the model shares one: [n, D]."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        shape: MoeShape,
+        width: int,
+        *,
+        gate: GateActivation | None,
+        out_scale: float,
+        shared: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.context, self.num_experts = context, shape.model.experts
+        self.router = Router(context, shape.model, width, shape.coefficient)
+        self.experts = Experts(context, shape.model, width, gate=gate, out_scale=out_scale)
+        self.shared = shared
+        self.shared_gate = TokenGate(context, width) if shape.model.gates_shared else None
+
+    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        """Return the weighted answers of every token's experts.
+
+        Without a routing context the load is not balanced.
+        """
+        routing = None
+        if isinstance(attention_context, SequenceContext):
+            routing = attention_context.routing
+        tokens = None if routing is None else self._tokens(routing.shares)
+        own_nD, sizes = self._own(x_nD)
+        choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
+        planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
+        # While the host waits for the sizes of the dispatch, the device computes this.
+        shared = None if self.shared is None else self.shared(x_nD)
+        if shared is not None and self.shared_gate is not None:
+            shared = self.shared_gate(x_nD, shared)
+        routed = self._answers(own_nD, choice, planned.dispatch())
+        if sizes is not None:
+            routed = gather_rows(routed, sizes, self.context.tp)
+        return routed if shared is None else routed + shared
+
+    def _own(self, x_nD: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
+        """Return the tokens that this tp rank routes; if they are a part, also the sizes of all."""
+        tp = self.context.tp
+        if tp.size == 1 or self.context.sequence_parallel:
+            return x_nD, None
+        sizes = tuple(len(even_cut(x_nD.shape[0], tp.size, index)) for index in range(tp.size))
+        return split_rows(x_nD, sizes, tp), sizes
+
+    def _tokens(self, shares_BS: Tensor) -> TokenShares:
+        """Return the samples of this tp rank's tokens and their shares of them."""
+        tp, (samples, positions) = self.context.tp, shares_BS.shape
+        part = even_cut(samples * positions, tp.size, tp.index)
+        places = torch.arange(part.start, part.stop, device=shares_BS.device)
+        own = shares_BS.flatten()[part.start : part.stop]
+        return TokenShares(samples, places // positions, own)
+
+    def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
+        arrived = to_experts(x_nD, dispatch, self.context)
+        answers = self.experts(arrived, dispatch.counts)
+        answers = from_experts(answers, dispatch, self.context)
+        weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
+        per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
+        return torch.bmm(weights_n1k, per_token).squeeze(1)
