@@ -494,17 +494,20 @@ def class_tokens_become_rows() -> None:
 
 
 def images_share_a_class_token() -> None:
-    """All images attend to the class token of the first one."""
-    from mimo_launch.layers import image_contexts as module
+    """All images attend to the class token of the first one that this rank holds a part of."""
+    from mimo_launch.runtime import stage_inputs as module
 
-    correct = module._places
+    correct = module.two_list_context
 
-    def shared(*args: Any) -> Any:
-        places, valid = correct(*args)
-        places[:, 0] = places[:1, 0]
-        return places, valid
+    def shared(*args: Any, **kwargs: Any) -> Any:
+        mask = correct(*args, **kwargs)
+        if mask.order is not None and mask.key_lengths:
+            # The class token of an image is its first key.
+            firsts = np.cumsum([0, *mask.key_lengths[:-1]])
+            mask.order.keys[firsts] = mask.order.keys[0].clone()
+        return mask
 
-    module._places = shared
+    module.two_list_context = shared
 
 
 def position_of_the_class_token_forgotten() -> None:
