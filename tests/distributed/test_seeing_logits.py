@@ -1,4 +1,4 @@
-"""A tower and a decoder of ours are an InternVL, a SmolVLM, an Idefics3, number by number."""
+"""A tower and a decoder of ours are an InternVL, a SmolVLM, a Mistral 3, number by number."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,10 @@ def wanted_logits(model: Any, asked: Spec) -> Tensor:
 
 # Its tower takes images of one size.
 OF_ONE_SIZE = {"gemma3"}
-OFTEN = {("gemma3", "cp2"), ("internvl", "apart"), ("internvl_large", "tp2"), ("smolvlm", "cp2")}
+OFTEN = {
+    ("gemma3", "cp2"), ("internvl", "apart"), ("internvl_large", "tp2"), ("mistral3", "apart"),
+    ("smolvlm", "cp2"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -62,8 +65,26 @@ def test_logits_of_images_of_other_sizes(kind: str, side: int, tmp_path: Path) -
     assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
 
 
+# Each image has a size of its own.
+OF_ANY_SIZE = {"mistral3", "pixtral"}
+
+
+@pytest.mark.parametrize("kind", OF_ANY_SIZE)
+def test_logits_of_images_of_several_sizes(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    save(model, tmp_path / "model")
+    asked = made(kind, "tp2" if kind == "mistral3" else "one rank", tmp_path / "model", side=None)
+    data = build_dataset(asked)
+    sizes = {x.shape for each in ids_of(asked) for x in data.images("train", each, "vision")}
+    assert len(sizes) > 2
+    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+SELDOM = {"idefics3", "pixtral"}
+
+
 @pytest.mark.parametrize(
-    "kind", [pytest.param(x, marks=pytest.mark.sweep if x == "idefics3" else ()) for x in KINDS]
+    "kind", [pytest.param(x, marks=pytest.mark.sweep if x in SELDOM else ()) for x in KINDS]
 )
 def test_logits_in_float64(kind: str, tmp_path: Path) -> None:
     model = tiny(kind, torch.float64)
@@ -75,7 +96,9 @@ def test_logits_in_float64(kind: str, tmp_path: Path) -> None:
     assert deviation(found, wanted_logits(model, asked)) < 1e-9
 
 
-STEPS_OFTEN = {("gemma3", "adamw"), ("internvl", "adamw"), ("smolvlm", "sgd")}
+STEPS_OFTEN = {
+    ("gemma3", "adamw"), ("internvl", "adamw"), ("mistral3", "sgd"), ("smolvlm", "sgd"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -123,6 +146,8 @@ def test_a_step_is_that_of_plain_torch(kind: str, optimizer: str, tmp_path: Path
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "frequencies of both axes": ("mistral3", {"rope_frequencies": "shared"}),
+    "norm of patches": ("mistral3", {"projector_norm_eps": 0.1}),
     "offset of the projector's norm": ("gemma3", {"projector_norm_offset": False}),
     "norm of the projector": ("internvl", {"projector_norm_eps": 0.1}),
     "norms per layer": ("internvl_large", {"norm_eps": 1e-2}),

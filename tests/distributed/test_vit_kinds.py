@@ -6,8 +6,8 @@ import pytest
 from tests.support.graphs import flow, talker
 from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
+from tests.support.planted_scales import MERGED, NEAREST, POOLED, scaled
 from tests.support.planted_scales import MODEL as SCALED
-from tests.support.planted_scales import NEAREST, POOLED, scaled
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
@@ -144,7 +144,7 @@ SCALE_OFTEN = "sp cp"
     ("model", "layout"),
     [
         pytest.param(each, layout, marks=() if layout == SCALE_OFTEN else pytest.mark.sweep)
-        for each in (SCALED, NEAREST, POOLED)
+        for each in (SCALED, NEAREST, POOLED, MERGED)
         for layout in SCALE_LAYOUTS
     ],
 )

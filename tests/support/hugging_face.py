@@ -218,12 +218,22 @@ def widen(model: nn.Module) -> None:
             turn = turn.repeat(1, 1, 2)
         return turn.cos() * attention_factor(scaling), turn.sin() * attention_factor(scaling)
 
+    def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        size, turns = 2 * len(self.inv_freq), []
+        for axis in (0, 1):
+            exponents = torch.arange(2 * axis, size, 4, dtype=torch.float64) / size
+            turns.append(position_ids[:, axis, None] * 10000.0**-exponents)
+        turn = torch.cat(turns * 2, dim=-1)
+        return turn.cos(), turn.sin()
+
     for module in model.modules():
         if type(module).__name__ == "Gemma3RMSNorm":
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]
-        if type(module).__name__.endswith("RotaryEmbedding"):
+        if type(module).__name__ == "PixtralVisionRotaryEmbedding":
+            module.forward = MethodType(places, module)  # type: ignore[method-assign]
+        elif type(module).__name__.endswith("RotaryEmbedding"):
             module.forward = MethodType(angles, module)  # type: ignore[method-assign]
         if type(module).__name__.endswith("ScaledWordEmbedding"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)

@@ -4,7 +4,8 @@ from typing import Any
 
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import scales
+from mimo_launch.layers import scales, whole_linear
+from mimo_launch.models import vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
 
@@ -24,6 +25,14 @@ POOLED: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [4, 4], "projector": "linear", "pooling": "mean",
     "projector_bias": False, "projector_norm_eps": 1e-3, "projector_norm": "rms",
     "projector_norm_offset": True, "shuffle": 2,
+}  # fmt: skip
+
+# As a Mistral 3.
+MERGED: dict[str, Any] = {
+    "layers": 2, "positions": "rope2d", "rope_frequencies": "in_turn", "norm": "rms",
+    "activation": "swiglu", "qkv_bias": False, "block_bias": False, "patch_bias": False,
+    "pre_norm": True, "final_norm": False, "pooling": "linear", "shuffle": 2,
+    "projector_norm_eps": 1e-3, "projector_norm": "rms", "projector_bias": False,
 }  # fmt: skip
 
 
@@ -66,7 +75,42 @@ def neighbours_in_the_list() -> None:
     VisionStage._rows = strided
 
 
+def merged_patch_after_patch() -> None:
+    """The map of the patches of a row reads them one after another, not by channel."""
+
+    def plain(self: Any, x_nD: Any) -> Any:
+        return self.projector.merge(x_nD.reshape(-1, self.model.merge_width))
+
+    VisionStage._rows = plain
+
+
+def rows_turn_as_columns() -> None:
+    """Rows and columns of patches rotate at the same frequencies."""
+    correct = vision_encoder.turned_by_place
+
+    def shared(*given: Any, in_turn: bool) -> Any:
+        return correct(*given)
+
+    vision_encoder.turned_by_place = shared
+
+
+def merge_taken_for_complete() -> None:
+    """Under sequence parallelism a tp rank keeps the gradient of its own rows."""
+    correct: Any = whole_linear.replicated
+
+    def complete(name: str, shape: Any, tp_grad: Any, **more: Any) -> Any:
+        return correct(name, shape, "complete", **more)
+
+    whole_linear.replicated = complete
+
+
 SCALE_BUGS = {
+    "patches merged in another order": (merged_patch_after_patch, scaled({}, MERGED)),
+    "frequencies of both axes": (rows_turn_as_columns, scaled({}, MERGED)),
+    "merge of own rows": (
+        merge_taken_for_complete,
+        scaled({"tp": 2, "sequence_parallel": True}, MERGED),
+    ),
     "mean of other patches": (neighbours_in_the_list, scaled({"cp": 2}, POOLED)),
     "layer scale of own tokens": (
         scale_taken_for_complete,

@@ -1,4 +1,4 @@
-"""Tiny InternVL, Idefics3, SmolVLM and Gemma 3 models of `transformers`, and specs for them."""
+"""Tiny models of `transformers` that see, InternVL to Pixtral, and specs for them."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tests.support.hugging_face import ids_of, tokens_of
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
 from tests.support.specs import box, spec
 from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
 from mimo_launch.spec.spec import Spec
 
 TOKEN = 7
@@ -29,6 +31,16 @@ _IDEFICS = {
 _GEMMA = {
     "activation": "gelu_tanh", "projector": "linear", "projector_bias": False, "pooling": "mean",
     "projector_norm_eps": 1e-6, "projector_norm": "rms", "projector_norm_offset": True,
+}  # fmt: skip
+_PIXTRAL = {
+    "layers": 3, "hidden": 32, "heads": 4, "mlp": 48, "patch": PATCH, "channels": 3,
+    "positions": "rope2d", "rope_frequencies": "in_turn", "norm": "rms", "norm_eps": 1e-5,
+    "activation": "swiglu", "qkv_bias": False, "block_bias": False, "patch_bias": False,
+    "pre_norm": True, "final_norm": False,
+}  # fmt: skip
+_MERGER = {
+    "shuffle": 2, "pooling": "linear", "projector_norm_eps": 1e-4, "projector_norm": "rms",
+    "projector_bias": False,
 }  # fmt: skip
 _TEXT_KEYS = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
@@ -94,6 +106,25 @@ KINDS = {
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
+    "mistral3": Kind(
+        "Mistral3",
+        {**_PIXTRAL, **_MERGER},
+        {"model_type": "mistral", "head_dim": 8, "sliding_window": None, "rms_norm_eps": 1e-4},
+        {"head_dim": 8, "norm_eps": 1e-4},
+        {"model_type": "pixtral", "hidden_act": "silu"},
+        {"tie_word_embeddings": False},
+    ),
+    "pixtral": Kind(
+        "Llava",
+        _PIXTRAL,
+        {"model_type": "mistral", "head_dim": 8, "sliding_window": 5},
+        {"head_dim": 8, "sliding_window": {"size": 5}},
+        {"model_type": "pixtral", "hidden_act": "silu"},
+        {
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": False,
+        },
+    ),
     "idefics3": Kind(
         "Idefics3",
         {**_KEYS, **_IDEFICS},
@@ -129,9 +160,17 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def made(
-    kind: str, layout: str, folder: Path, precision: str = "fp32", side: int = GRID, **more: Any
+    kind: str,
+    layout: str,
+    folder: Path,
+    precision: str = "fp32",
+    side: int | None = GRID,
+    **more: Any,
 ) -> Spec:
-    """Return a spec whose two modules start from a folder; images of `side` x `side` patches."""
+    """Return a spec whose two modules start from a folder.
+
+    Images are of `side` x `side` patches; None: each of a size of its own.
+    """
     vision, language = (dict(each) for each in LAYOUTS[layout])
     family = KINDS[kind]
     modules = {
@@ -149,7 +188,8 @@ def made(
             **language,
         ),
     }
-    data = {"kind": "synthetic", "image": [side, side], "max_images": 2, "text_only": 0.2}
+    data = {"kind": "synthetic", "max_images": 2, "text_only": 0.2}
+    data |= {"image": [side, side]} if side is not None else {"max_patches": 24}
     train = {"steps": 1, "precision": precision}
     found = spec(modules, microbatches=2, mbs=2, train=train, data=data, **more)
     assert not [item for item in check(found) if item.is_error]
@@ -160,15 +200,35 @@ def logits_of(model: Any, made: Spec) -> Tensor:
     """Return the logits of each sample of the first step by itself, [samples, S, words]."""
     rows = []
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        name = type(model).__name__
+        if name.startswith(("Mistral3", "Llava")):
+            rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
+            continue
         pixels = images_of(made, sample).to(model.dtype)
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue
-        name = type(model).__name__
         several = pixels if name.startswith(("InternVL", "Gemma3")) else pixels[None]
         more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
         rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)
+
+
+def _of_any_size(model: Any, made: Spec, sample: int) -> dict[str, Any]:
+    """Return the images of a sample, padded to the largest, with their sizes."""
+    found = build_dataset(made).images("train", sample, "vision")
+    if not found:
+        return {}
+    sizes = [image.shape[1:] for image in found]
+    height, width = (max(each) for each in zip(*sizes, strict=True))
+    padded = [
+        F.pad(torch.from_numpy(image), (0, width - image.shape[2], 0, height - image.shape[1]))
+        for image in found
+    ]
+    return {
+        "pixel_values": torch.stack(padded).to(model.dtype),
+        "image_sizes": torch.tensor(sizes),
+    }
 
 
 def _mask(model: Any, tokens: Tensor, images: int) -> dict[str, Any]:

@@ -43,6 +43,9 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ),
         ({"pooling": "mean", "shuffle": 2}, []),
         ({"pooling": "mean", "shuffle": 1}, ["setting-without-effect"]),
+        ({"pooling": "linear", "shuffle": 1}, []),
+        ({"rope_frequencies": "in_turn"}, ["setting-without-effect"]),
+        ({"positions": "rope2d", "rope_frequencies": "in_turn", "hidden": 8, "heads": 1}, []),
         ({"projector_norm": "rms"}, ["setting-without-effect"]),
         ({"projector_norm_eps": 1e-5, "projector_norm_offset": True}, ["setting-without-effect"]),
     ],
@@ -59,6 +62,8 @@ def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
         ({"windows": {"side": 2}, "activation": "swiglu"}, ["backend-cannot"] * 2),
         ({"layer_scale": 0.1, "qk_norm": True}, ["backend-cannot"] * 2),
         ({"qkv_bias": False, "projector_bias": False, "projector_norm_eps": 1e-5}, []),
+        ({"activation": "swiglu"}, ["backend-cannot"]),
+        ({"activation": "swiglu", "block_bias": False}, []),
     ],
 )
 def test_transformer_engine_lacks_parts_of_towers(more: dict[str, Any], found: list[str]) -> None:

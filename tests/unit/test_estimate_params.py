@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.planted_scales import MERGED
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
@@ -164,6 +165,7 @@ def specs() -> dict[str, Spec]:
             },
             2,
         ),
+        "as a Mistral 3": one({}, MERGED, 2),
         "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, linear": hearing(

@@ -40,6 +40,11 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
     # That of InternVL, without tiles.
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
+    "pixtral": (
+        "pixtral",
+        "PixtralImageProcessorPil",
+        {"patch_size": {"height": 6, "width": 6}, "size": {"longest_edge": 64}},
+    ),
     "qwen2-vl": (
         "qwen2_vl",
         "Qwen2VLImageProcessorPil",

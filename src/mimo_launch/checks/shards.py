@@ -23,7 +23,6 @@ from mimo_launch.data.webdataset.tar_files import (
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.hugging_face.image_processor import (
     ProcessorError,
-    Smart,
     processor_folder,
     recipe_of,
 )
@@ -142,9 +141,9 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         side = images.row_side
         if len(recipe.mean) != images.channels:
             why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
-        elif isinstance(recipe.resize, Smart) and recipe.resize.factor % side:
+        elif recipe.factor is not None and recipe.factor % side:
             why = (
-                f"it makes sides that are multiples of {recipe.resize.factor} pixels, but a row "
+                f"it makes sides that are multiples of {recipe.factor} pixels, but a row "
                 f"of `{name}` takes {side} x {side}"
             )
         elif recipe.only_size is not None and min(recipe.only_size) < side:

@@ -269,7 +269,11 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
         if getattr(model, key) != default and not model.has_table:
             why = f"`positions: {model.positions}` need no table"
             yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
-    if model.pooling and model.shuffle == 1:
+    if model.rope_frequencies != "shared" and not model.turns_patches:
+        why = f"`positions: {model.positions}` rotate nothing"
+        key = "rope_frequencies"
+        yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+    if model.pooling == "mean" and model.shuffle == 1:
         why = "a row is one patch: `shuffle` is 1"
         yield _no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
     has_norm = model.projector_norm_eps is not None

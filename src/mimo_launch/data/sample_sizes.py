@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, isqrt
 
-from mimo_launch.hugging_face.image_processor import ImageTooThin, Smart, recipe_of
+from mimo_launch.hugging_face.image_processor import ImageTooThin, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan
@@ -245,9 +245,9 @@ def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
         return ImageSize(1, 1)
     if (size := only_size(spec, name)) is not None:
         return size
-    rows, resize = seq, recipe_of(spec, name).resize
-    if isinstance(resize, Smart):
-        most = max(1, resize.max_pixels // images.row_side**2)
+    rows, pixels = seq, recipe_of(spec, name).most_pixels
+    if pixels is not None:
+        most = max(1, pixels // images.row_side**2)
         rows = min(seq, most) if in_text else most
     height = isqrt(rows)
     return ImageSize(height, rows // height)

@@ -58,13 +58,28 @@ class Smart:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """Shrink, if larger, to at most this height and width; then resize to multiples of `factor`.
+
+    The multiples are the next ones above. The rule of Pixtral (https://arxiv.org/abs/2410.07073).
+    """
+
+    factor: int
+    height: int
+    width: int
+
+
+Resize = Exact | ShortEdge | Smart | Within
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
     `resample` is the number of a filter of Pillow.
     """
 
-    resize: Exact | ShortEdge | Smart | None
+    resize: Resize | None
     pad_square: bool = False
     crop: tuple[int, int] | None = None
     resample: int = BICUBIC
@@ -84,6 +99,8 @@ class ImageRecipe:
                 return (long, short) if width <= height else (short, long)
             case Smart() as rule:
                 return _smart(height, width, rule)
+            case Within() as rule:
+                return _within(height, width, rule)
             case None:
                 return height, width
 
@@ -94,6 +111,21 @@ class ImageRecipe:
             height = width = max(height, width)
         resized = self.resized(height, width)
         return self.crop or resized
+
+    @property
+    def factor(self) -> int | None:
+        """A number of pixels of which the sides of every image are multiples, if there is one."""
+        return self.resize.factor if isinstance(self.resize, Smart | Within) else None
+
+    @property
+    def most_pixels(self) -> int | None:
+        """The most pixels of an image, if there is such a number."""
+        match self.resize:
+            case Smart(_, _, most):
+                return most
+            case Within(factor, height, width):
+                return -(-height // factor) * -(-width // factor) * factor**2
+        return None
 
     @property
     def only_size(self) -> tuple[int, int] | None:
@@ -126,6 +158,15 @@ def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:
     return tall, wide
 
 
+def _within(height: int, width: int, rule: Within) -> tuple[int, int]:
+    shrink = max(height / rule.height, width / rule.width, 1)
+    found = math.floor(height / shrink), math.floor(width / shrink)
+    if not all(found):
+        raise ImageTooThin(f"{width} x {height} pixels become {found[1]} x {found[0]}")
+    tall, wide = (-(-edge // rule.factor) * rule.factor for edge in found)
+    return tall, wide
+
+
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _CLIP = {
@@ -148,6 +189,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "GotOcr2": {
         "size": {"height": 384, "width": 384},
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
+    "Pixtral": {
+        "size": {"longest_edge": 1024},
+        "patch_size": {"height": 16, "width": 16},
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,
     },
@@ -229,7 +276,8 @@ def read_recipe(folder: Path) -> ImageRecipe:
             raise ValueError("crop_to_patches: true, which cuts images into tiles")
         if config.get("do_pan_and_scan", False):
             raise ValueError("do_pan_and_scan: true, which adds crops of large images")
-        pads = bool(config.get("do_pad", False))
+        # Pixtral pads images of a batch, behind which the model looks for none.
+        pads = kind != "Pixtral" and bool(config.get("do_pad", False))
         if pads and kind != "Llava":
             raise ValueError("do_pad: true")
         crop = config.get("crop_size") if config.get("do_center_crop", False) else None
@@ -237,7 +285,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
             crop = {"height": crop, "width": crop}
         scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
         return ImageRecipe(
-            resize=_resize(kind, config) if config.get("do_resize", True) else None,
+            resize=_resize(folder, kind, config) if config.get("do_resize", True) else None,
             pad_square=pads,
             crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
             resample=int(config.get("resample", BICUBIC)),
@@ -266,8 +314,12 @@ def read_processor(folder: Path) -> dict[str, Any]:
     raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
 
 
-def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
+def _resize(folder: Path, kind: str, config: Mapping[str, Any]) -> Resize:
     size = config["size"]
+    if kind == "Pixtral":
+        most = size.get("longest_edge")
+        sides = (most, most) if most else (size["height"], size["width"])
+        return Within(_side_of_rows(folder, config["patch_size"]), *map(int, sides))
     if kind == "Qwen2VL":
         # Files before transformers 4.49 have the two limits beside `size`; they take precedence.
         return Smart(
@@ -282,3 +334,14 @@ def _resize(kind: str, config: Mapping[str, Any]) -> Exact | ShortEdge | Smart:
     if set(size) == {"height", "width"}:
         return Exact(int(size["height"]), int(size["width"]))
     raise ValueError(f"size: {json.dumps(size)}")
+
+
+def _side_of_rows(folder: Path, patch: Any) -> int:
+    """Return the side of what becomes a row, in pixels.
+
+    The processor of the model, if there is one, overrides that of images.
+    """
+    whole = read_json(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
+    if isinstance(whole, dict) and whole.get("processor_class") == "PixtralProcessor":
+        return int(whole.get("patch_size", 16)) * int(whole.get("spatial_merge_size", 1))
+    return int(patch["height"] if isinstance(patch, dict) else patch)

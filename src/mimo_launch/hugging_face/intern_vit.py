@@ -90,6 +90,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "patch": patch,
         "channels": number(config, "num_channels", CHANNELS),
         **vit.LEARNED,
+        **vit.PLAIN,
         "image": (side, side),
         "class_token": True,
         "patch_bias": True,

@@ -11,7 +11,7 @@ files; other versions between 4.36 and 5 have the others.
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, vit
+from mimo_launch.hugging_face import decoder, pixtral, vit
 from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
@@ -38,13 +38,19 @@ TEXT_NAMES = (
     ("model.language_model.", "model."),
     ("lm_head.", "lm_head."),
 )
+# A folder that does not say has a CLIP.
+_TOWERS = {
+    **{name: vit.BY_TYPE[name] for name in (vit.CLIP, vit.SIGLIP)},
+    pixtral.MODEL_TYPE: pixtral.VISION,
+}
 LAYERS = {"projector.up": f"{_PROJECTOR}linear_1", "projector.down": f"{_PROJECTOR}linear_2"}
 
 
 def _fixed(config: Config, inner: Config) -> dict[str, Any]:
     activation = config.get("projector_hidden_act", "gelu")
+    layers = _TOWERS[inner["model_type"]].keys(inner)["layers"]
     return {
-        "layers": layers_used(config, inner, default=-2, layers=vit.LAYERS),
+        "layers": layers_used(config, inner, default=-2, layers=layers),
         "final_norm": False,
         "shuffle": 1,
         "projector": "mlp",
@@ -76,8 +82,7 @@ def _settings(vision: VitModel, token: int) -> Config:
 WHOLE = TowerAndDecoder(
     model_type=MODEL_TYPE,
     architecture="LlavaForConditionalGeneration",
-    # A folder that does not say has a CLIP.
-    vision={name: vit.BY_TYPE[name] for name in (vit.CLIP, vit.SIGLIP)},
+    vision=_TOWERS,
     text={each.model_type: each for each in decoder.FAMILIES},
     vision_names=VISION_NAMES,
     text_names=TEXT_NAMES,

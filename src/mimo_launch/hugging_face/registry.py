@@ -18,9 +18,11 @@ from mimo_launch.hugging_face import (
     intern_vit,
     internvl,
     llava,
+    mistral3,
     moe_decoder,
     nemotron_h,
     own_folders,
+    pixtral,
     qwen2_5_omni,
     qwen2_5_vl,
     qwen2_vl,
@@ -42,7 +44,7 @@ QWEN_VL = (
     *qwen3_5.WHOLES,
 )
 # Those of a tower, a projector and a decoder.
-SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES, gemma3.WHOLE)
+SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES, gemma3.WHOLE, mistral3.WHOLE)
 _WHOLES: tuple[Whole, ...] = (*SEEING, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
 WHOLES = {each.model_type: each for each in _WHOLES}
 _ALL: tuple[Family[Any], ...] = (
@@ -54,6 +56,7 @@ _ALL: tuple[Family[Any], ...] = (
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
     intern_vit.VISION,
+    pixtral.VISION,
     *(whole.vision[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
     qwen2_5_omni.TEXT,
     qwen2_5_omni.VISION,

@@ -21,7 +21,10 @@ from mimo_launch.spec.spec import VitModel
 # Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 # Settings that other towers and projectors have.
-PLAIN = {"qkv_bias": True, "qk_norm": False, "layer_scale": None}
+PLAIN: dict[str, Any] = {
+    "qkv_bias": True, "block_bias": True, "qk_norm": False, "layer_scale": None,
+    "rope_frequencies": "shared",
+}  # fmt: skip
 PLAIN_PROJECTOR = {"projector_norm_eps": None, "projector_bias": True, "pooling": None}
 # A table of positions, and nothing besides.
 LEARNED: dict[str, Any] = {

@@ -74,9 +74,19 @@ class BlocksKind(ModelKind):
         return True
 
     @property
-    def has_biased_gate(self) -> bool:
-        """Whether the MLPs are SwiGLU: all layers have biases."""
+    def has_gate(self) -> bool:
+        """Whether the MLPs are SwiGLU."""
         return False
+
+    @property
+    def has_block_bias(self) -> bool:
+        """Whether the layers behind attention, and those of MLPs, have biases."""
+        return True
+
+    @property
+    def has_biased_gate(self) -> bool:
+        """Whether the MLPs are SwiGLU with biases."""
+        return self.has_gate and self.has_block_bias
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -99,10 +109,11 @@ class BlocksKind(ModelKind):
         yield Weight((3 * part, width), in_product=True)
         if self.has_qkv_bias:
             yield Weight(((2 + self.has_key_bias) * part,))
-        yield from (Weight((width, part), in_product=True), Weight((width,)))
         ups = self.widths.ups * inner
-        yield from (Weight((ups, width), in_product=True), Weight((ups,)))
-        yield from (Weight((width, inner), in_product=True), Weight((width,)))
+        for out, inputs in ((width, part), (ups, width), (width, inner)):
+            yield Weight((out, inputs), in_product=True)
+            if self.has_block_bias:
+                yield Weight((out,))
 
     @property
     def widths(self) -> Widths:
@@ -114,7 +125,7 @@ class BlocksKind(ModelKind):
             key=width,
             heads=model.heads,
             inner=model.mlp_width,
-            ups=1 + self.has_biased_gate,
+            ups=1 + self.has_gate,
             causal=False,
         )
 

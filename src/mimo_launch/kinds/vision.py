@@ -87,9 +87,14 @@ class VisionKind(TransformerEncoderKind):
         return replace(self.widths, windowed=self.attends_in_windows(number))
 
     @property
-    def has_biased_gate(self) -> bool:
-        """Whether the MLPs are SwiGLU: all layers have biases."""
+    def has_gate(self) -> bool:
+        """Whether the MLPs are SwiGLU."""
         return self.model.activation == "swiglu"
+
+    @property
+    def has_block_bias(self) -> bool:
+        """Whether the layers behind attention, and those of MLPs, have biases."""
+        return self.model.block_bias
 
     @property
     def torch_only(self) -> tuple[str, ...]:
@@ -137,6 +142,8 @@ class VisionKind(TransformerEncoderKind):
             yield from (Weight((row,), "projector"),) * (
                 2 if model.projector_norm == "layer" else 1
             )
+        if model.merge_width:
+            yield Weight((row, model.merge_width), "projector")
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of patches, class token, positions, and the norm after them."""
@@ -162,7 +169,8 @@ class VisionKind(TransformerEncoderKind):
         """Return the operations of embedding and projectors."""
         row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, ends, work)
         deep = 2.0 * work.rows * row * (row + ends.row_width) * self.model.deep_rows
-        return found + Flops(projector=deep) if ends.is_last else found
+        merge = 2.0 * work.rows * row * self.model.merge_width
+        return found + Flops(projector=deep + merge) if ends.is_last else found
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projectors and what stands between."""
@@ -171,8 +179,12 @@ class VisionKind(TransformerEncoderKind):
             # Patches of a row together, their norm, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
+            of_patches = self.model.pooling == "linear"
             if self.model.projector_norm_eps is not None:
-                total += held.patches // self.model.patches_per_row * row
+                normed = held.patches // (1 if of_patches else self.model.patches_per_row)
+                total += normed * row
+            if of_patches:
+                total += held.patches * row
         return total
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
@@ -181,7 +193,7 @@ class VisionKind(TransformerEncoderKind):
         )
         if layer.windowed:
             attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS
-        inside = GATED if self.has_biased_gate else PLAIN
+        inside = GATED if self.has_gate else PLAIN
         scaled = () if self.model.layer_scale is None else (SCALED,)
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
@@ -197,12 +209,12 @@ class VisionKind(TransformerEncoderKind):
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
         """Tensors that are alive at once in the forward of a block that saves nothing."""
-        return GATED_FORWARD if self.has_biased_gate else FORWARD
+        return GATED_FORWARD if self.has_gate else FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
         """Gradients that are alive at once in the backward of a block."""
-        return GATED_BACKWARD if self.has_biased_gate else BACKWARD
+        return GATED_BACKWARD if self.has_gate else BACKWARD
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
         return held.stream_tokens * self.model.hidden if self.model.pre_norm else 0

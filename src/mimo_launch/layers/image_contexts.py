@@ -138,15 +138,23 @@ def listed_context(
 
 
 def turned_by_place(
-    images: ImageContext, places_N2: Tensor, head_size: int, dtype: torch.dtype
+    images: ImageContext,
+    places_N2: Tensor,
+    head_size: int,
+    dtype: torch.dtype,
+    *,
+    in_turn: bool = False,
 ) -> ImageContext:
     """Return the context with the angles of (y, x) of this rank's tokens (2-D RoPE).
 
     Half of the pairs of a head rotate with y and half with x, both at the frequencies of a head of
-    half the width. Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+    half the width. Source: Qwen2-VL (arXiv:2409.12191), section 2.1. With `in_turn` the frequencies
+    of the whole head belong to y and x in turn (Pixtral, arXiv:2410.07073, section 2).
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
+    if in_turn:
+        exponent = torch.stack([exponent, exponent + 2 / head_size])
     angle = (places_N2.to(wide).unsqueeze(-1) * ROPE2D_THETA**-exponent).flatten(1)
     angle = torch.cat([angle, angle], dim=-1)
     return replace(images, cos=angle.cos(), sin=angle.sin())

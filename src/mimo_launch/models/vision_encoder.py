@@ -163,6 +163,7 @@ def _shape(model: VitModel) -> BlockShape:
         encoder_shape(model),
         eps=model.norm_eps,
         norm=model.norm,
+        bias=model.block_bias,
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
         wide_norm=True,
@@ -222,6 +223,10 @@ class VisionStage(nn.Module):
                     eps=model.projector_norm_eps,
                     offset=float(model.projector_norm_offset),
                 )
+            if model.merge_width:
+                self.projector.merge = WholeLinear(
+                    context, model.merge_width, model.row_width, bias=False
+                )
             if model.deepstack:
                 eps, width = model.norm_eps, model.row_width
                 self.projector.deepstack = nn.ModuleList(
@@ -247,10 +252,7 @@ class VisionStage(nn.Module):
         x_nD = x_nD[patches]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
-        x_nW = self._rows(x_nD)
-        if self.model.projector_norm_eps is not None:
-            x_nW = self.projector.get_submodule("norm")(x_nW)
-        rows: Tensor = self.projector(x_nW)
+        rows: Tensor = self.projector(self._normed_rows(x_nD))
         if deep:
             layers = self.projector.get_submodule("deepstack").children()
             pairs = zip(layers, deep, strict=True)
@@ -258,14 +260,30 @@ class VisionStage(nn.Module):
             rows = torch.cat([rows, *others], dim=1)
         return owned(rows, packed.sizes, self.context)
 
-    def _rows(self, x_nD: Tensor) -> Tensor:
-        """Return the patches of each row side by side, [n, W], or their mean.
+    def _normed_rows(self, x_nD: Tensor) -> Tensor:
+        """Return the input of the projector [n, W], behind its norm of rows, or of patches."""
+        if self.model.projector_norm_eps is None:
+            return self._rows(x_nD)
+        norm = self.projector.get_submodule("norm")
+        if self.model.pooling == "linear":
+            return self._rows(norm(x_nD))
+        normed: Tensor = norm(self._rows(x_nD))
+        return normed
 
-        They are adjacent, so pixel shuffle (arXiv:2404.16821) is a view.
+    def _rows(self, x_nD: Tensor) -> Tensor:
+        """Return the patches of each row side by side, [n, W], their mean, or a map of them.
+
+        They are adjacent, so pixel shuffle (arXiv:2404.16821) is a view. The map reads channel
+        after channel, as that of Mistral 3 does.
         """
-        if self.model.pooling is None:
-            return x_nD.reshape(-1, self.model.row_width)
-        return x_nD.reshape(-1, self.model.patches_per_row, x_nD.shape[1]).mean(dim=1)
+        model = self.model
+        if model.pooling is None:
+            return x_nD.reshape(-1, model.row_width)
+        squares = x_nD.reshape(-1, model.patches_per_row, x_nD.shape[1])
+        if model.pooling == "mean":
+            return squares.mean(dim=1)
+        made: Tensor = self.projector.get_submodule("merge")(squares.mT.flatten(1))
+        return made
 
     def _norm(self) -> Norm:
         return Norm(self.context, self.model.hidden, self.model.norm, eps=self.model.norm_eps)
@@ -277,7 +295,8 @@ class VisionStage(nn.Module):
             if packed.places is None:
                 raise ValueError("every stage with 2-D RoPE needs the places of patches")
             head_size = self.model.hidden // self.model.heads
-            mask = turned_by_place(mask, packed.places, head_size, dtype)
+            in_turn = self.model.rope_frequencies == "in_turn"
+            mask = turned_by_place(mask, packed.places, head_size, dtype, in_turn=in_turn)
         if self.model.windows is None:
             return {False: mask}
         if packed.windows is None:

@@ -165,6 +165,12 @@ class VitModel(Images, TransformerEncoder):
         "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
         "Qwen3-VL.",
     )
+    rope_frequencies: Literal["shared", "in_turn"] = Field(
+        "shared",
+        description="Frequencies of 2-D rotary positions. `shared`: rows and columns of patches "
+        "rotate at the same ones, those of a head of half the width; `in_turn`: those of the whole "
+        "head belong to rows and columns in turn, as in Pixtral.",
+    )
     interpolation: Literal["bicubic", "bilinear", "nearest"] = Field(
         "bicubic",
         description="How the table is resized. `bicubic`: between the centres of patches, as in "
@@ -184,6 +190,9 @@ class VitModel(Images, TransformerEncoder):
     )
     patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
     qkv_bias: bool = Field(True, description="Biases of queries, keys and values.")
+    block_bias: bool = Field(
+        True, description="Biases behind attention and in the MLPs; Pixtral has none."
+    )
     qk_norm: bool = Field(
         False,
         description="RMSNorm on the queries of all heads together, and on the keys, as in the "
@@ -223,7 +232,7 @@ class VitModel(Images, TransformerEncoder):
     projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="A norm of the patches of a row in front of the projector, with this added to "
-        "the variance, as in InternVL.",
+        "the variance, as in InternVL; with `pooling: linear` of each patch.",
         examples=["1e-5"],
     )
     projector_norm: Literal["layer", "rms"] = Field(
@@ -240,10 +249,12 @@ class VitModel(Images, TransformerEncoder):
         examples=["[8, 16, 24]"],
         strict=False,
     )
-    pooling: Literal["mean"] | None = Field(
+    pooling: Literal["mean", "linear"] | None = Field(
         None,
-        description="`mean`: a row is the mean of the patches of its square, as wide as one of "
-        "them (average pooling, as in Gemma 3), not all of them side by side.",
+        description="What makes one row, as wide as one patch, of the patches of its square, which "
+        "otherwise stand side by side. `mean`: their mean (average pooling, as in Gemma 3); "
+        "`linear`: a linear map without bias, which trains with the projector (the patch merger "
+        "of Mistral 3).",
     )
     temporal_patch: Count = Field(
         1,
@@ -254,6 +265,11 @@ class VitModel(Images, TransformerEncoder):
     def row_width(self) -> int:
         """Width of the patches of a row, the input of the projector."""
         return self.hidden * (1 if self.pooling else self.patches_per_row)
+
+    @property
+    def merge_width(self) -> int:
+        """Width of the patches that a linear map makes a row of, 0 without such a map."""
+        return self.hidden * self.patches_per_row if self.pooling == "linear" else 0
 
     @property
     def deep_rows(self) -> int:

@@ -52,7 +52,8 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
     turn = None
     if model.positions in ("rope2d", "learned+rope2d"):
-        turn = image_angles(height, width, model.hidden // model.heads)
+        in_turn = model.rope_frequencies == "in_turn"
+        turn = image_angles(height, width, model.hidden // model.heads, in_turn=in_turn)
     norm, deep = NORMS[model.norm], []
     if model.pre_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
@@ -75,20 +76,28 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
             deep.append(x_ND)
     if model.final_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
-    last = _joined(x_ND, model, width)
-    if model.projector_norm_eps is not None:
-        name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
-        if model.projector_norm == "layer":
-            last = layer_norm(weights, last, name, eps)
-        else:
-            last = rms_norm(weights, last, name, eps, offset=model.projector_norm_offset)
+    if model.pooling == "linear":
+        last = _joined(weights, _before(weights, x_ND, encoder, model), encoder, model, width)
+    else:
+        last = _before(weights, _joined(weights, x_ND, encoder, model, width), encoder, model)
     rows = [project(weights, last, encoder, model, model.projector_activation)]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
-        y = layer_norm(weights, _joined(each, model, width), f"{layer}.norm", model.norm_eps)
+        y = _joined(weights, each, encoder, model, width)
+        y = layer_norm(weights, y, f"{layer}.norm", model.norm_eps)
         y = activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
         rows.append(linear(weights, y, f"{layer}.mlp.down"))
     return torch.cat(rows, dim=1)
+
+
+def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:
+    """Return x behind the norm in front of the projector, if there is one."""
+    if model.projector_norm_eps is None:
+        return x
+    name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
+    if model.projector_norm == "layer":
+        return layer_norm(weights, x, name, eps)
+    return rms_norm(weights, x, name, eps, offset=model.projector_norm_offset)
 
 
 def _embedded(
@@ -131,9 +140,17 @@ def _begins(number: int, size: int) -> list[int]:
     return [sum(float(border) <= begin for border in borders[: size - 1]) for begin in begins]
 
 
-def _joined(x_ND: Tensor, model: VitModel, width: int) -> Tensor:
-    """Return the patches of each row side by side, or their mean, without a class token."""
+def _joined(weights: Weights, x_ND: Tensor, encoder: str, model: VitModel, width: int) -> Tensor:
+    """Return the patches of each row side by side, their mean, or a convolution over the grid.
+
+    A class token is left out.
+    """
     x_ND = x_ND[int(model.class_token) :]
+    if model.pooling == "linear":
+        side, size = model.shuffle, model.hidden
+        kernel = weights[f"{encoder}.projector.merge.weight"].view(size, size, side, side)
+        grid = x_ND.T.reshape(1, size, -1, width)
+        return F.conv2d(grid, kernel, stride=side)[0].flatten(1).T
     if model.shuffle == 1:
         return x_ND
     rows = _pixel_shuffle(x_ND, width, model.shuffle)

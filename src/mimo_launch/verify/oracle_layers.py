@@ -210,15 +210,17 @@ def axis_angles(
     )
 
 
-def image_angles(height: int, width: int, size: int) -> Tensor:
+def image_angles(height: int, width: int, size: int, *, in_turn: bool = False) -> Tensor:
     """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
 
-    The first K/4 pairs turn by the row, the others by the column, at the same frequencies.
+    The first K/4 pairs turn by the row, the others by the column, at the same frequencies or at
+    those of the head with even and with odd numbers.
     """
-    frequencies = [10000.0 ** (-4 * i / size) for i in range(size // 4)]
+    of_head = [10000.0 ** (-2 * i / size) for i in range(size // 2)]
+    frequencies = (of_head[::2], of_head[1::2] if in_turn else of_head[::2])
     return torch.tensor(
         [
-            [place * frequency for place in (y, x) for frequency in frequencies]
+            [place * each for place, of in zip((y, x), frequencies, strict=True) for each in of]
             for y in range(height)
             for x in range(width)
         ],
