@@ -1,4 +1,4 @@
-"""What folders of InternVL, Idefics3 and SmolVLM say, in keys of a spec."""
+"""What folders of InternVL, Idefics3, SmolVLM and Mistral 3 say, in keys of a spec."""
 
 import json
 from collections.abc import Callable
@@ -74,7 +74,27 @@ IDEFICS3 = {
     **SMOLVLM, "model_type": "idefics3", "scale_factor": 2,
     "vision_config": {**SMOLVLM["vision_config"], "model_type": "idefics3", "image_size": 364},
 }  # fmt: skip
-ALL = {"internvl": INTERNVL, "large": LARGE, "smolvlm": SMOLVLM, "idefics3": IDEFICS3}
+# Mistral Small 3.1.
+MISTRAL3: dict[str, Any] = {
+    "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+    "text_config": {
+        "model_type": "mistral", "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 32768, "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9,
+        "sliding_window": None, "vocab_size": 131072,
+    },
+    "vision_config": {
+        "model_type": "pixtral", "attention_dropout": 0.0, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096,
+        "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14,
+        "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+ALL = {
+    "internvl": INTERNVL, "large": LARGE, "smolvlm": SMOLVLM, "idefics3": IDEFICS3,
+    "mistral3": MISTRAL3,
+}  # fmt: skip
 Cli = Callable[[str], tuple[int, str, str]]
 
 
@@ -84,7 +104,8 @@ def test_the_spec_of_a_published_size_is_valid(name: str, tmp_path: Path, run_cl
     (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     code, out, err = run_cli(f"inspect '{tmp_path}'")
     assert (code, err) == (0, "")
-    assert f"placeholder: {ALL[name]['image_token_id']}" in out
+    token = ALL[name].get("image_token_id", ALL[name].get("image_token_index"))
+    assert f"placeholder: {token}" in out
     errors = [x for x in check_text(REST + out[out.index("modules:") :]).diagnostics if x.is_error]
     assert [each.code for each in errors if each.code != "memory-exceeded"] == []
 
@@ -121,6 +142,45 @@ def test_a_model_of_ours_says_what_its_configuration_is_read_as(config: dict[str
 def test_what_a_tower_of_internvl_cannot_have_is_named(key: str, value: Any, said: str) -> None:
     config = {**LARGE, "vision_config": LARGE["vision_config"] | {key: value}}
     assert part_of(config, "vit").not_computed() == (said,)
+
+
+def test_a_mistral3_is_read() -> None:
+    vision, text = (part_of(MISTRAL3, kind).keys() for kind in ("vit", "decoder"))
+    assert (vision["patch"], vision["shuffle"], vision["pooling"]) == (14, 2, "linear")
+    assert (vision["projector_bias"], vision["projector_norm_eps"]) == (False, 1e-5)
+    assert (text["head_dim"], text["rope_theta"], text["tied"]) == (128, 1e9, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        # What its class would have.
+        ({"hidden_act": None}, ("hidden_act: gelu",)),
+        ({"hidden_act": "gelu"}, ("hidden_act: gelu",)),
+        ({"rope_theta": 1e6}, ("rope_theta: 1000000.0",)),
+        ({"rope_parameters": {"rope_theta": 500.0}}, ("rope_theta: 500.0",)),
+        ({"head_dim": 32}, ("head_dim: 32",)),
+        ({"head_dim": 64}, ()),
+    ],
+)
+def test_what_a_tower_of_pixtral_cannot_have_is_named(
+    settings: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    tower = {k: v for k, v in (MISTRAL3["vision_config"] | settings).items() if v is not None}
+    assert part_of({**MISTRAL3, "vision_config": tower}, "vit").not_computed() == said
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("projector_hidden_act", "relu"),
+        ("multimodal_projector_bias", 1.5),
+        ("vision_feature_layer", [-1, -2]),
+    ],
+)
+def test_what_a_mistral3_cannot_have_is_named(key: str, value: Any) -> None:
+    said = part_of({**MISTRAL3, key: value}, "vit").not_computed()
+    assert said == (f"{key}: {json.dumps(value) if isinstance(value, list) else value}",)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,30 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert compared == len(SHAPES) * 9
 
 
+@pytest.mark.parametrize(
+    ("whole", "factor"),
+    [
+        ({"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}, 14),
+        ({"processor_class": "PixtralProcessor"}, 16),
+        ({"processor_class": "LlavaProcessor", "patch_size": 7}, 6),
+    ],
+)
+def test_the_processor_of_a_model_decides_the_multiples(
+    whole: dict[str, Any], factor: int, tmp_path: Path
+) -> None:
+    saved(tmp_path, "pixtral")
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    assert read_recipe(tmp_path).factor == factor
+    assert read_recipe(tmp_path).most_pixels == (-(-64 // factor) * factor) ** 2
+
+
+def test_a_side_that_shrinks_to_nothing_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "pixtral")
+    assert read_recipe(tmp_path).size(640, 10) == (66, 6)
+    with pytest.raises(ImageTooThin, match="1 x 100 pixels become 0 x 64"):
+        read_recipe(tmp_path).size(100, 1)
+
+
 def test_a_processor_may_stand_inside_that_of_a_model(tmp_path: Path) -> None:
     saved(tmp_path, "qwen2-vl")
     config = json.loads((tmp_path / "preprocessor_config.json").read_text())

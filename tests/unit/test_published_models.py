@@ -49,6 +49,18 @@ def tower(model_type: str, layers: int, hidden: int, mlp: int, image: int, patch
     }  # fmt: skip
 
 
+# Of Mistral Small 3.1 and of Pixtral 12B, whose folder leaves out what its classes have.
+PIXTRAL: Config = {
+    **tower("pixtral", 24, 1024, 4096, 1540, 14), "head_dim": 64, "hidden_act": "silu",
+    "attention_dropout": 0.0, "num_channels": 3, "rope_theta": 10000.0,
+}  # fmt: skip
+MISTRAL: Config = {
+    "model_type": "mistral", "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9, "sliding_window": None, "hidden_size": 5120, "num_hidden_layers": 40,
+    "num_key_value_heads": 8, "vocab_size": 131072,
+}  # fmt: skip
+
+
 def gemma3(*sizes: int, **more: Any) -> Config:
     scaling = {"rope_type": "linear", "factor": 8.0}
     text = dense("gemma3_text", *sizes, sliding_window=1024, rope_scaling=scaling, **more)
@@ -145,6 +157,28 @@ MODELS: dict[str, tuple[Config, int]] = {
             "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
         },
         16,
+    ),
+    "Mistral-Small-3.1-24B": (
+        {
+            "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+            "text_config": {**MISTRAL, "intermediate_size": 32768, "num_attention_heads": 32},
+            "vision_config": PIXTRAL,
+        },
+        64,
+    ),
+    "pixtral-12b": (
+        {
+            "model_type": "llava", "image_token_index": 10, "image_seq_length": 1,
+            "projector_hidden_act": "gelu", "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "text_config": {**MISTRAL, "intermediate_size": 14336},
+            "vision_config": {
+                "model_type": "pixtral", "head_dim": 64, "hidden_act": "silu",
+                "image_size": 1024, "patch_size": 16, "rope_theta": 10000.0,
+            },
+        },
+        32,
     ),
     "Qwen2-VL-7B": (
         qwen_vl(

@@ -58,8 +58,8 @@ def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
     """Return the rule of a setting of which some values are computed."""
 
     def found(config: Config) -> Iterator[str]:
-        if config.get(key, default) not in computed:
-            yield f"{key}: {short(config[key])}"
+        if (said := config.get(key, default)) not in computed:
+            yield f"{key}: {short(said)}"
 
     return Refusal(f"`{key}` other than {listed(computed)}", found)
 
