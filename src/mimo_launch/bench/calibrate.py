@@ -32,9 +32,9 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.workload import BF16_PEAKS
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 

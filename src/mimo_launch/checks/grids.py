@@ -63,7 +63,7 @@ def _nearest(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
         return None
     before = _faults(spec, rules)
     some: Grid | None = None
-    for grid in sorted(_candidates(num_ranks), key=lambda each: _distance(written, each))[
+    for grid in sorted(grids_of(num_ranks), key=lambda each: _distance(written, each))[
         :_MOST_TRIED
     ]:
         changed = module.model_copy(update={"grid": grid})
@@ -82,7 +82,8 @@ def _faults(spec: Spec, rules: Sequence[Rule]) -> set[tuple[str, tuple[str | int
     return {(item.code, item.path) for item in run_rules(spec, rules) if item.is_error}
 
 
-def _candidates(num_ranks: int) -> list[Grid]:
+def grids_of(num_ranks: int) -> list[Grid]:
+    """Return every grid on some ranks, those with a smaller tp first, then cp, then pp."""
     sizes = divisors(num_ranks)
     return [
         Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))

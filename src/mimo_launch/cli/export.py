@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.options import CheckpointStep, RunPath, Target
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
@@ -51,12 +51,9 @@ class DType(StrEnum):
 def export(
     ctx: typer.Context,
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it.")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    checkpoint: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="STEP", help="Checkpoint of this step; default the newest."),
-    ] = None,
+    run: RunPath,
+    to: Target,
+    checkpoint: CheckpointStep = None,
     dtype: Annotated[
         DType,
         typer.Option(

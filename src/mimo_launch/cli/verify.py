@@ -70,17 +70,13 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Prove that a layout computes the right gradients, and trains correctly."""
-    from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.shared.findings import show_findings
+    from mimo_launch.cli.shared.findings import sound_spec
     from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)
-    checked = load_and_check(file, overrides or (), on_gpus=False)
-    show_findings(checked, console)
-    if checked.spec is None:
-        raise typer.Exit(2)
+    spec = sound_spec(file, overrides, console)
     small, verdicts = _prove(
-        checked.spec,
+        spec,
         console,
         device=device,
         precision=precision,
@@ -88,7 +84,7 @@ def verify(
         quiet=as_json,
     )
     passed = all(verdict.passed for verdict in verdicts)
-    remarks = not_proved(checked.spec, small)
+    remarks = not_proved(spec, small)
     if as_json:
         console.answer(_as_json(small, verdicts, remarks, passed=passed))
     else:

@@ -3,7 +3,7 @@
 Decides: that one sample represents all in estimates, and that a step counts its own, padding
 included and without recomputation; the cost of a backward, with frozen modules and without.
 Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding, `kinds` for the
-operations of a forward; `device_constants` for known peaks.
+operations of a forward; `spec.gpus` for known peaks.
 Leaves: bytes to `memory`, seconds to `cost_model`, and measured ones to `train` and `bench`.
 """
 
@@ -22,6 +22,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.schedule.roles import needs_backward, trains_before
+from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec
 
 
@@ -118,19 +119,6 @@ def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage:
     if spec.modules[module.name].frozen == "except_projector":
         return trains_before(layout, module.name)
     return needs_backward(layout, module, stage.index)
-
-
-# Dense bf16 peaks of NVIDIA's data sheets, in TFLOP/s, by the full names that torch reports: an
-# H100 NVL or H200 NVL is slower than an H100 or H200.
-BF16_PEAKS = {
-    "NVIDIA H200": 989.0,
-    "NVIDIA H100 80GB HBM3": 989.0,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA A100-PCIE-40GB": 312.0,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
+from mimo_launch.checks.grids import grids_of
 from mimo_launch.checks.rule import divisors, show_ranks
 from mimo_launch.diag.quantities import sizes_text
 from mimo_launch.layout.encoder_placement import runs_in_phases
@@ -257,18 +258,15 @@ def grids_on(spec: Spec, name: str, num_ranks: int) -> list[Grid]:
     """Return other grids of a module on some ranks: those nearest to that of now first."""
     module, per_host = spec.modules[name], spec.nodes.gpus if spec.nodes else num_ranks
     now = module.grid
-    found = []
-    for tp in divisors(num_ranks):
-        for pp in divisors(num_ranks // tp):
-            dp, rest = divmod(num_ranks, tp * pp * now.cp)
-            fits = rest == 0 and dp > 0 and spec.batch.global_ % dp == 0
-            if (
-                fits
-                and per_host % tp == 0
-                and pp <= module.model.layers
-                and (tp, pp) != (now.tp, now.pp)
-            ):
-                found.append(Grid(tp=tp, cp=now.cp, pp=pp, dp=dp))
+    found = [
+        grid
+        for grid in grids_of(num_ranks)
+        if grid.cp == now.cp
+        and spec.batch.global_ % grid.dp == 0
+        and per_host % grid.tp == 0
+        and grid.pp <= module.model.layers
+        and (grid.tp, grid.pp) != (now.tp, now.pp)
+    ]
     found.sort(key=lambda grid: (_apart_by(grid.tp, now.tp) + _apart_by(grid.pp, now.pp), grid.pp))
     return found[:_MAX_GRIDS]
 

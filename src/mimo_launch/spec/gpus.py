@@ -16,7 +16,7 @@ class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 
     `memory` is what CUDA reports, in bytes, less than it is sold as; `links` are all NVLinks of a
-    GPU, both ways.
+    GPU, both ways. `devices` are the full names by which torch reports GPUs of this peak in bf16.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Gpu:
     fp64: float
     memory_bandwidth: float
     links: float
+    devices: tuple[str, ...] = ()
 
 
 GpuName = Literal["h200-141gb", "h100-80gb", "a100-80gb", "a100-40gb", "b200-180gb"]
@@ -42,6 +43,7 @@ GPUS: dict[str, Gpu] = {
         fp64=67,
         memory_bandwidth=4800,
         links=900,
+        devices=("NVIDIA H200",),
     ),
     "h100-80gb": Gpu(
         name="NVIDIA H100 80GB",
@@ -51,6 +53,7 @@ GPUS: dict[str, Gpu] = {
         fp64=67,
         memory_bandwidth=3350,
         links=900,
+        devices=("NVIDIA H100 80GB HBM3",),
     ),
     "a100-80gb": Gpu(
         name="NVIDIA A100 80GB",
@@ -60,6 +63,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=2039,
         links=600,
+        devices=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
     ),
     "a100-40gb": Gpu(
         name="NVIDIA A100 40GB",
@@ -69,6 +73,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=1555,
         links=600,
+        devices=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     ),
     "b200-180gb": Gpu(
         name="NVIDIA B200",
@@ -80,6 +85,10 @@ GPUS: dict[str, Gpu] = {
         links=1800,
     ),
 }
+# Dense bf16 peaks in TFLOP/s, by the full names that torch reports: an H100 NVL or H200 NVL is
+# slower than an H100 or H200.
+BF16_PEAKS = {device: float(gpu.bf16) for gpu in GPUS.values() for device in gpu.devices}
+BF16_PEAKS["NVIDIA H100 PCIe"] = 756.0
 # The GPU on which the constants of the estimates were measured.
 MEASURED = "h200-141gb"
 

@@ -64,15 +64,10 @@ def data(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what the data of a spec are like, and how fast they are read."""
-    from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.shared.findings import show_findings
+    from mimo_launch.cli.shared.findings import sound_spec
 
     console = console_of(ctx)
-    checked = load_and_check(file, overrides or (), on_gpus=False)
-    show_findings(checked, console)
-    if checked.spec is None:
-        raise typer.Exit(2)
-    spec = checked.spec
+    spec = sound_spec(file, overrides, console)
     dataset = _open(spec, console)
     from mimo_launch.cli.data.tables import as_json_text, as_text, page
     from mimo_launch.survey.survey import survey

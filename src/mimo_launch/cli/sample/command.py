@@ -14,10 +14,13 @@ import typer
 
 from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import (
+    CheckpointStep,
     ConsoleRanks,
     Device,
     Nproc,
     Overrides,
+    RunPath,
+    Target,
     Where,
     shown_ranks,
 )
@@ -45,12 +48,9 @@ Exits with 0 when all is written, 1 when the run failed, 2 when the checkpoint o
 def sample(
     ctx: typer.Context,
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it.")],
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    checkpoint: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="STEP", help="Checkpoint of this step; default the newest."),
-    ] = None,
+    run: RunPath,
+    to: Target,
+    checkpoint: CheckpointStep = None,
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples, in whole batches.")] = 16,
     steps: Annotated[
         int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")

@@ -3,12 +3,15 @@
 Decides: that messages go to stderr, and their words.
 Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a process
 of their own; the simulator's list of stuck ranks.
-Leaves: the consequences to the commands.
+Leaves: other consequences to the commands.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from mimo_launch.cli.shared.console import Console
 
@@ -25,6 +28,20 @@ def show_findings(checked: "Checked", console: Console) -> None:
     if checked.diagnostics:
         color = console.colors(sys.stderr)
         console.note(render(checked.diagnostics, checked.source, color=color))
+
+
+def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) -> "Spec":
+    """Return the spec of a file, for work without GPUs, and show what is wrong with it.
+
+    Raises: typer.Exit if there are errors.
+    """
+    from mimo_launch.checks.load_and_check import load_and_check
+
+    checked = load_and_check(file, overrides or (), on_gpus=False)
+    show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    return checked.spec
 
 
 def custom_classes_fail(spec: "Spec", console: Console) -> int | None:

@@ -62,6 +62,12 @@ Endpoint = Annotated[
 ]
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
 
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it.")]
+Target = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")]
+CheckpointStep = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="STEP", help="Checkpoint of this step; default the newest."),
+]
 CalibrationFile = Annotated[
     Path | None,
     typer.Option(
