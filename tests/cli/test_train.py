@@ -1,5 +1,6 @@
 """`mimo-launch train` from the outside: processes, run folders, exit codes, failures."""
 
+import gzip
 import json
 import os
 import re
@@ -238,3 +239,41 @@ def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path, fil
     assert timeline.unit is Unit.SECONDS
     for row, program in zip(timeline.by_rank(), generate(build_layout(spec)), strict=True):
         assert [span.action for span in row] == [action for slot in program for action in slot]
+
+
+def test_chosen_ranks_write_a_trace_of_torch_for_chosen_steps(tmp_path: Path) -> None:
+    """What torch calls is in it, and which part of the step it belongs to."""
+    program = [*TRAIN[:-1], str(SPEC), "--steps", "4", "--profile", "2-3", "--profile-ranks", "1"]
+    code, _, err = finish(start(tmp_path, program=program))
+    assert code == 0, err
+    profile = tmp_path / "runs" / "tiny" / "profile"
+    traces = sorted(path.name for path in profile.glob("*.torch.json.gz"))
+    assert traces == ["step-2-rank-1.torch.json.gz", "step-3-rank-1.torch.json.gz"]
+    assert {"step-2.svg", "step-3.svg"} < {path.name for path in profile.iterdir()}
+    for name in traces:
+        events = json.loads(gzip.decompress((profile / name).read_bytes()))["traceEvents"]
+        seen = {event["name"] for event in events if "name" in event}
+        assert {"aten::mm", "update"} <= seen
+        assert {"language.0F0", "language.0B0"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--profile", "3-2"], "'3-2' ends before it begins; write 2-3"),
+        (["--profile", "0-2"], "steps count from 1; write 1-2"),
+        (["--profile", "two"], "'two' is neither a number of steps nor a range such as 20-22"),
+        (["--profile", "3-9"], "the run has 4 steps; write 3-4"),
+        (["--profile", "7-9"], "the run has 4 steps; write 4-4"),
+        (["--profile", "1", "--profile-ranks", "0,2"], "the spec has ranks 0-1"),
+        (["--profile-ranks", "0"], "which steps? Add --profile 1"),
+    ],
+)
+def test_steps_and_ranks_that_cannot_be_profiled_are_refused(
+    tmp_path: Path, options: list[str], told: str
+) -> None:
+    program = [*TRAIN[:-1], str(SPEC), "--steps", "4", *options]
+    code, _, err = finish(start(tmp_path, program=program))
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert not (tmp_path / "runs").exists()

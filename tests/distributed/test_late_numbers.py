@@ -30,9 +30,9 @@ from mimo_launch.train.events import (
     StepFinished,
 )
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
-from mimo_launch.train.step import Profile
 
 Weights = dict[str, torch.Tensor]
 
@@ -62,8 +62,8 @@ def whole_run(
 
         session.executor.run = poisoned  # type: ignore[method-assign]
         state, saver = start_run(session, folder, events.append)
-        profile = Profile(session, folder / "profile", 2)
-        train(session, events.append, Hooks(saver=saver, profile=profile), state)
+        profiler = Profiler(session, folder / "profile", range(2, 4))
+        train(session, events.append, Hooks(saver=saver, profiler=profiler), state)
         # When a save is done has nothing to do with steps.
         steps = [told(event) for event in events if not isinstance(event, CheckpointSaved)]
         return steps, {n: weight.cpu() for n, weight in weights_of(session).items()}, state

@@ -1,5 +1,6 @@
 """What we rely on in torch without a promise: a version that changes any of it fails here."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,13 @@ def test_the_backward_of_attention_over_lists_takes_another_log_sum_exp() -> Non
             q, (q, k, k), q, torch.empty(4, 5), *lists, scale=0.5, window=(2, 0)
         )
     assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
+
+
+def test_what_a_gpu_allocates_is_recorded_by_these_calls() -> None:
+    """They need a GPU, so only what they take is looked at here."""
+    memory = torch.cuda.memory
+    assert "enabled" in inspect.signature(memory._record_memory_history).parameters
+    assert "filename" in inspect.signature(memory._dump_snapshot).parameters
 
 
 def test_the_allocator_takes_settings() -> None:

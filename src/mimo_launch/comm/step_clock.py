@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from mimo_launch.schedule.actions import Slot
 
@@ -59,12 +60,13 @@ class StepClock:
 
     @contextmanager
     def span(self, what: What) -> Iterator[None]:
-        """Note what happens inside, if it ends well."""
+        """Note what happens inside, if it ends well; traces of torch show it by its name."""
         if self._noted is None:
             yield
             return
         begin = self._now()
-        yield
+        with record_function(_name(what)):
+            yield
         self._noted.append((what, begin, self._now()))
 
     def stop(self) -> list[Noted]:
@@ -87,3 +89,10 @@ class StepClock:
             return instant
         host, origin = self._origin
         return host + float(origin.elapsed_time(instant)) / 1e3
+
+
+def _name(what: What) -> str:
+    """Return the name of a part of a step in traces of torch."""
+    if isinstance(what, TokenExchange):
+        return "token exchange"
+    return what.value if isinstance(what, Section) else " + ".join(map(str, what))

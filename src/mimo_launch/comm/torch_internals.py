@@ -7,6 +7,7 @@ Leaves: what is computed with them to the callers. Internals of Transformer Engi
 `layers.te_fp8`.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,6 +122,20 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+def record_memory() -> None:
+    """Record from now on what is allocated on this process's GPU, with the lines that asked for it.
+
+    Why: there is no other way to it; the memory viewer of PyTorch is documented with this call.
+    """
+    torch.cuda.memory._record_memory_history()
+
+
+def dump_memory(file: Path) -> None:
+    """Write what was recorded for PyTorch's memory viewer, and stop to record."""
+    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def set_allocator(settings: str) -> None:

@@ -54,11 +54,13 @@ class RankTask(Protocol):
 class Training:
     """Run the steps of the spec, with metrics and checkpoints.
 
-    `profile_steps` steps are measured, their timelines written to `profile/` of the run folder.
+    The steps of `profiled`, counted from 0, are measured, and the files written to `profile/` of
+    the run folder: timelines of all ranks, traces of those in `traced`.
     """
 
     resumable: ClassVar[bool] = True
-    profile_steps: int = 0
+    profiled: range = range(0)
+    traced: frozenset[int] = frozenset()
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Open the metrics file and the records that `log` asks for."""
@@ -75,12 +77,13 @@ class Training:
         """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
         from mimo_launch.checkpoint.loading import start_run
         from mimo_launch.train.loop import Hooks, train
-        from mimo_launch.train.step import Profile
+        from mimo_launch.train.profiling import Profiler
 
-        steps = self.profile_steps
-        profile = Profile(session, run_dir / "profile", steps) if steps else None
+        profiler = None
+        if self.profiled:
+            profiler = Profiler(session, run_dir / "profile", self.profiled, self.traced)
         state, saver = start_run(session, run_dir, emit)
-        return train(session, emit, Hooks(saver=saver, stop=stop, profile=profile), state)
+        return train(session, emit, Hooks(saver=saver, stop=stop, profiler=profiler), state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from mimo_launch.train.events import (
     RunStopped,
 )
 from mimo_launch.train.prefetch import StepReader
+from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
-from mimo_launch.train.step import Profile, StepRunner
+from mimo_launch.train.step import StepRunner
 
 
 class Saver(Protocol):
@@ -63,7 +64,7 @@ class Hooks:
 
     saver: Saver | None = None
     stop: Callable[[], int] | None = None
-    profile: Profile | None = None
+    profiler: Profiler | None = None
 
 
 def train(
@@ -93,7 +94,7 @@ def train(
     )
     begin = time.perf_counter()
     with StepReader(session, dataset, state, emit) as reader:
-        steps = StepRunner(session, reader, emit, hooks.profile)
+        steps = StepRunner(session, reader, emit, hooks.profiler)
         try:
             stop_signal_seen = _steps(session, steps, reader, order, emit, hooks, state)
         except EndOfRun:

@@ -1,12 +1,8 @@
 """Runs one step: read, compute, update or skip, and emit its metrics.
 
-Decides: which metrics a step has, and when they are read; which steps are measured for a timeline,
-and where their files go.
-Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging,
-`comm.step_clock` for when each action ran.
-Leaves: which samples a step takes, evaluating and saving to `loop`, pictures to `generation`.
-
-A transfer lasts from the time its rank is ready to the time it continues.
+Decides: which metrics a step has, and when they are read.
+Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging.
+Leaves: which samples a step takes, evaluating and saving to `loop`; measuring to `profiling`.
 
 On CUDA the host is ahead of the device: it starts the next step before it reads the metrics of this
 one, so that the device always has work. The update does not need them, and a bad step updates
@@ -16,20 +12,14 @@ nothing. Evaluations, saves and the end need them: before these, the metrics of 
 from collections import deque
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from mimo_launch.comm.async_copies import Moment
-from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.device import device_name, peak_memory
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder
-from mimo_launch.drawing.spans import Timeline, measured, timeline_json
-from mimo_launch.drawing.svg import render_svg
-from mimo_launch.drawing.trace import render_trace
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
@@ -40,51 +30,9 @@ from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
+from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession, has_terms
 from mimo_launch.train.run_state import EndOfRun, RunState
-
-WARM_UP_STEPS = 2
-
-
-class Profile:
-    """Measures `steps` steps after a warm-up; a run with fewer steps measures its last ones."""
-
-    def __init__(self, session: RankSession, folder: Path, steps: int) -> None:
-        total = session.spec.train.steps
-        first = min(WARM_UP_STEPS, max(0, total - steps))
-        self._session, self._folder = session, folder
-        self.steps = range(first, min(total, first + steps))
-
-    def begin(self, step: int) -> None:
-        """Start to note times if this step is measured.
-
-        Ranks: collective over the world for such a step, so that all start together.
-        """
-        if step in self.steps:
-            dist.barrier()
-            self._session.executor.clock.start()
-
-    def finish(self, step: int) -> None:
-        """Write the step's timeline, drawing and trace on rank 0.
-
-        Ranks: collective over the world for a measured step.
-        """
-        if step not in self.steps:
-            return
-        noted = self._session.executor.clock.stop()
-        slots = [(what, start, end) for what, start, end in noted if isinstance(what, tuple)]
-        by_rank = gather_objects(slots)
-        if self._session.rank == 0:
-            self._write(step + 1, measured(self._session.layout, by_rank))
-
-    def _write(self, number: int, timeline: Timeline) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name, path = self._session.spec.name, self._folder / f"step-{number}"
-        drawing = render_svg(timeline, name=name, plan_hash=self._session.plan.identity)
-        path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
-        path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
-        trace = render_trace(timeline, name=name)
-        path.with_suffix(".trace.json").write_text(trace, encoding="utf-8")
 
 
 def steps_late(device: torch.device) -> int:
@@ -124,10 +72,10 @@ class StepRunner:
     """Runs steps one after another, and advances the state of the run."""
 
     def __init__(
-        self, session: RankSession, reader: StepSource, emit: Listener, profile: Profile | None
+        self, session: RankSession, reader: StepSource, emit: Listener, profiler: Profiler | None
     ) -> None:
         self._session, self._reader, self._emit = session, reader, emit
-        self._profile = profile
+        self._profiler = profiler
         self._watch = NonFiniteWatch(session.spec.train.max_skipped)
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
@@ -150,15 +98,15 @@ class StepRunner:
         after = order.after(state.samples)
         if state.step + 1 < session.spec.train.steps:
             self._reader.read_ahead(order.take(after), state.step + 1)
-        if self._profile is not None:
-            self._profile.begin(state.step)
+        if self._profiler is not None:
+            self._profiler.begin(state.step)
         metrics = session.gradients(inputs, flags)
-        if self._profile is not None:
-            self._profile.finish(state.step)
         non_finite = None
         if has_terms(session.layout, inputs.data):
             non_finite = note_flags(session, metrics.unshared_squares)
             session.update(state.step, metrics)
+        if self._profiler is not None:
+            self._profiler.finish(state.step)
         self._started.append(
             _Started(
                 data=inputs.data,

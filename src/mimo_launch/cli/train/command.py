@@ -35,6 +35,7 @@ Examples:
   mimo-launch train spec.yaml --device cpu
   mimo-launch train spec.yaml --max-restarts 3
   mimo-launch train spec.yaml --steps 5 --profile 2
+  mimo-launch train spec.yaml --profile 20-22 --profile-ranks 0,4
   mimo-launch train spec.yaml --no-resume
   mimo-launch train spec.yaml --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
@@ -62,11 +63,21 @@ def train(
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
     ] = None,
     profile: Annotated[
-        int,
+        str | None,
         typer.Option(
-            min=0, metavar="STEPS", help="Measure this many steps and draw their timelines."
+            metavar="STEPS",
+            help="Measure this many steps after two others, or the steps of a range such as 20-22, "
+            "and draw their timelines.",
         ),
-    ] = 0,
+    ] = None,
+    profile_ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANKS",
+            help="Trace with torch.profiler what these ranks do in those steps, e.g. 0,5-7; on "
+            "GPUs also what they allocate.",
+        ),
+    ] = None,
     runs: Runs = Path("runs"),
     resume: Annotated[
         bool | None,
@@ -88,6 +99,7 @@ def train(
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
     from mimo_launch.cli.shared.bars import rich_on
+    from mimo_launch.cli.train.profile import profiled_steps, traced_ranks
     from mimo_launch.cli.train.screen import progress_for
     from mimo_launch.launcher.rank_tasks import Training
     from mimo_launch.plan.plan import Plan
@@ -99,9 +111,12 @@ def train(
     place = node_place(nnodes or 1, node_rank, rdzv_endpoint, rdzv_id)
     origin = Origin(place=place, launches=nnodes is not None, nproc=nproc)
     spec, origin = checked_spec(file, settings, origin, console, device=device)
+    plan = Plan.of(spec)
+    profiled = profiled_steps(profile, spec.train.steps)
+    traced = traced_ranks(profile_ranks, profiled, plan.layout.world_size)
     request = Start(
-        plan=Plan.of(spec),
-        task=Training(profile),
+        plan=plan,
+        task=Training(profiled, traced),
         file=file,
         runs=runs,
         say=console.answer,
