@@ -9,7 +9,7 @@ from mimo_launch.checks.rule import Findings, divisors
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
-from mimo_launch.spec.spec import Codes, DigitsData, Spec
+from mimo_launch.spec.spec import DigitsData, Spec
 
 # A pixel of a digit has one of the values 0 to 16.
 PIXEL_VALUES = 17
@@ -75,7 +75,7 @@ def codes_fit_digits(spec: Spec, name: str) -> Findings:
             help=f"these fit: {sizes}",
             related=(data,),
         )
-    if _can_say_pixels(model):
+    if min(model.start_code, model.end_code) >= PIXEL_VALUES:
         return
     yield Diagnostic(
         code="codes-unlike-data",
@@ -86,7 +86,3 @@ def codes_fit_digits(spec: Spec, name: str) -> Findings:
         help=f"write `vocab: {PIXEL_VALUES + 2}`, without `start` and `end`",
         related=(data,),
     )
-
-
-def _can_say_pixels(model: Codes) -> bool:
-    return min(model.start_code, model.end_code) >= PIXEL_VALUES

@@ -50,7 +50,8 @@ def reads_in_order(spec: Spec) -> Findings:
     graph = {name: _read_by(spec, name) for name in spec.modules}
     while (circle := _circle(graph)) is not None:
         # Each sends rows to the next one, the last one to the first.
-        start = circle.index(LANGUAGE if LANGUAGE in circle else _first(spec, circle))
+        first = LANGUAGE if LANGUAGE in circle else next(x for x in spec.modules if x in circle)
+        start = circle.index(first)
         circle = circle[start:] + circle[:start]
         reader, source = circle[0], circle[-1]
         if reader == LANGUAGE and not kind_of(spec.modules[circle[-1]].model).computes_loss:
@@ -98,10 +99,6 @@ def _circle(graph: dict[str, list[str]]) -> list[str] | None:
         found: list[str] = error.args[1]
         return found[:-1]
     return None
-
-
-def _first(spec: Spec, names: Iterable[str]) -> str:
-    return next(name for name in spec.modules if name in names)
 
 
 def _without(spec: Spec, reader: str, source: str) -> str:

@@ -21,16 +21,9 @@ from mimo_launch.data.webdataset.tar_files import (
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.image_processor import (
-    ProcessorError,
-    processor_folder,
-    recipe_of,
-)
+from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import (
-    Spec,
-    WebdatasetData,
-)
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 # Number of members whose headers are read: a millisecond or two.

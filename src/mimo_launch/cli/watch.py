@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.console import console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.run_status import RunStatus
     from mimo_launch.train.events import EvalFinished, RunStarted, StepFinished
 
 HELP = """
@@ -66,7 +65,9 @@ def watch(
             if status.state is not State.RUNNING and not events:
                 break
             time.sleep(LOOK_SECONDS)
-    _say_end(status, console)
+    of = "" if status.steps is None else f" of {status.steps:,}"
+    why = f": {status.why}" if status.why else ""
+    console.answer(f"{status.state.value} after step {status.step:,}{of}{why}")
     if status.state is State.FAILED:
         raise typer.Exit(1)
 
@@ -124,10 +125,3 @@ def _start_of(run: Path) -> "RunStarted":
         log_every=1 if spec is None else spec.train.log_every,
         first_step=0,
     )
-
-
-def _say_end(status: "RunStatus", console: Console) -> None:
-    """Say how the run has ended."""
-    of = "" if status.steps is None else f" of {status.steps:,}"
-    why = f": {status.why}" if status.why else ""
-    console.answer(f"{status.state.value} after step {status.step:,}{of}{why}")

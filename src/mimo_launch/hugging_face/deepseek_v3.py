@@ -15,7 +15,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family, Place, moe_keys
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
+from mimo_launch.hugging_face.refusals import Refusal, refusals
 from mimo_launch.spec.attention import Mla
 from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
@@ -60,11 +60,6 @@ def _unshared(config: Config) -> Any:
     found = config.get("num_key_value_heads")
     if found is not None and found != heads:
         yield f"num_key_value_heads: {found}"
-
-
-def _not_computed() -> Refusals:
-    words = "`num_key_value_heads` other than `num_attention_heads`"
-    return decoder.not_computed(_BLOCK) + refusals(Refusal(words, _unshared))
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -162,7 +157,8 @@ def _config(model: DecoderModel) -> Config:
 TEXT = Family(
     model_type=MODEL_TYPE,
     kind="decoder",
-    not_computed=_not_computed(),
+    not_computed=decoder.not_computed(_BLOCK)
+    + refusals(Refusal("`num_key_value_heads` other than `num_attention_heads`", _unshared)),
     keys=_keys,
     place=_place,
     is_ignored=_is_ignored,

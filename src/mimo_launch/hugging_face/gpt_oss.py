@@ -17,7 +17,7 @@ from mimo_launch.hugging_face.decoder import FULL, SLIDING
 from mimo_launch.hugging_face.family import Family, Place, Stacked, moe_keys
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.moe_decoder import balance
-from mimo_launch.hugging_face.refusals import Refusals, only, refusals
+from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.spec.spec import DecoderModel
 
 MODEL_TYPE = "gpt_oss"
@@ -68,11 +68,6 @@ def _whole(config: Config) -> Config:
         layers = range(int(number(config, "num_hidden_layers")))
         config["layer_types"] = [FULL if i % 2 else SLIDING for i in layers]
     return config
-
-
-def _not_computed() -> Refusals:
-    ours = refusals(only("swiglu_alpha", 1.702), only("swiglu_limit", 7.0))
-    return (decoder.not_computed(_BLOCK) + ours).after(_whole)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -138,7 +133,10 @@ def _config(model: DecoderModel) -> Config:
 TEXT = Family(
     model_type=MODEL_TYPE,
     kind="decoder",
-    not_computed=_not_computed(),
+    not_computed=(
+        decoder.not_computed(_BLOCK)
+        + refusals(only("swiglu_alpha", 1.702), only("swiglu_limit", 7.0))
+    ).after(_whole),
     keys=_keys,
     place=_place,
     is_ignored=decoder.is_ignored,

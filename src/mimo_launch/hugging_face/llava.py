@@ -15,11 +15,7 @@ from mimo_launch.hugging_face import decoder, pixtral, vit
 from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
-from mimo_launch.hugging_face.tower_and_decoder import (
-    ONE_LAYER,
-    TowerAndDecoder,
-    layers_used,
-)
+from mimo_launch.hugging_face.tower_and_decoder import ONE_LAYER, TowerAndDecoder, layers_used
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "llava"

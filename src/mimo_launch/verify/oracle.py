@@ -36,17 +36,15 @@ from mimo_launch.verify.oracle_custom import OneRankEncoder
 from mimo_launch.verify.oracle_encoders import connect, encode, velocity_loss
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, speech_loss
 from mimo_launch.verify.oracle_layers import (
-    Load,
-    RecordText,
     axis_angles,
     axis_ids,
     frequencies,
     image_numbers,
     linear,
-    moved_biases,
     rms_norm,
     text_angles,
 )
+from mimo_launch.verify.oracle_mlp import Load, RecordText, moved_biases
 
 GENERATORS = {"flow": velocity_loss, "talker": speech_loss}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from mimo_launch.spec.encoders import Activation, EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder, VitModel
 from mimo_launch.verify.oracle_layers import Weights, attend, layer_norm, linear, rms_norm, turned
+from mimo_launch.verify.oracle_mlp import gelu_tanh
 
 
 def blocks(
@@ -91,5 +92,5 @@ def activated(x: Tensor, activation: str) -> Tensor:
     if activation == "gelu":
         return 0.5 * x * (1 + torch.erf(x / 2**0.5))
     if activation == "gelu_tanh":
-        return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+        return gelu_tanh(x)
     return x / (1 + torch.exp(-1.702 * x))

@@ -23,20 +23,16 @@ from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel
 from mimo_launch.verify.oracle_layers import (
-    GATES,
-    Load,
-    RecordText,
     Weights,
     attend,
     attention_factor,
     frequencies,
     linear,
-    mixture,
-    mlp,
     rms_norm,
     text_angles,
     turned,
 )
+from mimo_launch.verify.oracle_mlp import GATES, Load, RecordText, mixture, mlp
 
 
 def decoder_layers(

@@ -1,29 +1,24 @@
-"""Layers of the oracle from their definition: norms, attention, rotary embeddings, experts.
+"""Layers of the oracle from their definition: norms, attention, rotary embeddings.
 
 Decides: the position ids of a sample's tokens, from the tokens themselves and the images' sizes;
-all else follows the formulas of the papers. Every expert computes every token, and most outputs are
-multiplied by zero.
+all else follows the formulas of the papers.
 Relies on: weights by their full names. It shares no positions, runs or masks with the product.
-Leaves: the models to `oracle_encoders` and `oracle_language`.
+Leaves: MLPs and experts to `oracle_mlp`, the models to `oracle_encoders` and `oracle_language`.
 
-Legend: S tokens of a record, T tokens of a sample (of all its records), H heads, K head size,
-E experts, D width.
+Legend: S tokens of a record, T tokens of a sample (of all its records), H heads, K head size.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
-Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
@@ -226,136 +221,3 @@ def image_angles(height: int, width: int, size: int, *, in_turn: bool = False) -
         ],
         dtype=torch.float64,
     )
-
-
-@dataclass(slots=True)
-class Load:
-    """What the routers of one sample did, by layer and record.
-
-    Both are [T, E]: scores over their sum, and 1 where a token chose an expert.
-    """
-
-    scores: dict[str, list[Tensor]] = field(default_factory=dict)
-    chosen: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    def loss(self, moe: Moe) -> Tensor:
-        """Return the balance loss: E / k * sum of (share of tokens) * (mean score), per layer."""
-        total = torch.zeros((), dtype=torch.float64)
-        for layer, scores in self.scores.items():
-            share = torch.cat(self.chosen[layer]).mean(dim=0)
-            total = total + (share * torch.cat(scores).mean(dim=0)).sum()
-        return total * moe.aux_loss * moe.experts / moe.top_k
-
-
-@dataclass(frozen=True, slots=True)
-class RecordText:
-    """The text of a record, as layers need it.
-
-    `documents` is the document of each token, [S]. The first `num_tokens` tokens count in `load`,
-    the others are padding. `images` is the image of each token, 0 for text, where the tokens of one
-    attend to each other.
-    """
-
-    documents: Tensor
-    num_tokens: int
-    load: Load
-    images: Tensor | None = None
-
-
-def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
-    """Return the biases of experts after a step: bias + rate * sign(mean load - load).
-
-    Loads are over all tokens of all samples (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
-    """
-    moved = {}
-    for layer in {layer for load in loads for layer in load.chosen}:
-        bias = weights[f"{layer}.router.expert_bias"]
-        tokens_E = torch.cat([x for load in loads for x in load.chosen.get(layer, [])]).sum(dim=0)
-        step = (moe.bias_update_rate or 0.0) * torch.sign(tokens_E.mean() - tokens_E)
-        moved[f"{layer}.router.expert_bias"] = bias + step
-    return moved
-
-
-def clamped_swiglu(gate: Tensor, inner: Tensor) -> Tensor:
-    """Return the gated numbers of a GPT-OSS, all clamped at 7."""
-    gate = torch.minimum(gate, torch.full_like(gate, 7.0))
-    inner = torch.where(inner > 7, 7.0, torch.where(inner < -7, -7.0, inner))
-    return gate / (1 + torch.exp(-1.702 * gate)) * (1 + inner)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """Return the approximation of GELU by tanh (arXiv:1606.08415, section 2)."""
-    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-def swiglu(gate: Tensor, inner: Tensor) -> Tensor:
-    """Return what a gate with SiLU leaves (arXiv:2002.05202)."""
-    return F.silu(gate) * inner
-
-
-GATES: Mapping[str, Gate] = {
-    "silu": swiglu,
-    "gelu_tanh": lambda gate, inner: gelu_tanh(gate) * inner,
-    "clamped_silu": clamped_swiglu,
-}
-
-
-def in_best_groups(scores_E: Tensor, moe: Moe) -> Tensor:
-    """Return the scores of a token with -inf for experts outside its best groups.
-
-    Source: arXiv:2412.19437, section 2.1.2.
-    """
-    size = moe.experts // moe.groups
-    groups = [sorted(scores_E[i : i + size].tolist()) for i in range(0, moe.experts, size)]
-    best = sorted(range(moe.groups), key=lambda i: -sum(groups[i][-2:]))
-    left = scores_E.clone()
-    for group in best[moe.top_groups :]:
-        left[group * size : (group + 1) * size] = float("-inf")
-    return left
-
-
-def mixture(
-    weights: Weights,
-    name: str,
-    moe: Moe,
-    x_SD: Tensor,
-    text: RecordText,
-    gate: Gate = swiglu,
-) -> Tensor:
-    """Return the mixture of experts `name` of every token."""
-    logits = linear(weights, x_SD, f"{name}.router")
-    scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
-    chosen = torch.zeros_like(scores)
-    ranked = scores.detach()
-    if moe.bias_update_rate is not None:
-        ranked = ranked + weights[f"{name}.router.expert_bias"]
-    for token, row in enumerate(ranked):
-        allowed = in_best_groups(row, moe)
-        chosen[token, allowed.argsort(descending=True)[: moe.top_k]] = 1.0
-    gates = scores * chosen
-    if moe.normalize:
-        gates = gates / gates.sum(dim=-1, keepdim=True)
-    out = torch.zeros_like(x_SD)
-    for expert in range(moe.experts):
-        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
-        out = out + moe.scale * gates[:, expert : expert + 1] * answer
-    if moe.shared:
-        answer = mlp(weights, f"{name}.shared", x_SD, gate)
-        if moe.shared_gate:
-            answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
-        out = out + answer
-    if text.num_tokens:
-        parts = scores / scores.sum(dim=-1, keepdim=True)
-        text.load.scores.setdefault(name, []).append(parts[: text.num_tokens])
-        text.load.chosen.setdefault(name, []).append(chosen[: text.num_tokens])
-    return out
-
-
-def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
-    """Return the MLP `name`; without a gate it is squared ReLU."""
-    inner = linear(weights, x_SD, f"{name}.up")
-    if f"{name}.gate.weight" in weights:
-        inner = gate(linear(weights, x_SD, f"{name}.gate"), inner)
-    else:
-        inner = inner.clamp(min=0) ** 2
-    return linear(weights, inner, f"{name}.down")

@@ -40,6 +40,7 @@ from mimo_launch.verify.coverage import differing, num_stages, relations
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
 from mimo_launch.verify.shrink_language import (
     HEAD_SIZE,
+    full_layers,
     shrink_decoder,
     shrink_hybrid,
     shrink_talker,
@@ -177,7 +178,10 @@ def _shrink_module(
         if isinstance(model, VitModel) and model.image is not None:
             update["image"] = min(3, model.image[0]), min(4, model.image[1])
         if isinstance(model, VitModel) and model.windows is not None:
-            update["windows"] = _shrink_windows(model, model.windows, layers)
+            # A small image has several; in a window of one patch there is nothing to attend to.
+            side = 2 if model.shuffle == 1 else min(2, model.windows.side)
+            full = full_layers(model.windows.full, model.layers, layers)
+            update["windows"] = Windows(side=side, full=full)
         if isinstance(model, AudioModel):
             update |= {
                 "mels": min(3, model.mels),
@@ -204,14 +208,6 @@ def _shrink_module(
             ),
         }
     )
-
-
-def _shrink_windows(model: VitModel, windows: Windows, layers: int) -> Windows:
-    """Return windows of which a small image has several, in some layers if not in all."""
-    full = len({number for number in windows.full if number < model.layers})
-    last = (layers - 1,) if 0 < full < model.layers else tuple(range(layers))[: full and layers]
-    # In a window of one patch there is nothing to attend to either.
-    return Windows(side=2 if model.shuffle == 1 else min(2, windows.side), full=last)
 
 
 def _global_batch(spec: Spec) -> int:

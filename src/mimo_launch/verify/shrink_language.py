@@ -5,6 +5,7 @@ Relies on: the spec only.
 Leaves: all else to `shrink`.
 """
 
+from collections.abc import Sequence
 from math import lcm
 from typing import TypeVar
 
@@ -17,7 +18,6 @@ from mimo_launch.spec.spec import (
     Grid,
     HybridModel,
     ModuleSpec,
-    SlidingWindow,
     TalkerModel,
 )
 
@@ -37,7 +37,11 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     """Return a small decoder with this number of layers."""
     update: dict[str, object] = {"layers": layers}
     if model.sliding_window is not None:
-        update["sliding_window"] = _shrink_window(model, model.sliding_window, layers)
+        # Smaller than small sequences.
+        size = min(model.sliding_window.size, MAX_WINDOW)
+        full = full_layers(model.sliding_window.full, model.layers, layers)
+        window = model.sliding_window.model_copy(update={"size": size, "full": full})
+        update["sliding_window"] = window
     if model.mla is not None:
         q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
         sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
@@ -47,11 +51,10 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
     return _shrink_language(model, tp).model_copy(update=update)
 
 
-def _shrink_window(model: DecoderModel, window: SlidingWindow, layers: int) -> SlidingWindow:
-    """Return a window smaller than small sequences, in some layers if not in all."""
-    full = len({number for number in window.full if number < model.layers})
-    last = (layers - 1,) if 0 < full < model.layers else tuple(range(layers))[: full and layers]
-    return window.model_copy(update={"size": min(window.size, MAX_WINDOW), "full": last})
+def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...]:
+    """Return which of `layers` layers have no window: some if some of those before had none."""
+    number = len({each for each in full if each < before})
+    return (layers - 1,) if 0 < number < before else tuple(range(layers))[: number and layers]
 
 
 def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
@@ -94,13 +97,9 @@ def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
         "heads": heads,
         "kv_heads": kv_heads,
         "hidden": HEAD_SIZE * heads,
-        "head_dim": _head_dim(model),
+        "head_dim": None if model.head_dim is None else HEAD_SIZE + 2,
         "mlp": 2 * tp * HEAD_SIZE,
     }
-
-
-def _head_dim(model: CausalModel) -> int | None:
-    return None if model.head_dim is None else HEAD_SIZE + 2
 
 
 def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:

@@ -155,7 +155,8 @@ def tables(record: Record) -> Iterator[RenderableType]:
     ]
     steps.add_row(str(record["steps"]), *cells)
     yield steps
-    each, speed, peak = _each(record), record["speed"], record["speed"]["peak_tflops"]
+    each = "GPU" if record["machine"]["device_kind"] == "cuda" else "rank"
+    speed, peak = record["speed"], record["speed"]["peak_tflops"]
     table = Table("tokens/s", f"per {each}", "model work", f"per {each} and second", "MFU")
     table.add_row(
         f"{speed['tokens_per_s']:,.0f}",
@@ -209,10 +210,6 @@ def constants_table(event: CalibrationFinished) -> Table:
             value = f"{event.constants[each.name]:,.4g}"
             table.add_row(each.name, value, each.metadata["unit"], each.metadata["meaning"])
     return table
-
-
-def _each(record: Record) -> str:
-    return "GPU" if record["machine"]["device_kind"] == "cuda" else "rank"
 
 
 def _flop(tflop: float) -> str:
