@@ -28,5 +28,15 @@ def test_gradients_that_are_zero_may_be_rounding_but_no_more(size: float, passes
     assert norm.passed is passes
 
 
+@pytest.mark.parametrize(("size", "passes"), [(0.0, True), (5e-21, True), (1e-12, False)])
+def test_so_may_those_of_an_expert_whose_tokens_reach_no_loss(size: float, passes: bool) -> None:
+    """Their backward passes through sums over later documents, whose terms cancel."""
+    name = "language.layers.0.moe.experts.4.up.weight"
+    want = WANT | {name: torch.zeros(2, dtype=torch.float64)}
+    got = [*with_noise(0.0), TensorPiece(name, None, 0, 2, want[name] + size)]
+    [language] = compare_tensors("gradients", ["language"], got, want)
+    assert language.passed is passes
+
+
 def test_a_number_that_is_none_equals_nothing() -> None:
     assert not compare_numbers("loss", "language", float("nan"), 1.0, largest=4.0).passed

@@ -10,9 +10,9 @@ Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module
 errors below it would be noise. It is a failure if the floor judges more than 5 % of a module's
 tensors over all steps. Two kinds of tensor do not count. The exact gradient of an encoder's key
 bias is zero, as a softmax does not change when all scores shift (unless rotary embeddings come
-between, as in the decoder and some encoders). The gradient of an expert that no token chose must be
-exactly zero, and that of an output layer whose loss does not count. Where no row of a step reaches
-a loss, all gradients of a module are zero, and only rounding may stand in their place.
+between, as in the decoder and some encoders). Only rounding may stand in the place of gradients
+that are zero: of an expert whose tokens reach no loss, of an output layer whose loss does not
+count, and of all of a module where no row of a step reaches a loss.
 """
 
 import math
@@ -94,7 +94,7 @@ def compare_tensors(
 ) -> list[ModuleVerdict]:
     """Return a verdict per module over all tensors of `want` and `got`.
 
-    Those of `unused` parameters must be exactly zero.
+    Those of `unused` parameters must be zero, apart from rounding.
     """
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
@@ -145,12 +145,11 @@ def _judge_module(
             verdict.failures.append(f"{name}: only in the oracle")
             continue
         verdict.tensors += 1
-        difference = _difference(got[name], full)
-        if module_norm <= rounding and difference <= rounding:
-            continue
-        norm = float(full.norm())
-        is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
+        difference, norm = _difference(got[name], full), float(full.norm())
         is_unused = norm == 0 and (EXPERTS in name or name in unused)
+        if (is_unused or module_norm <= rounding) and difference <= rounding:
+            continue
+        is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
         floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
         scale = max(norm, floor * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
