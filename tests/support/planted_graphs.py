@@ -9,8 +9,8 @@ from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box, spec
 
 from mimo_launch.data.noise import Noise, noises_of
+from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import Run
-from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.runtime import compute, generator_inputs, stage_inputs

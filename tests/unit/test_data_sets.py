@@ -12,7 +12,8 @@ import pytest
 from mimo_launch.data import sample_sizes
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.digits import DigitStrips, image_split, load_digits
+from mimo_launch.data.digit_images import image_split, load_digits
+from mimo_launch.data.digits import DigitStrips
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds import vocabulary as tok
 from mimo_launch.spec.spec import Spec

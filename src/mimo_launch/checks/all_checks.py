@@ -22,6 +22,7 @@ from mimo_launch.checks import (
     schedules,
     shards,
     training_settings,
+    unused_model_settings,
     vocabulary,
     widths,
 )
@@ -167,13 +168,13 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
     SpecRule(training_settings.target_settings_used),
-    ModelRule(TalkerModel, training_settings.text_is_read, needs=_READS),
+    ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
-    ModelRule(VitModel, training_settings.vision_settings_used),
-    ModelRule(LanguageModel, training_settings.rotary_settings_used),
-    ModelRule(LanguageModel, training_settings.shared_gate_used),
-    ModelRule(DecoderModel, training_settings.bidirectional_images_used, needs=_READS),
-    ModelRule(DecoderBlocks, training_settings.scaling_settings_used),
+    ModelRule(VitModel, unused_model_settings.vision_settings_used),
+    ModelRule(LanguageModel, unused_model_settings.rotary_settings_used),
+    ModelRule(LanguageModel, unused_model_settings.shared_gate_used),
+    ModelRule(DecoderModel, unused_model_settings.bidirectional_images_used, needs=_READS),
+    ModelRule(DecoderBlocks, unused_model_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
         backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")

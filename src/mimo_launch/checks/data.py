@@ -7,8 +7,8 @@ Leaves: tokens to `vocabulary`, shards to `shards`.
 
 from math import gcd
 
-from mimo_launch.checks.rule import Findings, divisors
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.checks.rule import Findings, divisors, no_effect
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
@@ -212,11 +212,8 @@ def frame_limits_used(spec: Spec) -> Findings:
         return
     for key in ("min_frames", "max_frames"):
         if key in data.model_fields_set:
-            yield Diagnostic(
-                code="setting-without-effect",
-                severity=Severity.WARNING,
-                headline=f"`{key}` does nothing here",
-                path=("data", key),
-                why="no audio encoder takes clips of different lengths",
-                help=f"delete `{key}`",
+            yield no_effect(
+                ("data", key),
+                f"`{key}` does nothing here",
+                "no audio encoder takes clips of different lengths",
             )

@@ -8,9 +8,9 @@ Leaves: which modules may read which to `graph`.
 from collections.abc import Iterator
 
 from mimo_launch.checks.graph import module_list
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.data.sample_sizes import size_made, sizes_drawn, usual_sizes
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -22,13 +22,10 @@ def widths_merge(spec: Spec) -> Findings:
         if kind_of(module.model).reads_in_turn:
             continue
         if len(sources) == 1:
-            yield Diagnostic(
-                code="setting-without-effect",
-                severity=Severity.WARNING,
-                headline=f"`merge: width` of `{name}` does nothing",
-                path=path,
-                why=f"it reads only `{sources[0]}`, so there is nothing to merge",
-                help="delete `merge`",
+            yield no_effect(
+                path,
+                f"`merge: width` of `{name}` does nothing",
+                f"it reads only `{sources[0]}`, so there is nothing to merge",
             )
         unequal = ((sizes, each) for sizes in _sizes(spec, sources) for each in sources[1:])
         for sizes, other in unequal:

@@ -6,8 +6,8 @@ Relies on: `widths` for heads that divide the width.
 Leaves: how widths are cut over tp to `widths`.
 """
 
-from mimo_launch.checks.rule import Findings, next_multiple
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.checks.rule import Findings, next_multiple, no_effect
+from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -220,14 +220,8 @@ def windows_have_layers(spec: Spec, name: str, model: VitModel | DecoderModel) -
             ),
         )
     elif len(kept) == model.layers:
-        yield Diagnostic(
-            code="setting-without-effect",
-            severity=Severity.WARNING,
-            headline=f"`{key}` of `{name}` {do} nothing",
-            path=path,
-            at_key=True,
-            why="every layer is in `full`",
-            help=f"delete `{key}`",
+        yield no_effect(
+            path, f"`{key}` of `{name}` {do} nothing", "every layer is in `full`", at_key=True
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from mimo_launch.diag.diagnostic import Diagnostic, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.spec.spec import MissingPartError, Spec
 
 Findings = Iterator[Diagnostic]
@@ -88,6 +88,19 @@ def _has_any(
         and item.severity is Severity.ERROR
         and (item.path[:1] != ("modules",) or len(item.path) == 1 or item.path[1] in modules)
         for item in findings
+    )
+
+
+def no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) -> Diagnostic:
+    """Return a warning that a setting, the last key of `path`, does nothing."""
+    return Diagnostic(
+        code="setting-without-effect",
+        severity=Severity.WARNING,
+        headline=headline,
+        path=path,
+        at_key=at_key,
+        why=why,
+        help=f"delete `{path[-1]}`",
     )
 
 

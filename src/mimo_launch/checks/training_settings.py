@@ -5,21 +5,12 @@ Relies on: which keys the user wrote; a default never counts.
 Leaves: values that are wrong by themselves to `spec`.
 """
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import DecoderBlocks
-from mimo_launch.spec.spec import (
-    DecoderModel,
-    LanguageModel,
-    Spec,
-    SyntheticData,
-    TalkerModel,
-    VitModel,
-    WebdatasetData,
-)
+from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -75,7 +66,7 @@ def sequence_parallel_used(spec: Spec, name: str) -> Findings:
     """`sequence_parallel` needs tp."""
     module = spec.modules[name]
     if module.sequence_parallel and module.grid.tp == 1:
-        yield _no_effect(
+        yield no_effect(
             ("modules", name, "sequence_parallel"),
             f"`sequence_parallel` of `{name}` does nothing at tp 1",
             "it splits activations over the tp ranks, and there is one",
@@ -100,7 +91,7 @@ def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
     """A frozen module has no optimizer."""
     module = spec.modules[name]
     if module.frozen is True and module.optimizer.model_fields_set:
-        yield _no_effect(
+        yield no_effect(
             ("modules", name, "optimizer"),
             f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",
             "a frozen module is never updated",
@@ -112,7 +103,7 @@ def loss_weight_used(spec: Spec, name: str) -> Findings:
     """`loss_weight` is for modules that compute a loss."""
     module = spec.modules[name]
     if module.loss_weight != 1 and not kind_of(module.model).computes_loss:
-        yield _no_effect(
+        yield no_effect(
             ("modules", name, "loss_weight"),
             f"`loss_weight` of `{name}` does nothing",
             f"a `{module.model.kind}` computes no loss",
@@ -125,17 +116,17 @@ def balance_used(spec: Spec, name: str) -> Findings:
     if "balance" not in module.model_fields_set or module.balance == "none":
         return
     if name == LANGUAGE:
-        yield _no_effect(
+        yield no_effect(
             path,
             f"`balance` of `{LANGUAGE}` does nothing",
             "only encoders are balanced: samples of language all have `batch.seq` tokens",
         )
     elif module.grid.dp == 1:
-        yield _no_effect(
+        yield no_effect(
             path, f"`balance` of `{name}` does nothing at dp 1", "there is only one replica"
         )
     elif module.balance == "linked" and spec.language.grid.dp % module.grid.dp == 0:
-        yield _no_effect(
+        yield no_effect(
             path,
             f"`balance: linked` of `{name}` does nothing: no two replicas feed the same language "
             "replica",
@@ -148,7 +139,7 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
     if spec.schedule.encoder_microbatches is None:
         return
     if not any(runs_in_phases(spec, name) for name in spec.encoders):
-        yield _no_effect(
+        yield no_effect(
             ("schedule", "encoder_microbatches"),
             "`encoder_microbatches` does nothing: no encoder shares ranks with language",
             "encoders on ranks of their own run one microbatch at a time, ahead of language",
@@ -161,7 +152,7 @@ def generator_microbatches_used(spec: Spec) -> Findings:
     if not given or spec.schedule.generator_microbatches is None:
         return
     if not any(shares_ranks(spec, name) for name in spec.generators):
-        yield _no_effect(
+        yield no_effect(
             ("schedule", "generator_microbatches"),
             "`generator_microbatches` does nothing: no generator shares ranks with language",
             "generators on ranks of their own work on one microbatch at a time, behind language",
@@ -172,25 +163,25 @@ def lr_schedule_used(spec: Spec) -> Findings:
     """Settings of one schedule kind have no effect with another (warnings)."""
     schedule = spec.optimizer.schedule
     if schedule.kind != "wsd" and schedule.decay > 0:
-        yield _no_effect(
+        yield no_effect(
             (*_SCHEDULE, "decay"),
             f"`decay` does nothing with `kind: {schedule.kind}`",
             "only wsd has a decay phase of a given length",
         )
     if schedule.kind == "wsd" and schedule.decay == 0:
-        yield _no_effect(
+        yield no_effect(
             (*_SCHEDULE, "kind"),
             "`kind: wsd` does nothing without `decay`",
             "wsd without a decay phase is a constant learning rate",
         )
     if schedule.kind == "constant" and schedule.min_lr > 0:
-        yield _no_effect(
+        yield no_effect(
             (*_SCHEDULE, "min_lr"),
             "`min_lr` does nothing with `kind: constant`",
             "a constant learning rate never falls",
         )
     elif schedule.min_lr >= spec.optimizer.lr > 0:
-        yield _no_effect(
+        yield no_effect(
             (*_SCHEDULE, "min_lr"),
             f"`min_lr` {schedule.min_lr} is not below `lr` {spec.optimizer.lr}",
             "the learning rate falls from `lr` to `min_lr`, so it would stay where it is",
@@ -201,7 +192,7 @@ def optimizer_settings_used(spec: Spec) -> Findings:
     """Settings of AdamW have no effect with sgd, nor those of weight decay without it."""
     own = [module.optimizer.weight_decay for module in spec.modules.values()]
     if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
-        yield _no_effect(
+        yield no_effect(
             ("optimizer", "decay", "embeddings"),
             "`decay: {embeddings: true}` does nothing without `weight_decay`",
             "it says what weight decay applies to, and `weight_decay` is 0",
@@ -210,7 +201,7 @@ def optimizer_settings_used(spec: Spec) -> Findings:
         return
     for key in ("betas", "eps"):
         if key in spec.optimizer.model_fields_set:
-            yield _no_effect(
+            yield no_effect(
                 ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
             )
 
@@ -218,7 +209,7 @@ def optimizer_settings_used(spec: Spec) -> Findings:
 def eval_shards_used(spec: Spec) -> Findings:
     """Held-out shards are read by evaluations."""
     if isinstance(spec.data, WebdatasetData) and spec.data.eval_shards and spec.eval is None:
-        yield _no_effect(
+        yield no_effect(
             ("data", "eval_shards"),
             "`eval_shards` without an `eval` section does nothing",
             "they are read when the model is evaluated",
@@ -231,23 +222,11 @@ def target_settings_used(spec: Spec) -> Findings:
         return
     for key in ("target_marker", "target_reads"):
         if key in spec.data.model_fields_set:
-            yield _no_effect(
+            yield no_effect(
                 ("data", key),
                 f"`{key}` without a generator does nothing",
                 "only a generator, such as `kind: flow`, learns to make the targets of shards",
             )
-
-
-def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
-    """A talker behind a connector gets rows of that, without embeddings of tokens."""
-    sources = spec.sources_of(name)
-    if model.reads_text and LANGUAGE not in sources and sources:
-        yield _no_effect(
-            ("modules", name, "model", "reads_text"),
-            f"`reads_text` of `{name}` does nothing",
-            f"`{name}` reads `{sources[0]}`; embeddings of tokens are added to rows of "
-            f"`{LANGUAGE}` that a talker reads itself",
-        )
 
 
 def image_sizes_used(spec: Spec) -> Findings:
@@ -257,96 +236,8 @@ def image_sizes_used(spec: Spec) -> Findings:
         return
     for key in ("min_patches", "max_patches"):
         if key in data.model_fields_set:
-            yield _no_effect(
+            yield no_effect(
                 ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
-            )
-
-
-def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
-    """Settings of parts that a vision transformer lacks have no effect."""
-    path = ("modules", name, "model")
-    for key, default in (("image", None), ("interpolation", "bicubic")):
-        if getattr(model, key) != default and not model.has_table:
-            why = f"`positions: {model.positions}` need no table"
-            yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
-    if model.rope_frequencies != "shared" and not model.turns_patches:
-        why = f"`positions: {model.positions}` rotate nothing"
-        key = "rope_frequencies"
-        yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
-    if model.pooling == "mean" and model.shuffle == 1:
-        why = "a row is one patch: `shuffle` is 1"
-        yield _no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
-    has_norm = model.projector_norm_eps is not None
-    for key, used, why in (
-        ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),
-        ("projector_norm_offset", has_norm and model.projector_norm == "rms", "it is of RMSNorms"),
-    ):
-        if getattr(model, key) != VitModel.model_fields[key].default and not used:
-            yield _no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
-    if model.projector == "linear" and model.projector_activation != "gelu":
-        yield _no_effect(
-            (*path, "projector_activation"),
-            f"`projector_activation` of `{name}` does nothing",
-            "`projector: linear` is one linear map",
-        )
-
-
-def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """Axes take turns where there are some; without a base nothing rotates."""
-    if model.rope_theta is None:
-        for key in ("mrope", "rotary_factor"):
-            if key in model.model_fields_set and getattr(model, key) not in (None, 1.0):
-                yield _no_effect(
-                    ("modules", name, "model", key),
-                    f"`{key}` of `{name}` does nothing",
-                    "without `rope_theta` attention has no positions",
-                )
-    if model.mrope_interleaved and model.mrope is None:
-        yield _no_effect(
-            ("modules", name, "model", "mrope_interleaved"),
-            f"`mrope_interleaved` of `{name}` does nothing",
-            "without `mrope` all pairs of a head rotate with the place in the sequence",
-        )
-
-
-def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
-    """Tokens of images attend in both directions where language reads encoders of images."""
-    sources = (spec.modules[source].model for source in spec.sources_of(name))
-    if spec.modules[name].init_from is not None:
-        return  # The model of a folder may be trained on text alone.
-    if model.bidirectional_images and not any(kind_of(each).images for each in sources):
-        yield _no_effect(
-            ("modules", name, "model", "bidirectional_images"),
-            f"`bidirectional_images` of `{name}` does nothing",
-            f"`{name}` reads no encoder of images",
-        )
-
-
-def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """A gate of a shared expert has one."""
-    if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
-        yield _no_effect(
-            ("modules", name, "model", "moe", "shared_gate"),
-            f"`shared_gate` of `{name}` does nothing",
-            "there is no shared expert: `shared` is 0",
-        )
-
-
-def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
-    """Each scaling of rotary embeddings uses a factor and keys of its own."""
-    scaling = model.rope_scaling
-    if scaling is None:
-        return
-    used = scaling.USED[scaling.rope_type]
-    why = "divides every frequency by `factor`"
-    if used:
-        why = f"uses {', '.join(f'`{key}`' for key in sorted({'factor', *used}))}"
-    for key in sorted(scaling.model_fields_set - used - {"rope_type", "factor"}):
-        if getattr(scaling, key) != type(scaling).model_fields[key].default:
-            yield _no_effect(
-                ("modules", name, "model", "rope_scaling", key),
-                f"`{key}` of `{name}` does nothing",
-                f"`rope_type: {scaling.rope_type}` {why}",
             )
 
 
@@ -358,16 +249,4 @@ def _late_warmup(path: YamlPath, warmup: int, steps: int) -> Diagnostic:
         path=path,
         why="the run ends before the learning rate has reached its peak",
         help=f"write `warmup: {max(1, steps // 10)}`",
-    )
-
-
-def _no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) -> Diagnostic:
-    return Diagnostic(
-        code="setting-without-effect",
-        severity=Severity.WARNING,
-        headline=headline,
-        path=path,
-        at_key=at_key,
-        why=why,
-        help=f"delete `{path[-1]}`",
     )

@@ -7,7 +7,7 @@ Leaves: how words are cut over tp to `widths`.
 
 from pathlib import Path
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
@@ -135,14 +135,11 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
         return
     others = list(spec.sources_of(LANGUAGE))
     if name not in others:
-        yield Diagnostic(
-            code="setting-without-effect",
-            severity=Severity.WARNING,
-            headline=f"`placeholder` of `{name}` does nothing",
-            path=path,
-            why="it is the token that stands for a row of an encoder"
+        yield no_effect(
+            path,
+            f"`placeholder` of `{name}` does nothing",
+            "it is the token that stands for a row of an encoder"
             + (f", and `{LANGUAGE}` does not read `{name}` itself" if name != LANGUAGE else ""),
-            help="delete `placeholder`",
         )
         return
     size = vocab_size(spec)

@@ -17,10 +17,10 @@ from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
-from mimo_launch.layout.step_views import EncoderView
 from mimo_launch.schedule.roles import needs_backward, trains_before
 from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec

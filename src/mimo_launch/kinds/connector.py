@@ -2,7 +2,7 @@
 
 Decides: their weights and work in front of the blocks; how many rows they make of those they read.
 Relies on: `transformer_encoder` for the rest.
-Leaves: placing rows among their tokens to `layout.step_views`.
+Leaves: placing rows among their tokens to `layout.replica_views`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """A bridge as a permutation of rows: which rank sends which of its rows to which rank.
 
 Decides: the transfers of rows between two modules, forward and (read backwards) backward.
-Relies on: `step_views` for the rows of a replica and their owners.
+Relies on: `replica_views` for the rows of a replica and their owners.
 Leaves: buffers and the actual sends to `comm.bridge_transfers`.
 
 Each row leaves exactly one rank and arrives at exactly one rank. Rows that several ranks need (a

@@ -2,14 +2,14 @@
 
 Decides: how rows are cut over cp and tp, and their places in the language input.
 Relies on: the grids of `layout`.
-Leaves: which rows a replica has to `step_views`, pairing the two ends to `bridge_routing`.
+Leaves: which rows a replica has to `replica_views`, pairing the two ends to `bridge_routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
 Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
 a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut
 with their rows, so no cut splits the square of patches of a row (pixel shuffle).
 
-Language end: see `step_views.LanguageView`.
+Language end: see `replica_views.LanguageView`.
 """
 
 import math

@@ -19,7 +19,7 @@ from mimo_launch.comm.collectives import all_gather
 from mimo_launch.data.noise import Noise
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.step_views import EncoderView
+from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.models.encoder_inputs import (
     CodeFrames,
     NoisedPatches,

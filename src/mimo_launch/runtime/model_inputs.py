@@ -26,8 +26,9 @@ from mimo_launch.data.noise import Noise
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layout.bridge import Bridge
+from mimo_launch.layout.replica_views import EncoderView, LanguageView
 from mimo_launch.layout.step_data import ImageSpan, StepData
-from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.encoder_inputs import Patches, patch_places
 from mimo_launch.models.row_places import RowPlaces
 

@@ -21,9 +21,10 @@ from mimo_launch.layers.image_contexts import (
 )
 from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.replica_views import EncoderView, LanguageView
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.layout.step_views import EncoderView, LanguageView, StepViews
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.encoder_inputs import (
     CodeFrames,

@@ -1,4 +1,4 @@
-"""Grids, and the kinds of encoder.
+"""The kinds of encoder.
 
 Decides: sizes, defaults and derived sizes of each kind of encoder.
 Relies on: `base`.
@@ -9,33 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Dp, Layers, Places, Strict
+from mimo_launch.spec.base import Count, Layers, Strict
 
 # The second convolution of Whisper has stride 2.
 FRAMES_PER_TOKEN = 2
 # The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-
-
-class Grid(Strict):
-    """How the ranks of one module are factored; the product must equal their number.
-
-    `dp` is resolved before: the spec in memory, and every one that is saved, has its number.
-    """
-
-    tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
-    cp: Places = Field(1, description="Context-parallel size: the sequence is split.")
-    pp: Places = Field(1, description="Pipeline size: the layers are split into stages.")
-    dp: Dp = Field(
-        1,
-        description="Data-parallel size: the samples are split. `auto`, or -1: what the other "
-        "sizes leave of the ranks.",
-    )
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks that the grid fills."""
-        return self.tp * self.cp * self.pp * self.dp
 
 
 class EncoderModel(Strict):

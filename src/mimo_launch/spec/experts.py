@@ -1,8 +1,8 @@
-"""Experts in place of the MLP of a layer: their keys, and the grid that cuts them.
+"""Experts in place of the MLP of a layer: their keys.
 
 Decides: keys and defaults; which layers of a decoder have experts.
 Relies on: `base`.
-Leaves: the grid of the module to `encoders`, what fits together to `checks`.
+Leaves: the grid that cuts them to `grids`, what fits together to `checks`.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,18 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, CountFrom0, Places, Strict
-
-
-class ExpertGrid(Strict):
-    """A second factorisation of the ranks of each pipeline stage, for the experts alone.
-
-    What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
-    """
-
-    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are split.")
-    tp: Places = Field(
-        1, description="Tensor-parallel size of the experts: the width of each is split."
-    )
 
 
 class Moe(Strict):

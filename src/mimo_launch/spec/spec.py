@@ -36,14 +36,14 @@ from mimo_launch.spec.encoders import (
     ConnectorModel,
     EncoderKinds,
     EncoderModel,
-    Grid,
     Images,
     TransformerEncoder,
     VitModel,
     Windows,
 )
-from mimo_launch.spec.experts import ExpertGrid, Moe
+from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.generators import Codes, FlowModel, GeneratorKinds, TalkerModel
+from mimo_launch.spec.grids import ExpertGrid, Grid
 from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.sections import (

@@ -1,0 +1,112 @@
+"""Checks of settings of models that do nothing, because of other settings (warnings).
+
+Decides: which keys of a model have no effect beside which others.
+Relies on: which keys the user wrote; a default never counts.
+Leaves: settings of training and data to `training_settings`.
+"""
+
+from mimo_launch.checks.rule import Findings, no_effect
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.spec import DecoderModel, LanguageModel, Spec, TalkerModel, VitModel
+
+
+def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
+    """A talker behind a connector gets rows of that, without embeddings of tokens."""
+    sources = spec.sources_of(name)
+    if model.reads_text and LANGUAGE not in sources and sources:
+        yield no_effect(
+            ("modules", name, "model", "reads_text"),
+            f"`reads_text` of `{name}` does nothing",
+            f"`{name}` reads `{sources[0]}`; embeddings of tokens are added to rows of "
+            f"`{LANGUAGE}` that a talker reads itself",
+        )
+
+
+def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
+    """Settings of parts that a vision transformer lacks have no effect."""
+    path = ("modules", name, "model")
+    for key, default in (("image", None), ("interpolation", "bicubic")):
+        if getattr(model, key) != default and not model.has_table:
+            why = f"`positions: {model.positions}` need no table"
+            yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+    if model.rope_frequencies != "shared" and not model.turns_patches:
+        why = f"`positions: {model.positions}` rotate nothing"
+        key = "rope_frequencies"
+        yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+    if model.pooling == "mean" and model.shuffle == 1:
+        why = "a row is one patch: `shuffle` is 1"
+        yield no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
+    has_norm = model.projector_norm_eps is not None
+    for key, used, why in (
+        ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),
+        ("projector_norm_offset", has_norm and model.projector_norm == "rms", "it is of RMSNorms"),
+    ):
+        if getattr(model, key) != VitModel.model_fields[key].default and not used:
+            yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+    if model.projector == "linear" and model.projector_activation != "gelu":
+        yield no_effect(
+            (*path, "projector_activation"),
+            f"`projector_activation` of `{name}` does nothing",
+            "`projector: linear` is one linear map",
+        )
+
+
+def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
+    """Axes take turns where there are some; without a base nothing rotates."""
+    if model.rope_theta is None:
+        for key in ("mrope", "rotary_factor"):
+            if key in model.model_fields_set and getattr(model, key) not in (None, 1.0):
+                yield no_effect(
+                    ("modules", name, "model", key),
+                    f"`{key}` of `{name}` does nothing",
+                    "without `rope_theta` attention has no positions",
+                )
+    if model.mrope_interleaved and model.mrope is None:
+        yield no_effect(
+            ("modules", name, "model", "mrope_interleaved"),
+            f"`mrope_interleaved` of `{name}` does nothing",
+            "without `mrope` all pairs of a head rotate with the place in the sequence",
+        )
+
+
+def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """Tokens of images attend in both directions where language reads encoders of images."""
+    sources = (spec.modules[source].model for source in spec.sources_of(name))
+    if spec.modules[name].init_from is not None:
+        return  # The model of a folder may be trained on text alone.
+    if model.bidirectional_images and not any(kind_of(each).images for each in sources):
+        yield no_effect(
+            ("modules", name, "model", "bidirectional_images"),
+            f"`bidirectional_images` of `{name}` does nothing",
+            f"`{name}` reads no encoder of images",
+        )
+
+
+def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
+    """A gate of a shared expert has one."""
+    if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
+        yield no_effect(
+            ("modules", name, "model", "moe", "shared_gate"),
+            f"`shared_gate` of `{name}` does nothing",
+            "there is no shared expert: `shared` is 0",
+        )
+
+
+def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
+    """Each scaling of rotary embeddings uses a factor and keys of its own."""
+    scaling = model.rope_scaling
+    if scaling is None:
+        return
+    used = scaling.USED[scaling.rope_type]
+    why = "divides every frequency by `factor`"
+    if used:
+        why = f"uses {', '.join(f'`{key}`' for key in sorted({'factor', *used}))}"
+    for key in sorted(scaling.model_fields_set - used - {"rope_type", "factor"}):
+        if getattr(scaling, key) != type(scaling).model_fields[key].default:
+            yield no_effect(
+                ("modules", name, "model", "rope_scaling", key),
+                f"`{key}` of `{name}` does nothing",
+                f"`rope_type: {scaling.rope_type}` {why}",
+            )

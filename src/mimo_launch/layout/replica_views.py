@@ -1,0 +1,239 @@
+"""What one replica works on: the samples that it encodes for a group, or those of a microbatch.
+
+Decides: which facts about its samples and rows a replica may use, each computed once.
+Relies on: `row_owners` for how rows are cut over ranks.
+Leaves: which samples a replica has to `step_views`, pairing the two ends of a bridge to
+`bridge_routing`, tensors to `runtime`.
+
+Encoder end: the rows of a view are those of its samples, one sample after another.
+Language end: the token list of a microbatch is the samples one after another. Context parallelism
+gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.row_owners import (
+    Piece,
+    Run,
+    cut_runs,
+    held_patches,
+    local_extra_tokens,
+    row_cut,
+    runs_in_list,
+    shards_of_cp_rank,
+    zigzag_parts,
+)
+from mimo_launch.layout.step_data import ImageSpan, StepData
+from mimo_launch.spec.base import LANGUAGE
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderView:
+    """What one replica of an encoder encodes for one group of microbatches.
+
+    `samples` are positions in the step, in the order in which the replica encodes them.
+    """
+
+    module: ModuleLayout
+    data: StepData
+    replica: int
+    samples: tuple[int, ...]
+
+    @cached_property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """All images, in the order of their rows."""
+        spans = (self.data.samples[sample].spans for sample in self.samples)
+        return tuple(image for each in spans for image in each.get(self.module.name, ()))
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows that the replica makes."""
+        return sum(image.rows for image in self.images)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Patches of each image."""
+        return [image.rows * self.module.patches_per_row for image in self.images]
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each image, in rows."""
+        return tuple((image.height, image.width) for image in self.images)
+
+    @property
+    def window_lengths(self) -> list[int]:
+        """Patches of each window of all images; none without windows."""
+        side = self.module.window_side
+        if side is None:
+            return []
+        return [
+            min(side, height - y) * min(side, width - x) * self.module.patches_per_row
+            for height, width in self.sizes
+            for y in range(0, height, side)
+            for x in range(0, width, side)
+        ]
+
+    @cached_property
+    def extras(self) -> list[int]:
+        """Tokens of each image besides its patches: a class token, or the rows that it reads."""
+        if self.module.class_token:
+            return [1] * len(self.images)
+        if not self.module.reads_beside:
+            return [0] * len(self.images)
+        per_sample = (self._reads(sample) for sample in self.samples)
+        return [
+            sum(reads) if self.module.reads_in_turn else reads[0]
+            for of in per_sample
+            for reads in of
+        ]
+
+    @cached_property
+    def extra_tokens(self) -> int:
+        """Extra tokens that each shard holds, padding included."""
+        return local_extra_tokens(self.module, sum(self.extras))
+
+    @property
+    def rows_read(self) -> tuple[int, ...]:
+        """Number of rows that the replica takes of each module that it reads."""
+        per_image = [reads for sample in self.samples for reads in self._reads(sample)]
+        return tuple(sum(rows) for rows in zip(*per_image, strict=True)) or (0,) * len(
+            self.module.reads
+        )
+
+    def _reads(self, sample: int) -> list[list[int]]:
+        """Return, per image of a sample, the number of rows that it takes of each module read."""
+        spans = self.data.samples[sample].spans
+        found = []
+        for number, image in enumerate(spans.get(self.module.name, ())):
+            found.append(
+                [
+                    image.num_positions if name == LANGUAGE else spans[name][number].rows
+                    for name in self.module.reads
+                ]
+            )
+        return found
+
+    def runs(self, source: str, cp: int) -> list[Run]:
+        """Return the places of the rows of a module that is read in the tokens of cp rank `cp`."""
+        module = self.module
+        shards = shards_of_cp_rank(module)
+        held = len(self.held(cp)) // shards, self.extra_tokens
+        size, mine = sum(held), range(cp * shards, (cp + 1) * shards)
+        which = module.reads.index(source)
+        part, start = (held[1], held[0]) if module.reads_beside else (held[0], 0)
+        found: list[Run] = []
+        index = 0
+        for sample in self.samples:
+            first_row = 0
+            for reads in self._reads(sample):
+                before = sum(reads[:which]) if module.reads_in_turn else 0
+                found += runs_in_list(
+                    sample, first_row, index + before, reads[which], part, size, start
+                )
+                first_row += reads[which]
+                index += sum(reads) if module.reads_in_turn else reads[0]
+        first = mine.start * size
+        return [
+            replace(run, place=run.place - first)
+            for run in found
+            if run.place // max(1, size) in mine
+        ]
+
+    def cuts(self, source: str, cp: int) -> list[list[Run]]:
+        """Return the part of these runs that each tp rank of cp rank `cp` owns."""
+        tokens = len(self.held(cp)) + shards_of_cp_rank(self.module) * self.extra_tokens
+        return cut_runs(self.module, self.runs(source, cp), tokens)
+
+    def held(self, cp: int) -> range:
+        """Return the patches that cp rank `cp` holds, padding included."""
+        return held_patches(self.module, self.num_rows, cp)
+
+    def owned(self, cp: int) -> tuple[int, ...]:
+        """Return the number of rows that each tp rank of cp rank `cp` owns."""
+        tp_ranks = range(self.module.grid.size("tp"))
+        return tuple(len(row_cut(self.module, self.num_rows, cp, tp)) for tp in tp_ranks)
+
+    @cached_property
+    def pieces(self) -> dict[int, list[Piece]]:
+        """The rows of each sample that each rank of the last stage owns."""
+        module, last_stage = self.module, self.module.pp_index(len(self.module.stages) - 1)
+        owners = [
+            (
+                module.grid.rank_at({"cp": cp, "tp": tp, "dp": self.replica, "pp": last_stage}),
+                row_cut(module, self.num_rows, cp, tp),
+            )
+            for cp in range(module.grid.size("cp"))
+            for tp in range(module.grid.size("tp"))
+        ]
+        pieces: dict[int, list[Piece]] = {}
+        offset = 0
+        for sample in self.samples:
+            end = offset + self.data.samples[sample].rows(module.name)
+            pieces[sample] = [
+                Piece(rank, sample, first - offset, last - first, first - owned.start)
+                for rank, owned in owners
+                if (first := max(offset, owned.start)) < (last := min(end, owned.stop))
+            ]
+            offset = end
+        return pieces
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageView:
+    """One microbatch of one language replica; `samples` are positions in the step."""
+
+    layout: Layout
+    data: StepData
+    replica: int
+    samples: range
+
+    def runs(self, encoder: str, cp: int) -> list[Run]:
+        """Return the places of an encoder's rows in the token list of cp rank `cp`.
+
+        The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
+        """
+        cp_size = self.layout.language.grid.size("cp")
+        local_seq = self.layout.seq // cp_size
+        runs = []
+        for item, sample in enumerate(self.samples):
+            first_row = 0
+            for span in self.data.samples[sample].spans.get(encoder, ()):
+                for position, length, place in zigzag_parts(
+                    span.position, span.num_positions, self.layout.seq, cp, cp_size
+                ):
+                    row = first_row + position - span.position
+                    runs.append(Run(sample, row, length, item * local_seq + place))
+                first_row += span.num_positions
+        return sorted(runs, key=lambda run: run.place)
+
+    def cuts(self, encoder: str, cp: int) -> list[list[Run]]:
+        """Return the part of these runs that each tp rank of cp rank `cp` owns."""
+        language = self.layout.language
+        tokens = len(self.samples) * self.layout.seq // language.grid.size("cp")
+        return cut_runs(language, self.runs(encoder, cp), tokens)
+
+    def pieces(self, encoder: str, stage: int = 0) -> dict[int, list[Piece]]:
+        """Return, per sample, the rows that each rank of a stage owns."""
+        language = self.layout.language
+        return pieces_of(language, self.replica, stage, lambda cp: self.cuts(encoder, cp))
+
+
+def pieces_of(
+    module: ModuleLayout, replica: int, stage: int, cuts: Callable[[int], list[list[Run]]]
+) -> dict[int, list[Piece]]:
+    """Return, per sample, the rows that each rank of a stage owns, from the cuts of a cp rank."""
+    grid, place = module.grid, module.pp_index(stage)
+    pieces: dict[int, list[Piece]] = {}
+    for cp in range(grid.size("cp")):
+        for tp, cut in enumerate(cuts(cp)):
+            rank = grid.rank_at({"tp": tp, "cp": cp, "dp": replica, "pp": place})
+            start = 0
+            for run in cut:
+                pieces.setdefault(run.sample, []).append(
+                    Piece(rank, run.sample, run.first_row, run.num_rows, start)
+                )
+                start += run.num_rows
+    return pieces
