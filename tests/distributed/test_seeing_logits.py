@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from tests.distributed.test_qwen_vl import OPTIMIZERS, deviation
 from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, widen
+from tests.support.lines import IMAGE, lined_spec, marked_folder, write_lined_shard
 from tests.support.llava import GRID, LAYOUTS, VOCAB
-from tests.support.seeing import KINDS, TOKEN, logits_of, made, tiny
+from tests.support.seeing import KINDS, TOKEN, boxes, logits_of, made, tiny
 from torch import Tensor
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
+from mimo_launch.hugging_face.tokenizer import token_id
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
@@ -78,6 +81,30 @@ def test_logits_of_images_of_several_sizes(kind: str, tmp_path: Path) -> None:
     sizes = {x.shape for each in ids_of(asked) for x in data.images("train", each, "vision")}
     assert len(sizes) > 2
     assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["cp2", pytest.param("apart", marks=pytest.mark.sweep)])
+def test_logits_with_tokens_between_the_lines_of_images(layout: str, tmp_path: Path) -> None:
+    """Of shards: the tokens of a Mistral 3, on cp ranks that share an image."""
+    folder, vocab = marked_folder(tmp_path / "model"), 400
+    token = token_id(folder, IMAGE)
+    assert token is not None
+    model = tiny("mistral3", token=token, vocab=vocab)
+    save(model, folder)
+    write_lined_shard(tmp_path / "0.tar", [[(16, 13), (9, 21)], [(24, 24)], [], [(5, 30)]])
+    modules = boxes("mistral3", layout, folder, token, vocab)
+    asked = lined_spec(
+        tmp_path, folder, modules, seq=128, microbatches=2, mbs=2,
+        train={"steps": 1, "precision": "fp32"},
+    )  # fmt: skip
+    assert not [item for item in check(asked) if item.is_error]
+    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    found, wanted = joined(asked, parts, vocab), wanted_logits(model, asked)
+    data = build_dataset(asked)
+    samples = [data.describe("train", each).spans for each in ids_of(asked)]
+    lines = [len(span.lines) for spans in samples for span in spans.get("vision", ())]
+    assert sorted(lines) == [1, 3, 4, 6]
+    assert deviation(found, wanted) < 1e-5
 
 
 SELDOM = {"idefics3", "pixtral"}

@@ -136,7 +136,9 @@ KINDS = {
 }  # fmt: skip
 
 
-def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
+def tiny(
+    kind: str, dtype: torch.dtype = torch.float32, token: int = TOKEN, vocab: int = VOCAB
+) -> Any:
     """Return a model in which no weight is a constant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -144,8 +146,8 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
     family = KINDS[kind]
     config = getattr(transformers, f"{family.name}Config")(
         vision_config=VISION | family.vision,
-        text_config=TEXT | family.text,
-        image_token_id=TOKEN,
+        text_config=TEXT | family.text | {"vocab_size": vocab},
+        image_token_id=token,
         **family.whole,
     )
     made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).to(dtype).eval()
@@ -171,29 +173,33 @@ def made(
 
     Images are of `side` x `side` patches; None: each of a size of its own.
     """
-    vision, language = (dict(each) for each in LAYOUTS[layout])
-    family = KINDS[kind]
-    modules = {
-        "vision": box(
-            0,
-            init_from=str(folder),
-            placeholder=TOKEN,
-            model=family.keys | more.pop("vision", {}),
-            **vision,
-        ),
-        "language": box(
-            language.pop("first", 0),
-            init_from=str(folder),
-            model=_TEXT_KEYS | {"head_dim": None} | family.text_keys,
-            **language,
-        ),
-    }
+    modules = boxes(kind, layout, folder, vision=more.pop("vision", {}))
     data = {"kind": "synthetic", "max_images": 2, "text_only": 0.2}
     data |= {"image": [side, side]} if side is not None else {"max_patches": 24}
     train = {"steps": 1, "precision": precision}
     found = spec(modules, microbatches=2, mbs=2, train=train, data=data, **more)
     assert not [item for item in check(found) if item.is_error]
     return found
+
+
+def boxes(
+    kind: str,
+    layout: str,
+    folder: Path,
+    token: int = TOKEN,
+    vocab: int = VOCAB,
+    vision: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the two modules of a spec, which start from a folder."""
+    tower, language = (dict(each) for each in LAYOUTS[layout])
+    family = KINDS[kind]
+    text = _TEXT_KEYS | {"head_dim": None, "vocab": vocab} | family.text_keys
+    model = family.keys | (vision or {})
+    start = {"init_from": str(folder)}
+    return {
+        "vision": box(0, placeholder=token, model=model, **start, **tower),
+        "language": box(language.pop("first", 0), model=text, **start, **language),
+    }
 
 
 def logits_of(model: Any, made: Spec) -> Tensor:

@@ -22,11 +22,20 @@ DEFAULT, FOR_TOOLS = "default", "tool_use"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # What processors write around the rows of an image: by class, the special token of an image in a
 # conversation, and the text in its place.
-_AROUND_IMAGES = {
+_AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Gemma3": ("boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"),
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
     ),
+    "Pixtral": ("image_token", "{image_token}{image_end_token}"),
+}  # fmt: skip
+# What they write between two lines of rows.
+_BETWEEN_LINES = {"Pixtral": "image_break_token"}
+# Settings of their own that are special tokens, with those of a folder that does not say.
+_OWN_TOKENS = {
+    "Pixtral": {
+        "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
+    },
 }  # fmt: skip
 
 
@@ -96,16 +105,37 @@ def image_text(folder: Path) -> tuple[str, str] | None:
     None if both are the same. In the latter stands the one token that rows replace. As the class of
     the folder's processor does it. Raises: TokenizerError.
     """
-    files = [folder / name for name in (PROCESSOR, PREPROCESSOR, SETTINGS)]
-    classes = (_read(file).get("processor_class") for file in files if file.is_file())
-    name = str(next((each for each in classes if each is not None), ""))
-    if (found := _AROUND_IMAGES.get(name.removesuffix("Processor"))) is None:
+    name, specials = _of_processor(folder)
+    if (found := _AROUND_IMAGES.get(name)) is None:
         return None
-    specials = special_texts(folder)
     try:
         return specials[found[0]], found[1].format(**specials)
     except KeyError:
         return None  # A tokenizer of another model.
+
+
+def line_break(folder: Path) -> str | None:
+    """Return the token that stands between two lines of the rows of an image, if there is one.
+
+    As the class of the folder's processor does it. Raises: TokenizerError.
+    """
+    name, specials = _of_processor(folder)
+    return specials.get(_BETWEEN_LINES.get(name, ""))
+
+
+def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return the class of the processor, without its last word, and the special tokens by name."""
+    files = [folder / name for name in (PROCESSOR, PREPROCESSOR, SETTINGS)]
+    settings = [_read(file) for file in files if file.is_file()]
+    classes = (each.get("processor_class") for each in settings)
+    name = str(next((each for each in classes if each is not None), "")).removesuffix("Processor")
+    specials = special_texts(folder) if name in _AROUND_IMAGES else {}
+    usual = _OWN_TOKENS.get(name, {})
+    said = _read(folder / PROCESSOR) if usual and (folder / PROCESSOR).is_file() else {}
+    own = {key: str(said.get(key, text)) for key, text in usual.items()}
+    # A tokenizer of another model has none of them.
+    known = {key: text for key, text in own.items() if token_id(folder, text) is not None}
+    return name, specials | known
 
 
 def chat_sources(folder: Path) -> dict[str, str]:

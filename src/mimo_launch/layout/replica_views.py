@@ -200,13 +200,14 @@ class LanguageView:
         runs = []
         for item, sample in enumerate(self.samples):
             first_row = 0
-            for span in self.data.samples[sample].spans.get(encoder, ()):
+            spans = self.data.samples[sample].spans.get(encoder, ())
+            for line in (line for span in spans for line in span.lines):
                 for position, length, place in zigzag_parts(
-                    span.position, span.num_positions, self.layout.seq, cp, cp_size
+                    line.position, line.num_positions, self.layout.seq, cp, cp_size
                 ):
-                    row = first_row + position - span.position
+                    row = first_row + position - line.position
                     runs.append(Run(sample, row, length, item * local_seq + place))
-                first_row += span.num_positions
+                first_row += line.num_positions
         return sorted(runs, key=lambda run: run.place)
 
     def cuts(self, encoder: str, cp: int) -> list[list[Run]]:

@@ -20,14 +20,16 @@ class ImageSpan:
     """One image of a sample: `height x width` rows, from `position` on.
 
     A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`. A clip
-    of sound is one row high. An image that is to be made has no rows in the text: there `reads` is
-    the number of tokens, from `position` on, whose rows the generator reads.
+    of sound is one row high. Between two lines of rows stand `gap` tokens of text. An image that is
+    to be made has no rows in the text: there `reads` is the number of tokens, from `position` on,
+    whose rows the generator reads.
     """
 
     position: int
     height: int
     width: int
     reads: int | None = None
+    gap: int = 0
 
     @property
     def rows(self) -> int:
@@ -38,6 +40,21 @@ class ImageSpan:
     def num_positions(self) -> int:
         """Number of tokens of the text that belong to the image."""
         return self.rows if self.reads is None else self.reads
+
+    @property
+    def lines(self) -> tuple["ImageSpan", ...]:
+        """Images whose rows follow each other in the text: this one, or one for each line."""
+        if not self.gap:
+            return (self,)
+        step = self.width + self.gap
+        places = range(self.position, self.position + self.height * step, step)
+        return tuple(ImageSpan(place, 1, self.width) for place in places)
+
+    @property
+    def end(self) -> int:
+        """The place behind its last token."""
+        last = self.lines[-1]
+        return last.position + last.num_positions
 
 
 @dataclass(frozen=True, slots=True)

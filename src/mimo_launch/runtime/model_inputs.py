@@ -46,9 +46,13 @@ class PositionRun:
 
 
 def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun]:
-    """Yield the runs of the `seq` tokens of a sample with these images, in order."""
+    """Yield the runs of the `seq` tokens of a sample with these images, in order.
+
+    Lines with text between them are images of their own.
+    """
     token = position = 0
-    for image in sorted(images, key=lambda image: image.position):
+    lines = (line for image in images for line in image.lines)
+    for image in sorted(lines, key=lambda image: image.position):
         length = image.position - token
         yield PositionRun(token, length, position)
         position += length
@@ -147,7 +151,8 @@ def read_images(
     for row, sample in zip(numbers, view.samples, strict=True):
         spans = view.data.samples[sample].spans
         for number, span in enumerate(each for name in encoders for each in spans.get(name, ())):
-            row[span.position : span.position + span.num_positions] = number
+            for line in span.lines:
+                row[line.position : line.position + line.num_positions] = number
     return to_device(numbers, device) if (numbers >= 0).any() else None
 
 

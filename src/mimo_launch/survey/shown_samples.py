@@ -114,7 +114,7 @@ def _record(
         pieces += _texts(tokens, loss_mask, range(at, until), words)
         text = f"{module} {span.height} x {span.width}"
         pieces.append(ShownPiece("rows", text, span.rows, module, item))
-        at = max(at, until + (span.rows if module in in_text else 0))
+        at = max(at, span.end if module in in_text else until)
     pieces += _texts(tokens, loss_mask, range(at, sample.num_tokens), words)
     return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
 

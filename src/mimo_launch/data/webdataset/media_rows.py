@@ -10,6 +10,7 @@ Leaves: which members of which files are read to `samples`.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,11 @@ from mimo_launch.data.sample_sizes import (
 )
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import MediumSize, readers_of
+from mimo_launch.hugging_face.tokenizer import line_break, token_id
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import ChatTemplate, Spec, WebdatasetData
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,20 @@ class ShardInputs:
     """What the modules of a spec take from a sample of shards.
 
     `names` are those of all modules but language, which an index numbers. `in_text` are those that
-    language reads, each with the medium that its rows are made of.
+    language reads, each with the medium that its rows are made of. `line_break` is the token
+    between two lines of the rows of an image, if there is one.
     """
 
     def __init__(self, spec: Spec, data: WebdatasetData) -> None:
-        """Prepare the readers. Raises: ProcessorError."""
+        """Prepare the readers. Raises: ProcessorError, TokenizerError."""
         self._spec, self._most_reads = spec, data.target_reads
         self.names = (*spec.encoders, *spec.generators)
         self.readers = {each.module: each for each in readers_of(spec)}
         self.in_text = {name: self._medium(name) for name in spec.sources_of(LANGUAGE)}
+        folder = Path(data.tokenizer)
+        chats = isinstance(data.template, ChatTemplate)
+        text = line_break(folder) if chats else None
+        self.line_break = None if text is None else token_id(folder, text)
         self._together = {name: tuple(made_together(spec, name)) for name in self.in_text}
         self._added = [
             (name, spec.sources_of(name))
@@ -74,7 +81,8 @@ class ShardInputs:
         ]
         read = [each.sizing for each in self.readers.values()]
         makes = [len(self._generators), self._most_reads] if self._generators else []
-        return [list(self.names), list(self.in_text), read, connectors, makes]
+        lines = [] if self.line_break is None else [self.line_break]
+        return [list(self.names), list(self.in_text), read, connectors, makes, *lines]
 
     def is_made(self, target: str) -> bool:
         """Return whether a generator may learn to make a target, by its suffix."""
@@ -115,22 +123,28 @@ class ShardInputs:
                 if medium == marker:
                     here = self._made(name, size, at)
                     placed += (PlacedMedium(self.names.index(n), number, s) for n, s in here)
-                    rows = here[0][1].rows
-                    at, rows_so_far = at + rows, rows_so_far + rows
+                    end = here[0][1].end
+                    at, rows_so_far = end, rows_so_far + end - at
         return placed
 
     def rows_among(
         self, num_text: int, spans: Sequence[tuple[int, ImageSpan]]
     ) -> npt.NDArray[np.bool_]:
-        """Return which tokens of a sample with `num_text` text tokens are rows, bool [tokens].
+        """Return which tokens of a sample with `num_text` text tokens are of images, bool [tokens].
 
-        `spans` are those of all modules, with their numbers.
+        They are rows, and what stands between their lines. `spans` are those of all modules, with
+        their numbers.
         """
         in_text = [span for number, span in spans if self.names[number] in self.in_text]
-        found = np.zeros(num_text + sum(span.rows for span in in_text), dtype=np.bool_)
+        inside = sum(span.end - span.position for span in in_text)
+        found = np.zeros(num_text + inside, dtype=np.bool_)
         for span in in_text:
-            found[span.position : span.position + span.rows] = True
+            found[span.position : span.end] = True
         return found
+
+    def gap(self, name: str) -> int:
+        """Return how many tokens stand between two lines of the rows of a module."""
+        return int(self.line_break is not None and self.in_text.get(name) == "image")
 
     def _medium(self, name: str) -> Medium:
         if (reader := self.readers.get(name)) is None:
@@ -153,7 +167,7 @@ class ShardInputs:
         found = []
         for each in self._together[name]:
             rows = size_of(each) if each in self.readers else size_made(self._spec, each, size_of)
-            found.append((each, ImageSpan(at, rows.height, rows.width)))
+            found.append((each, ImageSpan(at, rows.height, rows.width, gap=self.gap(each))))
         return found
 
     def _at_end(

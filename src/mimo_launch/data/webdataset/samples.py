@@ -126,7 +126,7 @@ class OpenSplit:
             return length
         for module, _, span in self.spans(row):
             in_text = self._inputs.names[module] in self._inputs.in_text
-            if in_text and span.position < self._seq < span.position + span.rows:
+            if in_text and span.position < self._seq < span.end:
                 return span.position
         return self._seq
 
@@ -144,8 +144,9 @@ class OpenSplit:
         columns, here = self.index.columns, self.index.range("span", row)
         names = ("module", "member", "position", "height", "width", "reads")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
+        gaps = [self._inputs.gap(name) for name in self._inputs.names]
         return tuple(
-            (module, member, ImageSpan(position, height, width, reads or None))
+            (module, member, ImageSpan(position, height, width, reads or None, gaps[module]))
             for module, member, position, height, width, reads in values
         )
 
@@ -290,7 +291,10 @@ class ShardSamples:
         for module, _, span in spans:
             placeholder = self._placeholders.get(self._inputs.names[module])
             if placeholder is not None:
-                all_tokens[span.position : span.position + span.rows] = placeholder
+                if self._inputs.line_break is not None:
+                    all_tokens[span.position : span.end] = self._inputs.line_break
+                for line in span.lines:
+                    all_tokens[line.position : line.end] = placeholder
         end = found.end(row)
         loss_mask = np.flatnonzero(loss_mask_among(encoded.loss_mask, is_row)[:end])
         tokens = np.full(self._seq, PAD, dtype=np.int64)
