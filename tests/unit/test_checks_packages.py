@@ -17,7 +17,12 @@ TEXT = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf
 
 
 @pytest.mark.parametrize(
-    ("log", "key"), [("{tensorboard: true}", "tensorboard"), ("{wandb: {project: p}}", "wandb")]
+    ("log", "key"),
+    [
+        ("{tensorboard: true}", "tensorboard"),
+        ("{wandb: {project: p}}", "wandb"),
+        ("{mlflow: {experiment: e}}", "mlflow"),
+    ],
 )
 def test_a_missing_package_is_found_before_the_run(
     log: str, key: str, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +129,7 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     assert extras["tensorboard"] == [packages.TENSORBOARD]
     assert extras["wandb"] == [packages.WANDB]
+    assert extras["mlflow"] == [packages.MLFLOW]
     assert extras["data"] == list(packages.SHARD_PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
     assert packages.TRANSFORMER_ENGINE in extras["gpu"]

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: real files, resumed runs, and failures that stop nothing."""
+"""TensorBoard, W&B and MLflow: real files, resumed runs, and failures that stop nothing."""
 
 import contextlib
 import subprocess
@@ -16,6 +16,7 @@ from tests.support.wandb_files import history
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train import mlflow_listener
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -205,3 +206,62 @@ def test_wandb_without_a_server_writes_offline_files(tmp_path: Path, offline: An
     assert "wandb sync" in told.effect
     (file,) = files_of(tmp_path)
     assert [row["train/loss"] for row in history(file)] == [3.0]
+
+
+@pytest.fixture
+def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of a store of files, which MLflow asks to be allowed."""
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    return MlflowClient()
+
+
+def mlflow_run(client: Any, folder: Path) -> Any:
+    return client.get_run((folder / mlflow_listener.ID_FILE).read_text().strip())
+
+
+def test_mlflow_gets_every_number_and_setting(tmp_path: Path, tracking: Any) -> None:
+    spec = spec_with("{mlflow: {experiment: e}}")
+    events = [started(), step(1, 3.0), step(2, 2.0), evaluated(2), saved(2)]
+    end = RunFinished(steps=2, seconds=1.0, skipped=0, saved=True)
+    assert listen(spec, tmp_path, [*events, end]) == []
+    run = mlflow_run(tracking, tmp_path)
+    assert run.info.experiment_id == tracking.get_experiment_by_name("e").experiment_id
+    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
+    expected = scalars(step(2, 2.0)) | scalars(evaluated(2)) | scalars(saved(2))
+    assert run.data.metrics == expected
+    points = tracking.get_metric_history(run.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in points] == [(1, 3.0), (2, 2.0)]
+    assert run.data.params["modules.language.grid.tp"] == str(spec.language.grid.tp)
+    assert run.data.params["train.steps"] == str(spec.train.steps)
+
+
+def test_mlflow_resumes_the_run_of_its_folder(tmp_path: Path, tracking: Any) -> None:
+    spec = spec_with("{mlflow: {experiment: e}}")
+    listen(spec, tmp_path, [started(), step(1, 3.0), step(2, 2.0)])
+    known = mlflow_run(tracking, tmp_path).info
+    assert known.status == "FAILED"
+    listen(spec, tmp_path, [started(1), step(2, 2.0), step(3, 1.0)])
+    again = mlflow_run(tracking, tmp_path).info
+    assert again.run_id == known.run_id
+    points = tracking.get_metric_history(again.run_id, "train/loss")
+    assert [point.step for point in points] == [1, 2, 3]
+
+
+def test_a_run_that_mlflow_has_lost_begins_anew(tmp_path: Path, tracking: Any) -> None:
+    (tmp_path / mlflow_listener.ID_FILE).write_text("0" * 32)
+    listen(spec_with("{mlflow: {experiment: e}}"), tmp_path, [started(1), step(2, 2.0)])
+    assert mlflow_run(tracking, tmp_path).data.metrics["train/loss"] == 2.0
+
+
+def test_mlflow_without_a_server_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    spec = spec_with("{mlflow: {experiment: e, tracking_uri: 'http://127.0.0.1:9'}}")
+    (told,) = listen(spec, tmp_path, [started(), step(1, 3.0)])
+    assert isinstance(told, ListenerFailed)
+    assert (told.listener, "127.0.0.1" in told.reason) == ("MLflow", True)

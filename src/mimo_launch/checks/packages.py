@@ -20,6 +20,7 @@ ENGINE = "transformer_engine"
 # The bounds of the extras in pyproject.toml, which a test compares.
 TENSORBOARD = "tensorboard>=2.14"
 WANDB = "wandb>=0.17"
+MLFLOW = "mlflow-skinny>=2.16"
 SHARD_PACKAGES = {
     "webdataset": "webdataset>=1.0",
     "tokenizers": "tokenizers>=0.21",
@@ -36,11 +37,13 @@ def is_installed(package: str) -> bool:
 
 
 def log_packages_installed(spec: Spec) -> Findings:
-    """TensorBoard and Weights & Biases are optional packages."""
+    """TensorBoard, Weights & Biases and MLflow are optional packages."""
     if spec.log.tensorboard and not is_installed("tensorboard"):
         yield _missing("tensorboard", "TensorBoard event files", TENSORBOARD, "false")
     if spec.log.wandb is not None and not is_installed("wandb"):
         yield _missing("wandb", "reports to Weights & Biases", WANDB, "null")
+    if spec.log.mlflow is not None and not is_installed("mlflow"):
+        yield _missing("mlflow", "reports to MLflow", MLFLOW, "null")
 
 
 def _missing(key: str, what: str, requirement: str, off: str) -> Diagnostic:

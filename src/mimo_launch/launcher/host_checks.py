@@ -19,7 +19,13 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Literal
 
-from mimo_launch.checks.packages import SHARD_PACKAGES, TENSORBOARD, TRANSFORMER_ENGINE, WANDB
+from mimo_launch.checks.packages import (
+    MLFLOW,
+    SHARD_PACKAGES,
+    TENSORBOARD,
+    TRANSFORMER_ENGINE,
+    WANDB,
+)
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.launcher.forking import ChildDied, ask_child
 from mimo_launch.launcher.host_resources import allow_open_files, host_memory, too_few_files
@@ -33,6 +39,7 @@ WORKERS = 8  # As the quickstart has.
 _PACKAGES = {
     TENSORBOARD: "`log.tensorboard`",
     WANDB: "`log.wandb`",
+    MLFLOW: "`log.mlflow`",
     "matplotlib>=3.8": "`mimo-launch report`",
     **dict.fromkeys(SHARD_PACKAGES.values(), "data of shards"),
 }

@@ -202,6 +202,22 @@ class WandbSpec(Strict):
     )
 
 
+class MlflowSpec(Strict):
+    """Where MLflow files a run."""
+
+    experiment: Annotated[str, Field(min_length=1, max_length=250)] = Field(
+        description="Experiment that shows the run; made if there is none of this name.",
+        examples=["my-experiment"],
+        json_schema_extra={"expected": "a name of at most 250 characters"},
+    )
+    tracking_uri: str | None = Field(
+        None,
+        description="Address of the tracking server, or of its database; default that of "
+        "`MLFLOW_TRACKING_URI`. Logins belong in MLflow's environment variables, not here.",
+        examples=["http://mlflow:5000"],
+    )
+
+
 class LogSpec(Strict):
     """Who else hears of metrics, besides `metrics.jsonl` and the console."""
 
@@ -209,6 +225,7 @@ class LogSpec(Strict):
         False, description="Write TensorBoard event files into `tensorboard/` of the run folder."
     )
     wandb: WandbSpec | None = Field(None, description="Report to Weights & Biases.")
+    mlflow: MlflowSpec | None = Field(None, description="Report to an MLflow tracking server.")
 
 
 class NodesSpec(Strict):

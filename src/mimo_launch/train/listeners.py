@@ -1,4 +1,4 @@
-"""Writes metrics to TensorBoard and Weights & Biases, besides `metrics.jsonl`.
+"""Writes metrics to TensorBoard, Weights & Biases and MLflow, besides `metrics.jsonl`.
 
 Decides: which listeners `log` asks for; that one that fails is reported once, gets no more events
 and does not stop the run; the names of the curves: those of the run are under `train/`, `eval/` and
@@ -9,8 +9,8 @@ in the run folder. Without a W&B server, offline files are written, and there is
 code, nor git state, nor console output is sent.
 Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec;
 the user's login (`wandb login`, WANDB_API_KEY).
-Leaves: `metrics.jsonl` and the console, which every run has, to `launcher` and `cli`; sending
-offline files to `wandb sync`.
+Leaves: MLflow to `mlflow_listener`; `metrics.jsonl` and the console, which every run has, to
+`launcher` and `cli`; sending offline files to `wandb sync`.
 """
 
 import re
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import Spec, WandbSpec
+from mimo_launch.train import mlflow_listener
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -32,6 +33,7 @@ from mimo_launch.train.events import (
     StepFinished,
     Usage,
 )
+from mimo_launch.train.mlflow_listener import MlflowListener
 
 FOLDER = "tensorboard"
 # A killed run loses at most this much of its curves; metrics.jsonl loses nothing.
@@ -266,4 +268,7 @@ def listeners_of(spec: Spec, run_dir: Path, tell: Listener) -> list[Guarded]:
     if spec.log.wandb is not None:
         listener = WandbListener(spec, spec.log.wandb, run_dir, tell)
         found.append(Guarded(NAME, listener, tell))
+    if spec.log.mlflow is not None:
+        reports = MlflowListener(spec, spec.log.mlflow, run_dir, scalars)
+        found.append(Guarded(mlflow_listener.NAME, reports, tell))
     return found
