@@ -6,7 +6,8 @@ Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.
 """
 
 from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear
+from mimo_launch.layers.linear import ColumnLinear, RowLinear
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage

@@ -8,9 +8,9 @@ Leaves: everything else to `layers`.
 
 import sys
 import warnings
+from types import ModuleType
 
-from mimo_launch.layers import attention
-from mimo_launch.layers import linear as layers
+from mimo_launch.layers import attention, linear, norms
 from mimo_launch.layers import parallel_context as context
 from mimo_launch.layers import parameter_segments as segments
 
@@ -19,6 +19,8 @@ warnings.warn(
     DeprecationWarning,
     stacklevel=2,
 )
+layers = ModuleType(f"{__name__}.layers", linear.__doc__)
+vars(layers).update({**vars(linear), "Norm": norms.Norm, "__name__": layers.__name__})
 for _old, _module in (
     ("attention", attention),
     ("context", context),

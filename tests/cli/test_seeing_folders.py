@@ -15,7 +15,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face.image_processor import ProcessorError, read_recipe
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models.vision_encoder import LearnedPositions
+from mimo_launch.models.positions import LearnedPositions
 from mimo_launch.spec.spec import DecoderModel, VitModel
 
 REST = """version: 1

@@ -512,7 +512,7 @@ def images_share_a_class_token() -> None:
 
 def position_of_the_class_token_forgotten() -> None:
     """Patches read learned positions from row 0 on, which is that of the class token."""
-    from mimo_launch.models.vision_encoder import LearnedPositions
+    from mimo_launch.models.positions import LearnedPositions
 
     correct = LearnedPositions.forward
 
@@ -525,7 +525,7 @@ def position_of_the_class_token_forgotten() -> None:
 
 def positions_of_another_image() -> None:
     """Learned positions are interpolated for the height and width of the largest image."""
-    from mimo_launch.models.vision_encoder import LearnedPositions
+    from mimo_launch.models.positions import LearnedPositions
 
     correct = LearnedPositions.forward
 

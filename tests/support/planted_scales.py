@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import scales, whole_linear
+from mimo_launch.layers import norms, scales, whole_linear
 from mimo_launch.models import vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
@@ -57,12 +57,12 @@ def scale_taken_for_complete() -> None:
 
 def squares_of_own_heads() -> None:
     """A tp rank normalises its heads by themselves."""
-    scales.exit_tp = lambda x, group: x * group.size
+    norms.exit_tp = lambda x, group: x * group.size
 
 
 def squares_not_summed_back() -> None:
     """The gradient of the sum of squares is that of one tp rank."""
-    scales.enter_tp = lambda x, group: x
+    norms.enter_tp = lambda x, group: x
 
 
 def neighbours_in_the_list() -> None:

@@ -26,12 +26,7 @@ from mimo_launch.kinds.vocabulary import (
     vocab_size,
 )
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import (
-    ChatTemplate,
-    DigitsData,
-    Spec,
-    WebdatasetData,
-)
+from mimo_launch.spec.spec import ChatTemplate, DigitsData, Spec, WebdatasetData
 
 _VOCAB = ("modules", LANGUAGE, "model", "vocab")
 

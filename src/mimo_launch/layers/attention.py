@@ -17,10 +17,11 @@ from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
-from mimo_launch.layers.linear import ColumnLinear, Norm, RowLinear, SharedLinear
+from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
+from mimo_launch.layers.norms import Norm, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated, sigmoid_gated, widened
-from mimo_launch.layers.scales import Sinks, WideNorm
+from mimo_launch.layers.scales import Sinks
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 from mimo_launch.spec.attention import Mla

@@ -31,6 +31,11 @@ from mimo_launch.spec.hybrid import DeltaNetSizes
 _EPSILON = 1e-6
 
 
+# A head has a state S [K, P]. Token by token, S decays by exp(g); then it forgets what it holds for
+# the key k and holds a part of the value v instead, S + k beta (v - S^T k)^T; y = S^T q. Inside a
+# chunk the tokens' changes of S depend on each other through their keys, which is a triangular
+# system; only S passes from chunk to chunk.
+# Source: S. Yang and others, arXiv:2406.06484, section 3; with decays arXiv:2412.06464, section 3.
 def delta_rule(
     q_BSGK: Tensor,
     k_BSGK: Tensor,
@@ -43,16 +48,9 @@ def delta_rule(
 ) -> Tensor:
     """Return y like v. Queries and keys are scaled to length 1, queries then by 1 / sqrt(K).
 
-    A head has a state S [K, P]. Token by token, S decays by exp(g); then it forgets what it holds
-    for the key k and holds a part of the value v instead, S + k beta (v - S^T k)^T; y = S^T q.
-    Inside a chunk the tokens' changes of S depend on each other through their keys, which is a
-    triangular system; only S passes from chunk to chunk.
-
     `decay` is the logarithm of that of the state, at most 0; `strength` is beta, between 0 and 1.
     A token whose number in `documents` differs from the one before starts from a zero state.
     `chunk` changes no result. Inside, everything is in at least fp32. S may be 0.
-
-    Source: S. Yang and others, arXiv:2406.06484, with decays arXiv:2412.06464, section 3 of both.
     """
     shape, groups, size = v_BSHP.shape, k_BSGK.shape[2], k_BSGK.shape[3]
     numbers = None if documents_BS is None else chunked(documents_BS, chunk, repeat_last=True)

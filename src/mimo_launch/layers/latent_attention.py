@@ -14,7 +14,8 @@ rank, K size of a query or key, R of its part that rotates, V of a value.
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.layers.linear import ColumnLinear, Norm
+from mimo_launch.layers.linear import ColumnLinear
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.spec.attention import Mla

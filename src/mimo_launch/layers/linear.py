@@ -1,10 +1,10 @@
-"""Linear layers and norms, cut over tp, and products that accumulate their weight gradients.
+"""Linear layers cut over tp, and products that accumulate their weight gradients.
 
 Decides: which dimension of each weight is cut, the kind of each gradient, and where the weight
 gradients of a step accumulate before their reduction.
 Relies on: `parallel_context` for the collectives around a region; FSDP2 keeping an unsharded
 gradient per parameter between the backwards of a step (`comm.torch_internals`).
-Leaves: the reduction to FSDP2, attention to `attention`, the vocabulary to `vocab_parallel`.
+Leaves: the reduction to FSDP2, norms to `norms`, the vocabulary to `vocab_parallel`.
 
 Autograd would write each microbatch's gradient in the type of the activations, and FSDP2 would then
 add it to the sum in another pass: 14 bytes of traffic for each weight and microbatch. Adding in the
@@ -14,7 +14,7 @@ gradient accumulation fusion (arXiv:2205.05198 describes its code base).
 Legend: N tokens, D width, F features of a region; lower case is this rank's share.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import (
-    InitKind,
-    Segment,
-    SegmentedModule,
-    replicated,
-    sharded,
-)
-from mimo_launch.layers.pointwise import EPSILON, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated, sharded
 
 
 class GradAccumulator:
@@ -257,46 +250,3 @@ class RowLinear(SegmentedModule):
             return linear(x_Nf, self.weight, self.bias, self.weight_gradients)
         out = self.context.leave(linear(x_Nf, self.weight, None, self.weight_gradients))
         return out if self.bias is None else out + self.bias
-
-
-class Norm(SegmentedModule):
-    """RMSNorm or LayerNorm over the width, computed in at least fp32."""
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        kind: Literal["rms", "layer"],
-        *,
-        eps: float = EPSILON,
-        inner: bool = False,
-        offset: float = 0.0,
-    ) -> None:
-        """Build a norm; that of `rms` multiplies by the weight plus an `offset`, at first by 1."""
-        super().__init__()
-        self.context, self.eps, self.offset = context, eps, offset
-        tp_grad = context.inner_grad if inner else context.token_grad
-
-        def segment(name: str, init: InitKind) -> Segment:
-            return replicated(
-                name, (width,), tp_grad, counted=context.counts, init=init, decay=False
-            )
-
-        init: InitKind = "zeros" if offset else "ones"
-        self.declare("weight", segment("weight", init), dtype=context.dtype)
-        if kind == "layer":
-            self.declare("bias", segment("bias", "zeros"), dtype=context.dtype)
-        else:
-            self.bias = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x normalised over its last dimension."""
-        if self.bias is None:
-            return self.context.fused(rms_norm, x, self.weight, self.eps, self.offset)
-        return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
-
-    def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x plus its change, and the norm of the sum."""
-        if self.bias is None:
-            return self.context.fused(add_rms_norm, x, change, self.weight, self.eps, self.offset)
-        return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage

@@ -18,21 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exit_tp
-from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import (
-    EncoderInput,
-    NoisedPatches,
-    own_share,
-    own_tokens,
-)
+from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, own_share, own_tokens
+from mimo_launch.models.positions import sincos_positions
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.models.vision_encoder import sincos_positions
 from mimo_launch.spec.spec import FlowModel
 
 # Times between 0 and 1 are embedded as the steps of a diffusion model with this many.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.aux_loss import RoutingContext
-from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.sequence_contexts import (
     Documents,

@@ -13,7 +13,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import split_rows
-from mimo_launch.layers.linear import Norm, RowLinear
+from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.mlp import Mlp
 from mimo_launch.spec.encoders import Activation

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.layers.image_contexts import turned_in_order
-from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,

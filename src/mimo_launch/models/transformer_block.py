@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import AttentionContext
-from mimo_launch.layers.linear import Norm
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import EPSILON
 from mimo_launch.layers.recompute import recomputed

@@ -1,9 +1,10 @@
-"""Defines what all sections of the spec share: strictness, types of ranks, sizes and numbers.
+"""Defines what all sections of the spec share: strictness, types of ranks and numbers, grids.
 
 Decides: that unknown keys are errors and values are never converted; how an annotation divides into
-sections, words and a single value.
+sections, words and a single value; the axes of a grid.
 Relies on: pydantic, `wording` for lists.
-Leaves: the sections to `encoders`, `language_models`, `hybrid`, `sections` and `spec`.
+Leaves: the sections to `encoders`, `language_models`, `hybrid`, `sections` and `spec`; whether a
+grid fits a model and its ranks to `checks`.
 """
 
 import os
@@ -217,3 +218,36 @@ def field_schema(field: FieldInfo) -> dict[str, Any]:
         schema["default"] = field.default
     extra = field.json_schema_extra
     return {**schema, **extra} if isinstance(extra, dict) else schema
+
+
+class Grid(Strict):
+    """How the ranks of one module are factored; the product must equal their number.
+
+    `dp` is resolved before: the spec in memory, and every one that is saved, has its number.
+    """
+
+    tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
+    cp: Places = Field(1, description="Context-parallel size: the sequence is split.")
+    pp: Places = Field(1, description="Pipeline size: the layers are split into stages.")
+    dp: Dp = Field(
+        1,
+        description="Data-parallel size: the samples are split. `auto`, or -1: what the other "
+        "sizes leave of the ranks.",
+    )
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that the grid fills."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+class ExpertGrid(Strict):
+    """A second factorisation of the ranks of each pipeline stage, for the experts alone.
+
+    What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
+    """
+
+    ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are split.")
+    tp: Places = Field(
+        1, description="Tensor-parallel size of the experts: the width of each is split."
+    )

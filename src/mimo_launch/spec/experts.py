@@ -2,7 +2,7 @@
 
 Decides: keys and defaults; which layers of a decoder have experts.
 Relies on: `base`.
-Leaves: the grid that cuts them to `grids`, what fits together to `checks`.
+Leaves: the grid that cuts them to `base`, what fits together to `checks`.
 """
 
 from typing import Annotated, Any, ClassVar, Literal

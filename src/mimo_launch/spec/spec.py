@@ -14,6 +14,8 @@ from mimo_launch.spec.base import (
     AXES,
     LANGUAGE,
     CountFrom0,
+    ExpertGrid,
+    Grid,
     LocalPath,
     MissingPartError,
     NonNegative,
@@ -43,7 +45,6 @@ from mimo_launch.spec.encoders import (
 )
 from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.generators import Codes, FlowModel, GeneratorKinds, TalkerModel
-from mimo_launch.spec.grids import ExpertGrid, Grid
 from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.sections import (

@@ -1,0 +1,102 @@
+"""Norms: RMSNorm and LayerNorm of a whole width, and RMSNorm of one that is cut over tp.
+
+Decides: where the sum of squares crosses the tp group, and the kind of each gradient.
+Relies on: `parallel_context` for compiled passes.
+Leaves: the formulas to `pointwise`.
+
+Legend: N tokens, D width; h heads of size K of this rank.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import (
+    InitKind,
+    Segment,
+    SegmentedModule,
+    replicated,
+    sharded,
+)
+from mimo_launch.layers.pointwise import (
+    EPSILON,
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    rms_norm,
+    widened,
+)
+
+
+def _squares(x_NhK: Tensor) -> Tensor:
+    """Return the sum of squares of each token, [N, 1]."""
+    return widened(x_NhK).flatten(1).square().sum(dim=1, keepdim=True)
+
+
+def _scaled(x_NhK: Tensor, scale_N1: Tensor, weight_D: Tensor) -> Tensor:
+    """Return x times a factor per token and a weight per channel."""
+    wide = widened(x_NhK).flatten(1) * scale_N1 * weight_D.to(scale_N1.dtype)
+    return wide.to(x_NhK.dtype).view(x_NhK.shape)
+
+
+class WideNorm(SegmentedModule):
+    """RMSNorm over all heads of a token together, which tp ranks share: [N, h, K] -> [N, h, K]."""
+
+    def __init__(self, context: ParallelContext, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.context, self.eps, self.width = context, eps, width
+        weight = sharded("weight", (width,), 0, context.part(width), init="ones", decay=False)
+        self.declare("weight", weight, dtype=context.dtype)
+
+    def forward(self, x_NhK: Tensor) -> Tensor:
+        """Return x over the root mean square of the heads of all tp ranks, times the weight."""
+        tp = self.context.tp
+        # Every rank uses the sum, so its gradient is a sum over ranks, too.
+        squares = enter_tp(exit_tp(self.context.fused(_squares, x_NhK), tp), tp)
+        scale = (squares / self.width + self.eps).rsqrt()
+        return self.context.fused(_scaled, x_NhK, scale, self.weight)
+
+
+class Norm(SegmentedModule):
+    """RMSNorm or LayerNorm over the width, computed in at least fp32."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        kind: Literal["rms", "layer"],
+        *,
+        eps: float = EPSILON,
+        inner: bool = False,
+        offset: float = 0.0,
+    ) -> None:
+        """Build a norm; that of `rms` multiplies by the weight plus an `offset`, at first by 1."""
+        super().__init__()
+        self.context, self.eps, self.offset = context, eps, offset
+        tp_grad = context.inner_grad if inner else context.token_grad
+
+        def segment(name: str, init: InitKind) -> Segment:
+            return replicated(
+                name, (width,), tp_grad, counted=context.counts, init=init, decay=False
+            )
+
+        init: InitKind = "zeros" if offset else "ones"
+        self.declare("weight", segment("weight", init), dtype=context.dtype)
+        if kind == "layer":
+            self.declare("bias", segment("bias", "zeros"), dtype=context.dtype)
+        else:
+            self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x normalised over its last dimension."""
+        if self.bias is None:
+            return self.context.fused(rms_norm, x, self.weight, self.eps, self.offset)
+        return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
+
+    def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x plus its change, and the norm of the sum."""
+        if self.bias is None:
+            return self.context.fused(add_rms_norm, x, change, self.weight, self.eps, self.offset)
+        return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)

@@ -1,0 +1,126 @@
+"""Embeddings of the places of patches: fixed ones, and a learned table for images of any size.
+
+Decides: how a table is interpolated to the grid of an image.
+Relies on: the place of each patch, and the size of its image.
+Leaves: rotary positions to `layers.image_contexts`, the rest of a stage to `vision_encoder`.
+
+Legend: N patches of a replica's group, n those of this rank, [H, W] the grid of learned positions.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.layers.whole_linear import table_segment
+
+# The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
+CUBIC = -0.75
+
+
+def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return fixed 2-D sine-cosine embeddings [N, width], for images of any size.
+
+    Source: "Better plain ViT baselines" (arXiv:2205.01580), section 3.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    quarter = width // 4
+    steps = torch.arange(quarter, device=positions_N2.device, dtype=wide) / max(1, quarter - 1)
+    angles = positions_N2.to(wide)[:, :, None] * 10000.0**-steps
+    parts = [f(angles[:, axis]) for axis in (0, 1) for f in (torch.sin, torch.cos)]
+    return torch.cat(parts, dim=1).to(dtype)
+
+
+class LearnedPositions(SegmentedModule):
+    """A table over a grid of places, interpolated for images of another size: [n, 4] -> [n, D].
+
+    An image of the size of the grid reads its places unchanged. With a class token, the first row
+    of the table is that of the token.
+    """
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        grid: tuple[int, int],
+        width: int,
+        *,
+        class_token: bool,
+        interpolation: Literal["bicubic", "bilinear", "nearest"],
+    ) -> None:
+        super().__init__()
+        self.grid, self.first = grid, int(class_token)
+        self.weights_along = _WEIGHTS[interpolation]
+        rows = self.first + grid[0] * grid[1]
+        self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
+
+    def forward(self, places_n4: Tensor) -> Tensor:
+        """Return the position of patches, given (y, x, height, width) in their images.
+
+        A sum of 4 x 4 rows of the table for each patch (bicubic), of 2 x 2 (bilinear), or one.
+        """
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        axes = [
+            self.weights_along(places_n4[:, axis], places_n4[:, axis + 2], size)
+            for axis, size in enumerate(self.grid)
+        ]
+        (y_nk, across_nk), (x_nk, along_nk) = axes
+        rows = self.first + y_nk[:, :, None] * self.grid[1] + x_nk[:, None, :]
+        shares = across_nk[:, :, None] * along_nk[:, None, :]
+        found: Tensor = F.embedding_bag(
+            rows.flatten(1),
+            self.weight.to(wide),
+            mode="sum",
+            per_sample_weights=shares.flatten(1).to(wide),
+        )
+        return found.to(self.weight.dtype)
+
+
+def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the four places of a table [n, 4] around each place of an image, and their weights.
+
+    Between the centres of places, as `interpolate_pos_encoding` of transformers does. Places beyond
+    an end of the table are that end. Source: R. G. Keys, Cubic Convolution Interpolation for
+    Digital Image Processing, 1981.
+    """
+    # Padding has size 0.
+    scale = size / sizes_n.clamp(min=1).double()
+    source = (places_n.double() + 0.5) * scale - 0.5
+    first = source.floor()
+    step = (source - first)[:, None]
+    offsets = torch.arange(-1, 3, device=places_n.device)
+    far = (step - offsets).abs()
+    near = ((CUBIC + 2) * far - (CUBIC + 3)) * far**2 + 1
+    outer = ((far - 5) * far + 8) * far * CUBIC - 4 * CUBIC
+    found = (first.long()[:, None] + offsets).clamp(0, size - 1)
+    return found, torch.where(far <= 1, near, outer)
+
+
+def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the two places of a table [n, 2] around each place of an image, and their weights.
+
+    The first and the last place of an image are those of the table.
+    """
+    source = places_n.double() * (size - 1) / (sizes_n - 1).clamp(min=1)
+    first = source.floor()
+    step = source - first
+    found = (first.long()[:, None] + torch.arange(2, device=places_n.device)).clamp(0, size - 1)
+    return found, torch.stack([1 - step, step], dim=1)
+
+
+def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the place of a table [n, 1] in which each place of an image begins, and ones.
+
+    In fp32, whose rounding decides where both begin at the same point: models were trained so.
+    """
+    step = torch.ones_like(sizes_n, dtype=torch.float32) / sizes_n.clamp(min=1)
+    begin = (places_n.float() * step).clamp(max=1 - 1e-6)
+    step_of_table, device = 1 / size, places_n.device
+    borders = torch.arange(step_of_table, 1.0, step_of_table, dtype=torch.float32, device=device)
+    found = torch.bucketize(begin, borders, right=True).clamp(max=size - 1)[:, None]
+    return found, torch.ones_like(found, dtype=torch.float64)
+
+
+_WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest}
