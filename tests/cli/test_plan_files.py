@@ -1,4 +1,4 @@
-"""`plan --timeline` and `plan --trace` from the outside, and pictures word for word.
+"""`plan --timeline`, `--trace` and `--html` from the outside, and pictures word for word.
 
 The golden files come from one hand-made timeline, `two_ranks.json`, which no change of a schedule
 touches; `pytest tests/cli --update-golden` draws them anew, and the picture of the docs, too.
@@ -83,6 +83,30 @@ def test_files_come_beside_the_usual_answer(
     assert ranks == ({4} if "--rank" in more else set(range(6)))
 
 
+@pytest.mark.parametrize("more", [[], ["--json"], ["--full"]])
+def test_page_comes_beside_the_usual_answer_and_has_the_first_screen(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "plan.html"
+    target.write_text("an old page", encoding="utf-8")
+    _, usual, _ = call(capsys, *more)
+    assert call(capsys, *more, "--html", str(target)) == (0, usual, f"wrote {target}\n")
+    page = target.read_text(encoding="utf-8")
+    answer = json.loads(call(capsys, "--json")[1])["answer"]
+    assert all(loss["what"] in page for loss in answer["losses"])
+    changes = [loss["change"] for loss in answer["losses"] if "change" in loss]
+    assert changes
+    assert all(change is None or change["text"] in page for change in changes)
+
+
+def test_page_of_one_rank_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.html"
+    code, out, err = call(capsys, "--rank", "1", "--html", str(target))
+    assert (code, out) == (2, "")
+    assert "leave out --rank" in err
+    assert not target.exists()
+
+
 MANY = """
 version: 1
 name: many
@@ -117,7 +141,7 @@ def test_a_trace_of_many_ranks_stays_small(
     assert call(capsys, "--trace", str(trace), "--trace-ranks", "128", spec=str(spec))[0] == 2
 
 
-@pytest.mark.parametrize("option", ["--timeline", "--trace"])
+@pytest.mark.parametrize("option", ["--timeline", "--trace", "--html"])
 @pytest.mark.parametrize("target", [".", "missing/step"])
 def test_unwritable_file_fails_without_an_answer(
     option: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -143,7 +167,7 @@ def test_no_file_is_written_over_another(
     spec = tmp_path / "spec.yaml"
     text = Path(SPEC).read_text(encoding="utf-8")
     spec.write_text(text, encoding="utf-8")
-    for option in ("--timeline", "--trace"):
+    for option in ("--timeline", "--trace", "--html"):
         code, out, err = call(capsys, option, str(tmp_path / "." / "spec.yaml"), spec=str(spec))
         assert (code, out) == (2, "")
         assert "over the spec" in err
@@ -152,3 +176,6 @@ def test_no_file_is_written_over_another(
     code, _, err = call(capsys, "--timeline", both, "--trace", both)
     assert code == 2
     assert "over the file of --timeline" in err
+    code, _, err = call(capsys, "--trace", both, "--html", both)
+    assert code == 2
+    assert "over the file of --trace" in err

@@ -82,6 +82,11 @@ def figure(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def seconds_text(seconds: float) -> str:
+    """Format a duration with three digits: `3.23 s`, `66.9 ms`."""
+    return f"{figure(seconds)} s" if seconds >= 1 else f"{figure(1000 * seconds)} ms"
+
+
 def duration_text(seconds: float) -> str:
     """Return a time as `0:07`, `12:34`, `1:02:03` or `3 d 04:05 h`."""
     minutes, rest = divmod(round(seconds), 60)

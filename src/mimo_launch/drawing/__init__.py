@@ -1,1 +1,1 @@
-"""What `plan` shows: tables, timelines and traces, as rows and as files."""
+"""What `plan` shows: tables, timelines, traces and a page, as rows and as files."""

@@ -3,7 +3,7 @@
 Decides: nothing about the job, which `layout` and `schedule` decide. The JSON has stable keys (the
 names of the fields in `rows`, see docs/plan-json.md) and one item of a list per line.
 Relies on: a spec that `checks` has passed; a nominal step for counts of rows.
-Leaves: bridges to `bridge_rows`, model time to `timeline`, drawing to `cli`.
+Leaves: groups, bridges, layers and model time to its siblings, drawing to `cli`.
 """
 
 import json
@@ -14,16 +14,15 @@ from typing import Any, overload
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
+from mimo_launch.drawing.group_rows import group_rows
 from mimo_launch.drawing.layer_rows import expert_rows, rows_of_layers
 from mimo_launch.drawing.rows import (
-    GroupRow,
     Header,
     HeldModule,
     LossRow,
     ModuleRow,
     RankReport,
     RankRow,
-    Ranks,
     Report,
     SampleRow,
     Schedule,
@@ -32,7 +31,7 @@ from mimo_launch.drawing.rows import (
 from mimo_launch.drawing.timeline import peak_live, program_rows, timeline_row, timeline_rows
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.layout.layout import EXPERT_GROUPS, MODULE_GROUPS, Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
@@ -69,7 +68,7 @@ def build_report(
         header=_header(plan, step, worst),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=_RankRows(layout, per_node),
-        groups=tuple(_group_rows(layout, per_node)),
+        groups=tuple(group_rows(layout, per_node)),
         layers=rows_of_layers(spec, layout, step.samples[0]),
         experts=expert_rows(spec, layout, step.samples[0]),
         stages=tuple(
@@ -132,7 +131,7 @@ def build_rank_report(
     return RankReport(
         header=_header(plan, step, worst),
         rank=_rank_row(layout, rank, per_node),
-        groups=tuple(_group_rows(layout, per_node, rank)),
+        groups=tuple(group_rows(layout, per_node, rank)),
         samples=tuple(forwards),
         peers=tuple(
             row for each in layout.bridges.values() for row in peer_rows(views, each, rank)
@@ -240,42 +239,6 @@ def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
         )
     node = None if per_node is None else rank // per_node
     return RankRow(rank=rank, node=node, modules=tuple(held))
-
-
-def _group_rows(
-    layout: Layout, per_node: int | None, rank: int | None = None
-) -> Iterator[GroupRow]:
-    """Yield the groups of more than one rank; with `rank`, only those that contain it."""
-    for module in layout.modules:
-        if rank is not None and rank not in module.grid:
-            continue
-        several = (
-            tuple(axis for axis in axes if module.grid.size(axis) > 1) for axes in MODULE_GROUPS
-        )
-        # At dp 1, the groups along dp x cp equal those along cp: show them once.
-        for shown in dict.fromkeys(axes for axes in several if axes):
-            groups: tuple[Ranks, ...] = (
-                module.grid.groups(*shown)
-                if rank is None
-                else (module.grid.group_of(rank, *shown),)
-            )
-            crossing = sum(_crosses(group, per_node) for group in groups)
-            yield GroupRow(module=module.name, axes=shown, groups=groups, num_crossing=crossing)
-        view = module.experts
-        if view is None:
-            continue
-        for axis, name in EXPERT_GROUPS.items():
-            if view.size(axis) > 1:
-                groups = view.groups(axis) if rank is None else (view.group_of(rank, axis),)
-                crossing = sum(_crosses(group, per_node) for group in groups)
-                yield GroupRow(
-                    module=module.name, axes=(name,), groups=groups, num_crossing=crossing
-                )
-
-
-def _crosses(ranks: Ranks, per_node: int | None) -> bool:
-    # Groups are sorted and a node holds consecutive ranks: first and last suffice.
-    return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
 
 
 VERSION = 1

@@ -5,11 +5,11 @@ Relies on: `svg_layout` for rows, sizes and the palette.
 Leaves: the file to the caller.
 """
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from mimo_launch.diag.quantities import percent
+from mimo_launch.drawing.html_page import FORBIDDEN
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
     DIGIT,
@@ -28,12 +28,11 @@ from mimo_launch.schedule.actions import Kind
 INK, DIM, IDLE, MARK = "#1f2328", "#59636e", "#e4e7ea", "#6b7580"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 76.0, 12.0, 20.0, 20.0
+TICKS_HEIGHT = 28.0
 # Transfers are drawn along the lower edge of a row; boxes end above them.
 MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
 DOWN, MAX_DOWN = 2.0, 4.0
-# XML 1.0 cannot represent these characters.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | None = None) -> str:
@@ -49,34 +48,52 @@ def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | Non
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(full)}" height="{_n(height)}" '
         f'viewBox="0 0 {_n(full)} {_n(height)}" font-family="{escape(FONT)}">',
         f"<title>{text(name)}</title>",
-        *_defs(timeline),
+        *_defs(timeline.modules),
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         *_heading(timeline, name, plan_hash, left_out),
         *legend,
         *_backgrounds(rows, sizes),
         *_axis(timeline, sizes),
-        *_spans(timeline, rows, sizes),
+        *_spans(rows, sizes, timeline.modules),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
+def figure(timeline: Timeline, rows: tuple[Row, ...], modules: Sequence[str]) -> str:
+    """Return rows of a timeline as an element of a page, without heading, legend and background.
+
+    `modules` are those of the colours, of which the rows may lack some.
+    """
+    sizes = sizes_of(timeline, rows, TICKS_HEIGHT)
+    full, height = sizes.left + sizes.width + BUBBLE_WIDTH, sizes.bottom + 46
+    parts = [
+        f'<svg width="{_n(full)}" height="{_n(height)}" font-family="{escape(FONT)}">',
+        *_defs(modules),
+        *_backgrounds(rows, sizes),
+        *_axis(timeline, sizes),
+        *_spans(rows, sizes, modules),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
 def text(words: str) -> str:
     """Return text escaped for XML, with characters that XML cannot hold replaced."""
-    return escape(_FORBIDDEN.sub("\ufffd", words))
+    return escape(FORBIDDEN.sub("\ufffd", words))
 
 
 def _n(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
-def _defs(timeline: Timeline) -> Iterator[str]:
+def _defs(modules: Sequence[str]) -> Iterator[str]:
     yield "<defs>"
     rules = [
         f".t{{fill:{INK}}}.d{{fill:{DIM}}}.n{{font-weight:600;text-anchor:middle}}",
         f".f{{fill:{INK}}}.b{{fill:#fff}}.mark{{fill:{MARK}}}.e{{text-anchor:end}}",
     ]
-    for number, _ in enumerate(timeline.modules):
+    for number, _ in enumerate(modules):
         light, dark = colors(number)
         rules.append(f".f{number}{{fill:{light}}}.b{number}{{fill:url(#h{number})}}")
         yield (
@@ -176,9 +193,9 @@ def _axis(timeline: Timeline, sizes: Sizes) -> Iterator[str]:
     yield f'<text class="d" x="{_n(middle)}" y="{_n(below)}" {font}>{words}</text>'
 
 
-def _spans(timeline: Timeline, rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
+def _spans(rows: tuple[Row, ...], sizes: Sizes, modules: Sequence[str]) -> Iterator[str]:
     """Yield the spans of all rows: in each, transfers first, so that they hide no box."""
-    numbers = {module: number for number, module in enumerate(timeline.modules)}
+    numbers = {module: number for number, module in enumerate(modules)}
     for row, top in zip(rows, sizes.tops, strict=True):
         for span in row.spans:
             if not span.is_compute:

@@ -2,7 +2,7 @@
 
 Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
 in the page; that the smallest value of an image is drawn black, the largest white.
-Relies on: `survey` for the facts, `cli.shared.html_page`.
+Relies on: `survey` for the facts, `drawing.html_page`.
 Leaves: output to the command.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from mimo_launch.cli.shared.html_page import html_page
 from mimo_launch.data.dataset import Media
+from mimo_launch.drawing.html_page import html_page
 from mimo_launch.survey.facts import SampleSpread
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 from mimo_launch.survey.survey import Survey

@@ -18,6 +18,8 @@ from mimo_launch.cli.shared.options import CalibrationFile, HostProcesses, Overr
 
 if TYPE_CHECKING:
     from mimo_launch.drawing.rows import RankReport, Report
+    from mimo_launch.estimate.device_constants import Calibration
+    from mimo_launch.plan.plan import Plan
 
 HELP = """
 \b
@@ -28,6 +30,7 @@ Examples:
   mimo-launch plan spec.yaml --rank 3
   mimo-launch plan spec.yaml --set schedule.microbatches=8
   mimo-launch plan spec.yaml --json > plan.json
+  mimo-launch plan spec.yaml --html plan.html
   mimo-launch plan spec.yaml --timeline step.svg --trace step.json
   mimo-launch plan spec.yaml --calibration h100.json
 
@@ -62,6 +65,9 @@ def plan(
         str | None,
         typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Draw the whole plan as one page.")
+    ] = None,
     calibration: CalibrationFile = None,
     full: Annotated[
         bool, typer.Option("--full", help="Show all tables: groups, stages, schedule, memory.")
@@ -79,44 +85,57 @@ def plan(
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.plan.files import Drawings, check_targets, ranks_traced, write_drawings
+    from mimo_launch.cli.plan.files import Drawings, check_targets, write_drawings
     from mimo_launch.cli.shared.findings import show_deadlock, show_findings
-    from mimo_launch.drawing.plan_report import build_rank_report, build_report, json_parts
+    from mimo_launch.drawing.plan_report import json_parts
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     console = console_of(ctx)
-    check_targets(file, timeline, trace)
+    drawings = Drawings(svg=timeline, trace=trace, page=html, rank=rank, ranks=trace_ranks)
+    check_targets(file, drawings)
     constants = constants_of(calibration)
     number = None if tokens is None else _count(tokens)
-    text_of_all = full and not as_json
     world = None if nproc is None else nproc * nnodes
     checked = load_and_check(file, overrides or (), world, constants=constants)
     show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
     job = Plan.of(checked.spec)
+    # The tables of --full do not show changes.
+    shows_changes = as_json or html is not None or not full
     try:
-        report: Report | RankReport = (
-            build_report(
-                job, constants, worst=worst, tokens=number, advice=advice and not text_of_all
-            )
-            if rank is None
-            else build_rank_report(job, rank, constants, worst=worst)
+        report = _report_of(
+            job, rank, constants, worst=worst, tokens=number, advice=advice and shows_changes
         )
     except DeadlockError as error:
         show_deadlock(error, file, console)
         raise typer.Exit(2) from None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--rank") from None
-    if timeline or trace:
-        traced = ranks_traced(trace_ranks, rank, report.header.world_size)
-        drawings = Drawings(svg=timeline, rank=rank, trace=trace, traced=traced)
-        write_drawings(job, report.header, console, drawings)
+    write_drawings(job, report, console, drawings)
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
         console.answer(_as_text(report, console, full))
+
+
+def _report_of(
+    job: "Plan",
+    rank: int | None,
+    constants: "Calibration | None",
+    *,
+    worst: bool,
+    tokens: int | None,
+    advice: bool,
+) -> "Report | RankReport":
+    """Return the report of all ranks, or of one. Raises: typer.BadParameter; DeadlockError."""
+    from mimo_launch.drawing.plan_report import build_rank_report, build_report
+
+    if rank is None:
+        return build_report(job, constants, worst=worst, tokens=tokens, advice=advice)
+    try:
+        return build_rank_report(job, rank, constants, worst=worst)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--rank") from None
 
 
 def _count(text: str) -> int:

@@ -13,15 +13,16 @@ from rich.text import Text
 
 from mimo_launch.diag.quantities import (
     bytes_text,
-    figure,
     percent,
     ranks_text,
     scaled,
+    seconds_text,
     sizes_text,
     some,
     span_text,
 )
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
+from mimo_launch.drawing.plan_tables import TextTable
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 
 
@@ -98,14 +99,17 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
+def text_table(table: TextTable) -> Table:
+    """Return a table of words."""
+    shown = plain_table(*table.columns)
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
+
+
 def flops_text(tflop: float) -> str:
     """Format a number of operations with three digits: `106 TFLOP`."""
     return scaled(tflop * 1e12, "FLOP")
-
-
-def seconds_text(seconds: float) -> str:
-    """Format a duration with three digits: `3.23 s`, `66.9 ms`."""
-    return f"{figure(seconds)} s" if seconds >= 1 else f"{figure(1000 * seconds)} ms"
 
 
 MAX_PLACES = 8

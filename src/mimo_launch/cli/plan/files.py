@@ -1,7 +1,7 @@
-"""The files that `plan --timeline` and `plan --trace` write.
+"""The files that `plan --timeline`, `plan --trace` and `plan --html` write.
 
 Decides: that they are written before the answer, so that a failure prints none; the messages.
-Relies on: `drawing.svg` and `drawing.trace` for the content.
+Relies on: `drawing.svg`, `drawing.trace` and `drawing.plan_page` for the content.
 Leaves: nothing.
 """
 
@@ -12,20 +12,40 @@ from pathlib import Path
 import typer
 
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.drawing.rows import Header
+from mimo_launch.drawing.rows import Header, RankReport, Report
 from mimo_launch.drawing.spans import planned
 from mimo_launch.plan.plan import Plan
 
 EXIT_UNWRITABLE = 1
 
 
-def check_targets(spec_file: Path, svg: Path | None, trace: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawings:
+    """The files to write: a picture, of one rank if `rank` is given; a trace; a page of the job.
+
+    `ranks` is the text of `--trace-ranks`.
+    """
+
+    svg: Path | None
+    trace: Path | None
+    page: Path | None
+    rank: int | None
+    ranks: str | None
+
+
+def check_targets(spec_file: Path, wanted: Drawings) -> None:
     """Refuse to overwrite the spec, or one file with the other, before anything is read.
 
     Raises: typer.BadParameter.
     """
+    if wanted.page is not None and wanted.rank is not None:
+        message = (
+            "a page shows all ranks; leave out --rank, or give --timeline for a picture of one"
+        )
+        raise typer.BadParameter(message, param_hint="--html")
     taken = {spec_file.resolve(): "the spec"}
-    for path, option in ((svg, "--timeline"), (trace, "--trace")):
+    options = ((wanted.svg, "--timeline"), (wanted.trace, "--trace"), (wanted.page, "--html"))
+    for path, option in options:
         if path is None:
             continue
         if path.resolve() in taken:
@@ -34,7 +54,7 @@ def check_targets(spec_file: Path, svg: Path | None, trace: Path | None) -> None
         taken[path.resolve()] = f"the file of {option}"
 
 
-def ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence[int] | None:
+def _ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence[int] | None:
     """Return the ranks that `--trace-ranks` or else `--rank` asks for; None if neither is given.
 
     Raises: typer.BadParameter.
@@ -55,21 +75,24 @@ def ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence
     return ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawings:
-    """The files to write: a picture, of one rank if `rank` is given; a trace of `traced` ranks."""
-
-    svg: Path | None
-    rank: int | None
-    trace: Path | None
-    traced: Sequence[int] | None
-
-
-def write_drawings(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
+def write_drawings(
+    plan: Plan, report: Report | RankReport, console: Console, wanted: Drawings
+) -> None:
     """Write the files that were asked for, and say where.
 
-    Raises: typer.Exit if a file cannot be written.
+    Raises: typer.BadParameter; typer.Exit if a file cannot be written.
     """
+    if wanted.svg is not None or wanted.trace is not None:
+        _write_step(plan, report.header, console, wanted)
+    if wanted.page is not None and isinstance(report, Report):
+        from mimo_launch.drawing.plan_page import plan_page
+
+        _write(wanted.page, plan_page(plan, report), "--html", console)
+
+
+def _write_step(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
+    """Write the picture and the trace of the step."""
+    traced = _ranks_traced(wanted.ranks, wanted.rank, header.world_size)
     timeline = planned(plan)
     if wanted.svg is not None:
         from mimo_launch.drawing.svg import render_svg
@@ -79,11 +102,11 @@ def write_drawings(plan: Plan, header: Header, console: Console, wanted: Drawing
     if wanted.trace is not None:
         from mimo_launch.drawing.trace import ranks_shown, render_trace
 
-        ranks = ranks_shown(timeline) if wanted.traced is None else wanted.traced
+        ranks = ranks_shown(timeline) if traced is None else traced
         _write(
             wanted.trace, render_trace(timeline, name=header.name, ranks=ranks), "--trace", console
         )
-        if wanted.traced is None and len(ranks) < header.world_size:
+        if traced is None and len(ranks) < header.world_size:
             console.note(
                 f"   = note: it has {len(ranks)} of {header.world_size:,} ranks, one of each "
                 "kind; --trace-ranks 0,5-7 or --trace-ranks all writes others"

@@ -1,8 +1,7 @@
 """The report of `plan` as tables.
 
-Decides: which rows and columns users see, where long lists are cut, and the words for forwards and
-bridges, for which JSON has numbers.
-Relies on: `drawing.rows` for the facts; `diag.quantities` for ranks, sizes and times.
+Decides: which tables users see, and where long lists are cut.
+Relies on: `drawing.rows` for the facts; `drawing.plan_tables` for tables that a page has, too.
 Leaves: the output stream and its width to the command.
 """
 
@@ -18,29 +17,36 @@ from mimo_launch.cli.plan.estimate_tables import (
     layer_parts,
     plain_table,
     stage_table,
+    text_table,
 )
 from mimo_launch.diag.quantities import (
-    bytes_text,
     coords_text,
     percent,
     ranks_text,
-    sizes_text,
     some,
     span_text,
 )
+from mimo_launch.drawing.plan_tables import (
+    BRIDGES_TITLE,
+    LOSSES_TITLE,
+    MAX_GROUPS,
+    bridge_table,
+    bridge_text,
+    group_table,
+    loss_table,
+    module_table,
+    schedule_title,
+)
 from mimo_launch.drawing.rows import (
     BridgeRow,
-    GroupRow,
     Header,
     HeldModule,
     Link,
-    ModuleRow,
     RankReport,
     RankRow,
     Report,
 )
 from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
-from mimo_launch.spec.base import LANGUAGE
 
 
 def runs_text(held: HeldModule) -> str:
@@ -50,30 +56,20 @@ def runs_text(held: HeldModule) -> str:
     return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
 
 
-def bridge_text(name: str) -> str:
-    """Return the name of a bridge with an arrow to its target, unless that is language."""
-    return name.replace(">", " -> ")
-
-
-def fan_text(bridge: BridgeRow) -> str:
-    """Return the fan of a bridge with its numbers of replicas."""
-    return f"{bridge.fan} {bridge.num_src}:{bridge.num_dst}"
-
-
 MAX_RANKS, RANKS_OF_MANY = 64, 16
-MAX_GROUPS, MAX_SENDERS, MAX_RECEIVERS = 8, 16, 8
+MAX_SENDERS, MAX_RECEIVERS = 16, 8
 
 
 def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     """Yield all tables about a job, from top to bottom."""
     yield _heading(report.header)
-    yield from _part("Modules", _modules(report.modules))
+    yield from _part("Modules", text_table(module_table(report.modules)))
     yield from _part("Ranks", _ranks(report.ranks))
     more = len(report.ranks) - MAX_RANKS
     if more > 0:
         yield f"and {len(report.ranks) - RANKS_OF_MANY} more: --rank N shows one, --json all"
     if report.groups:
-        yield from _part("Groups", _groups(report.groups))
+        yield from _part("Groups", text_table(group_table(report.groups)))
     yield from layer_parts(report.layers, report.experts)
     stages = plain_table("module", "stage", "layers", "ranks", "peak live microbatches")
     for row in report.stages:
@@ -83,16 +79,15 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
         )
     yield from _part("Stages", stages)
     if report.bridges:
-        yield from _part("Bridges (nominal rows of one step)", _bridges(report.bridges))
+        yield from _part(BRIDGES_TITLE, text_table(bridge_table(report.bridges)))
         for bridge in report.bridges:
             yield from _links(bridge)
     if report.losses:
-        yield from _part("Losses (each the mean of its nominal terms of one step)", _losses(report))
+        yield from _part(LOSSES_TITLE, text_table(loss_table(report.losses)))
     schedule = report.schedule
     bubbles = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(
-        f"Schedule: {schedule.makespan:g} units (at least {schedule.lower_bound:g} in any order), "
-        f"bubble {percent(schedule.bubble)}",
+        schedule_title(schedule),
         f"bubble by role: {bubbles}",
     )
     yield from _plain(
@@ -106,7 +101,7 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     yield _heading(report.header)
     yield from _part(f"Rank {report.rank.rank}", _ranks((report.rank,)))
     if report.groups:
-        yield from _part("Groups", _groups(report.groups))
+        yield from _part("Groups", text_table(group_table(report.groups)))
     if report.samples:
         samples = plain_table("module", "group or microbatch", "samples")
         for each in report.samples:
@@ -164,35 +159,6 @@ def _encoders(header: Header) -> tuple[str, ...]:
     return tuple(header.nominal_rows)
 
 
-def _modules(rows: Sequence[ModuleRow]) -> Table:
-    is_star = all(row.role is None for row in rows)
-    more = () if is_star else ("role", "reads")
-    table = plain_table(
-        "module", "kind", *more, "layers", "ranks", "grid", "order", "placement", "settings"
-    )
-    for row in rows:
-        settings = {
-            "frozen": row.frozen,
-            "sequence parallel": row.sequence_parallel,
-            "full sharding": row.sharding == "full",
-            "recomputed": row.recompute == "full",
-            "transformer_engine": row.backend != "torch",
-            f"FP8 ({row.fp8})": row.fp8 is not None,
-        }
-        table.add_row(
-            row.name,
-            row.kind,
-            *(() if row.role is None else (row.role, ", ".join(row.reads or ()))),
-            str(row.layers),
-            span_text(row.first_rank, row.last_rank),
-            sizes_text(row.grid),
-            " ".join(row.order),
-            row.placement or "",
-            ", ".join(word for word, holds in settings.items() if holds),
-        )
-    return table
-
-
 def _ranks(rows: Sequence[RankRow]) -> Table:
     has_nodes = rows[0].node is not None
     nodes = ("node",) if has_nodes else ()
@@ -208,51 +174,6 @@ def _ranks(rows: Sequence[RankRow]) -> Table:
             where = coords_text(held.coords)
             table.add_row(*lead, held.module, where, layers, str(held.samples), runs_text(held))
             lead = [""] * len(lead)
-    return table
-
-
-def _groups(rows: Sequence[GroupRow]) -> Table:
-    table = plain_table("module", "axes", "size", "groups", "")
-    for row in rows:
-        # Gradients of dp normally cross nodes; the transfers within a layer should not.
-        is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
-        table.add_row(
-            row.module,
-            " x ".join(row.axes),
-            str(len(row.groups[0])),
-            some(row.groups, MAX_GROUPS, sep="  ", text=ranks_text),
-            f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
-        )
-    return table
-
-
-def _bridges(rows: Sequence[BridgeRow]) -> Table:
-    more = ("size",) if any(row.bytes is not None for row in rows) else ()
-    table = plain_table("bridge", "replicas", "how", "rows", "copied", *more, "")
-    for row in rows:
-        size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
-        notes = [] if row.has_backward else ["forward only"]
-        if row.sharing > 1:
-            notes.append(f"balanced over {row.sharing} replicas")
-        if 2 * row.crossing_rows > row.rows:
-            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
-        table.add_row(
-            f"{row.source or row.encoder} -> {row.target or LANGUAGE}",
-            fan_text(row),
-            row.how + size,
-            str(row.rows),
-            str(row.local_rows),
-            *(() if row.bytes is None else (bytes_text(row.bytes),)),
-            ", ".join(notes),
-        )
-    return table
-
-
-def _losses(report: Report) -> Table:
-    table = plain_table("module", "weight", "terms", "")
-    for row in report.losses:
-        what = "labels" if row.module == LANGUAGE else "patches"
-        table.add_row(row.module, f"{row.weight:g}", str(row.terms), what)
     return table
 
 

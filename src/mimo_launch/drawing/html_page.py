@@ -1,0 +1,62 @@
+"""The frame of a self-contained HTML page.
+
+Decides: that a page loads nothing, runs nothing and follows the reader's light or dark colours; how
+tables look, which scroll where a screen is narrow.
+Relies on: nothing.
+Leaves: escaping the body, but for tables, to the callers.
+"""
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+# XML 1.0 cannot represent these characters, and files in UTF-8 cannot hold all of them.
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_FRAME = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ background: Canvas; color: CanvasText; font: 14px/1.5 system-ui, sans-serif;
+        max-width: {width}; margin: 1.5rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.2rem; overflow-wrap: anywhere; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #8886; text-align: left;
+         white-space: pre; }}
+{style}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def html_page(title: str, body: str, *, style: str, width: str) -> str:
+    """Return a page; `body` is HTML, `style` additional CSS, `width` a CSS length."""
+    return _FRAME.format(title=html_text(title), body=body, style=style, width=width)
+
+
+def html_text(words: str) -> str:
+    """Return text escaped for a page, also inside quotes; characters that none has are replaced."""
+    return escape(FORBIDDEN.sub("\ufffd", words))
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of plain text, which is escaped here."""
+    head = "".join(f"<th>{html_text(column)}</th>" for column in columns)
+    lines = "\n".join(
+        "<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        f'<div class="wide">\n<table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
+    )

@@ -1,0 +1,172 @@
+"""A plan as a self-contained HTML page: the answer, the ranks on their hosts, tables, the step.
+
+Decides: what a reader sees in which order; how much of a long step is drawn.
+Relies on: the `Report` that `plan` prints, and the `Plan` that `train` executes.
+Leaves: ranks to `rank_map`, the picture of the step to `svg`, the file to `cli`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from mimo_launch.diag.quantities import percent, ranks_text, role_text, seconds_text
+from mimo_launch.drawing.answer_text import (
+    LOSSES_TITLE,
+    PARTS,
+    RANKS_TITLE,
+    TIME_TITLE,
+    basis_of,
+    facts_of,
+    holders_of,
+    losses_of,
+    times_of,
+    title_of,
+)
+from mimo_launch.drawing.html_page import html_page, html_table, html_text
+from mimo_launch.drawing.plan_tables import (
+    BRIDGES_TITLE,
+    TextTable,
+    bridge_table,
+    group_table,
+    loss_table,
+    module_table,
+    schedule_title,
+)
+from mimo_launch.drawing.plan_tables import LOSSES_TITLE as OF_LOSSES
+from mimo_launch.drawing.rank_cells import rank_cells
+from mimo_launch.drawing.rank_map import class_table, map_legend, map_style, rank_map
+from mimo_launch.drawing.rows import Report, Schedule, TimelineRow
+from mimo_launch.drawing.spans import MOST_RANKS, Span, Timeline, Unit
+from mimo_launch.drawing.svg import figure
+from mimo_launch.drawing.svg_layout import Row, colors
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.actions import parse_action
+from mimo_launch.spec.base import LANGUAGE
+
+# A box takes about 200 bytes.
+MAX_BOXES = 3000
+_SHADES = {
+    "computing": "#2166a5", "communicating": "#e07b1a", "waiting": "#8888", "updating": "#8a5cc4"
+}  # fmt: skip
+_STYLE = """\
+h2 { font-size: 1rem; border-top: 1px solid #8886; padding-top: 1rem; margin-top: 1.5rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; margin: 0; }
+dt { opacity: .7; }
+dd { margin: 0; overflow-wrap: anywhere; }
+pre { overflow-x: auto; border-left: 3px solid #2b8a3e; padding-left: .7rem; margin: .3rem 0; }
+.bar { display: flex; height: .9rem; background: #8882; margin: .1rem 0 .6rem; }
+.bar i { display: block; }
+.loss { margin: .6rem 0; }
+.loss p { margin: 0; }
+.step .t { fill: CanvasText; }
+.step .d { fill: CanvasText; opacity: .7; }
+.step .ground { fill: #8883; }
+.step .f { fill: #1f2328; }
+.step .b { fill: #fff; }"""
+
+
+def plan_page(plan: Plan, report: Report) -> str:
+    """Return the page of a plan, of which `report` is."""
+    cells, modules = rank_cells(plan, report), _in_order_of_colours(report)
+    number = "class of alike ranks, as in the table below" if cells.has_classes else "rank"
+    parts = [
+        *_answer(report),
+        "<h2>Hosts and ranks</h2>",
+        f"<p>A number is a {number}; small digits are stages. Point at one, or tap it, for its "
+        "groups and traffic.</p>",
+        map_legend(cells, modules),
+        rank_map(cells),
+        "<h2>Classes of alike ranks</h2>",
+        class_table(cells),
+        *_table("Modules", module_table(report.modules)),
+    ]
+    if report.groups:
+        parts += _table("Groups", group_table(report.groups))
+    if report.bridges:
+        parts += _table(BRIDGES_TITLE, bridge_table(report.bridges))
+    if report.losses:
+        parts += _table(OF_LOSSES, loss_table(report.losses))
+    parts += _step(report.schedule, modules)
+    style = f"{_STYLE}\n{map_style(cells, modules)}"
+    return html_page(title_of(report), "\n".join(parts), style=style, width="72rem")
+
+
+def _in_order_of_colours(report: Report) -> tuple[str, ...]:
+    """Return the modules in the order of `Timeline.modules`, so that all pictures agree."""
+    names = (row.name for row in report.modules)
+    return tuple(sorted(names, key=lambda name: (name != LANGUAGE, name)))
+
+
+def _table(title: str, table: TextTable) -> tuple[str, str]:
+    return f"<h2>{html_text(title)}</h2>", html_table(table.columns, table.rows)
+
+
+def _answer(report: Report) -> Iterator[str]:
+    """Yield what `plan` prints first."""
+    yield f"<p>{html_text(basis_of(report))}</p>"
+    facts = facts_of(report).items()
+    yield f"<dl>{''.join(f'<dt>{k}</dt><dd>{html_text(text)}</dd>' for k, text in facts)}</dl>"
+    yield f"<h2>{TIME_TITLE}</h2>"
+    times, step = times_of(report.answer), report.answer.step_seconds
+    yield _bar({part: seconds / step for part, seconds in times.items()})
+    words = (
+        f'<span><i style="background:{_SHADES[part]}"></i>{PARTS[part]} {seconds_text(seconds)}, '
+        f"{percent(seconds / step)}</span>"
+        for part, seconds in times.items()
+    )
+    yield f'<p class="key">{"".join(words)}</p>'
+    if report.answer.losses:
+        yield f"<h2>{LOSSES_TITLE}</h2>"
+    for loss in losses_of(report.answer):
+        helps = "" if loss.helps is None else f"<p>{html_text(loss.helps)}</p>"
+        settings = html_text("\n".join(loss.settings))
+        lines = f"<pre>{settings}</pre>" if settings else ""
+        yield f'<div class="loss"><p><b>{html_text(loss.head)}</b></p>{helps}{lines}</div>'
+    yield f"<h2>{RANKS_TITLE}</h2>"
+    for holder in holders_of(report):
+        yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"
+
+
+def _bar(shares: dict[str, float]) -> str:
+    pieces = (
+        f'<i style="width:{100 * share:.2f}%;background:{_SHADES[part]}"></i>'
+        for part, share in shares.items()
+    )
+    return f'<div class="bar">{"".join(pieces)}</div>'
+
+
+def _step(schedule: Schedule, modules: Sequence[str]) -> Iterator[str]:
+    """Yield the step in model time, of each class of ranks the first."""
+    yield f"<h2>{html_text(schedule_title(schedule))}</h2>"
+    kept = [row for row in schedule.timeline if row.work]
+    if len(kept) > MOST_RANKS:
+        by_role = {row.role: row for row in reversed(kept)}
+        kept = sorted(by_role.values(), key=lambda row: row.ranks[0])[:MOST_RANKS]
+        yield f"<p>{len(kept)} of {len(schedule.timeline)} rows, the first of each role.</p>"
+    # Until so many boxes have started.
+    starts = sorted(work.start for row in kept for work in row.work)
+    until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else schedule.makespan
+    if until < schedule.makespan:
+        yield f"<p>The first {until:g} units; plan --timeline FILE.svg draws all.</p>"
+    rows = tuple(_row(row, until) for row in kept)
+    spans = tuple(span for row in rows for span in row.spans)
+    timeline = Timeline(Unit.MODEL, max(row.ranks[0] for row in kept) + 1, spans)
+    entries = [
+        (shade, f"{module} {word}")
+        for number, module in enumerate(modules)
+        for shade, word in zip(colors(number), ("forward", "backward"), strict=True)
+    ]
+    key = (
+        f'<span><i style="background:{shade}"></i>{html_text(words)}</span>'
+        for shade, words in (*entries, ("#8883", "idle (bubble)"))
+    )
+    yield f'<p class="key">{"".join(key)}</p>'
+    yield f'<div class="wide step">\n{figure(timeline, rows, modules)}\n</div>'
+
+
+def _row(row: TimelineRow, until: float) -> Row:
+    spans = tuple(
+        Span(row.ranks[0], parse_action(work.action), work.start, work.stop)
+        for work in row.work
+        if work.start < until
+    )
+    label = f"{ranks_text(row.ranks)} {role_text(row.role)}"
+    return Row(label, row.role, len(row.ranks), row.bubble, spans)
