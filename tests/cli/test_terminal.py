@@ -1,5 +1,6 @@
 """Runs on a terminal: workers print, the bar is drawn, a person presses Ctrl-C."""
 
+import re
 from pathlib import Path
 
 from tests.support.faulty_train import EVERY_RANK, Launcher
@@ -52,6 +53,31 @@ def test_on_a_terminal_ctrl_c_is_answered_at_once_and_what_ranks_print_is_above_
     after = " ".join(line.strip() for line in lines[lines.index("interrupted by SIGINT") :])
     assert "= resume: mimo-launch train" in " ".join(after.split())
     assert f"resumes after step {step} (runs/tiny/checkpoints/step-{int(step):08})" in after
+
+
+def test_a_rank_that_raises_is_reported_on_a_terminal_that_has_become_narrow(
+    tmp_path: Path,
+) -> None:
+    """The bar fits into the new width, and the report is whole."""
+    terminal = Terminal()
+    launcher = Launcher(tmp_path, "raise", 1, 60, *LONG, terminal=terminal)
+    launcher.wait_for_step(3)
+    terminal.resize(60)
+    launcher.wait_for_step(10)
+    before = len(terminal.written)
+    assert launcher.finish()[0] == 1
+    drawn = re.sub(r"\x1b\[\??[\d;]*([A-Za-z])", _as_text, terminal.written[before:])
+    bars = [line for line in re.split(r"[\r\n]+", drawn) if "/100000" in line]
+    assert bars
+    assert max(map(len, bars)) <= 60
+    report = " ".join(drawn.split())
+    assert "error: rank 1 failed first" in report
+    assert "said: ValueError: no such sample" in report
+
+
+def _as_text(control: re.Match[str]) -> str:
+    """Return what stands for a control: nothing for a colour, else the end of a line."""
+    return "" if control[1] == "m" else "\n"
 
 
 def test_what_a_terminal_shows_is_what_a_person_would_read() -> None:

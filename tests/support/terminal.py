@@ -24,11 +24,15 @@ class Terminal:
 
     def __init__(self) -> None:
         self._leader, self._follower = pty.openpty()
-        size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)
-        fcntl.ioctl(self._follower, termios.TIOCSWINSZ, size)
+        self.resize(COLUMNS)
         self._written = bytearray()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def resize(self, columns: int) -> None:
+        """Drag the window: processes on the terminal get SIGWINCH."""
+        size = struct.pack("HHHH", ROWS, columns, 0, 0)
+        fcntl.ioctl(self._leader, termios.TIOCSWINSZ, size)
 
     def _read(self) -> None:
         while True:
