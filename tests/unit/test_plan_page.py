@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hypothesis import example, given, settings
-from tests.support.specs import box, layout_specs, spec
+from tests.support.specs import box, hybrid, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
 from mimo_launch.diag.quantities import ranks_text
@@ -24,6 +24,16 @@ from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=12, deadline=None)
+GRAPH = spec(
+    {
+        "vision": box(0, dp=2),
+        "merger": box(0, tp=2, model={"kind": "connector", "queries": 3}, reads=["vision"]),
+        "language": box(2, pp=2, reads=["vision", "merger"]),
+        "drawer": box(0, dp=2, model={"kind": "flow"}, reads=["language"]),
+    },
+    microbatches=2,
+    mbs=2,
+)
 VOID = {"meta", "br"}
 HOSTILE = "</style></title><script>alert(1)</script><img src=x onerror=a()> ' \" & \x00"
 
@@ -189,6 +199,30 @@ def test_pointing_at_a_rank_marks_its_groups_and_partners() -> None:
             if link.src == 4}  # fmt: skip
     partners = ",".join(f".u{rank}" for rank in sorted(sent))
     assert f":is({partners}){{box-shadow" in shown[4]
+
+
+def test_groups_of_all_axes_are_marked() -> None:
+    """ep 2, experts split over tp 2, and two replicas of them, in each of two stages."""
+    experts = {"tp": 2, "ep": 2}
+    model = hybrid({"tp": 2}, "ME*MEE") | {"moe": {"experts": 8, "top_k": 2, "width": 8}}
+    language = box(0, tp=2, cp=2, dp=2, pp=2, sequence_parallel=True, model=model, experts=experts)
+    _, _, page = made(spec({"language": language}, microbatches=4, mbs=2))
+    axes = {row["axes"] for row in page.table("Groups")}
+    assert axes == {"tp", "cp", "dp x cp", "pp", "ep", "expert_tp", "expert_dp"}
+    assert {f"{each} group" for each in axes} <= set(page.texts)
+
+
+def test_graphs_have_roles_bridges_and_losses() -> None:
+    _, _, page = made(GRAPH)
+    assert [row["role"] for row in page.table("Modules")] == [
+        "encoder", "connector", "language", "generator"
+    ]  # fmt: skip
+    ends = [row["bridge"] for row in page.table("Bridges (nominal rows of one step)")]
+    assert len(ends) == len(set(ends)) == 4
+    assert "language -> drawer" in ends
+    (losses,) = (heading for heading in page.cells if heading.startswith("Losses"))
+    assert [row["module"] for row in page.table(losses)] == ["language", "drawer"]
+    assert any("bridge language -> drawer: receives" in text for text in page.texts)
 
 
 def test_the_answer_is_that_of_the_first_screen() -> None:

@@ -31,11 +31,11 @@ MAX_HOSTS = 64
 _OUTLINES = {
     "dp x cp": ("#2b8a3e", "dashed"),
     "dp": ("#2b8a3e", "dashed"),
-    "expert_dp": ("#0b7285", "dashed"),
+    "expert_dp": ("#1098ad", "dashed"),
     "pp": ("#7048e8", "dotted"),
     "cp": ("#e8590c", "solid"),
-    "ep": ("#a61e4d", "double"),
-    "expert_tp": ("#5f3dc4", "double"),
+    "ep": ("#e64980", "double"),
+    "expert_tp": ("#9775fa", "double"),
     "tp": ("#1c7ed6", "solid"),
 }
 
