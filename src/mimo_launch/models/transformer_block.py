@@ -89,8 +89,8 @@ def encoder_shape(model: EncoderBlocks) -> BlockShape:
     )
 
 
-def decoder_shape(model: DecoderBlocks) -> BlockShape:
-    """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases but those of its keys."""
+def _causal_shape(model: DecoderBlocks | HybridModel) -> BlockShape:
+    """Return what blocks of decoders and layers of hybrids have in common: RMSNorm, no biases."""
     return BlockShape(
         width=model.hidden,
         heads=model.heads,
@@ -99,12 +99,16 @@ def decoder_shape(model: DecoderBlocks) -> BlockShape:
         mlp=model.mlp_width,
         layers=model.layers,
         norm="rms",
-        gated=True,
+        gated=model.gated_mlp,
         bias=False,
-        qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
         eps=model.norm_eps,
     )
+
+
+def decoder_shape(model: DecoderBlocks) -> BlockShape:
+    """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases but those of its keys."""
+    return replace(_causal_shape(model), qkv_bias=model.qkv_bias)
 
 
 def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
@@ -125,18 +129,8 @@ def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
 
 def hybrid_shape(model: HybridModel, moe: MoeShape | None) -> BlockShape:
     """Return the shape of the layers of a hybrid: attention, MLP and experts."""
-    return BlockShape(
-        width=model.hidden,
-        heads=model.heads,
-        kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
-        mlp=model.mlp_width,
-        layers=model.layers,
-        norm="rms",
-        gated=model.gated_mlp,
-        bias=False,
-        qk_norm=model.qk_norm,
-        eps=model.norm_eps,
+    return replace(
+        _causal_shape(model),
         activation="squared_relu",
         gate="gelu_tanh" if model.activation == "gelu_tanh" else "silu",
         norm_offset=float(model.norm_offset),

@@ -8,7 +8,7 @@ Leaves: finding the faults to `parse`, overrides whose path leads nowhere to `lo
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -201,13 +201,11 @@ _GUESS = re.compile(r"did you mean `([^`]+)`(?: or `[^`]+`|, `[^`]+`)*\?")
 
 def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnostic, ...]:
     """Return each finding once, in the order of their places, with help for where they stand."""
-    return source.sorted(tuple(_worded(found, source)))
-
-
-def _worded(found: Iterable[Diagnostic], source: SpecSource) -> Iterator[Diagnostic]:
+    worded = []
     for item in found:
         override = source.place_of(item).override
-        yield item if override is None else replace(item, help=_help(item, override))
+        worded.append(item if override is None else replace(item, help=_help(item, override)))
+    return source.sorted(tuple(worded))
 
 
 def _help(item: Diagnostic, override: str) -> str:
