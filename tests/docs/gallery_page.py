@@ -14,7 +14,7 @@ from mimo_launch.spec.base import LANGUAGE
 
 TOPOLOGIES = ROOT / "topologies"
 PAGE = ROOT / "docs" / "gallery.md"
-WIDTH = 84
+WIDTH = 78
 HEAD = """# Gallery
 
 Every spec in `topologies/`, with its step as `mimo-launch plan --full` draws it. Ranks that do the
