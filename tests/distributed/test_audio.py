@@ -14,7 +14,10 @@ DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mb
     ("model", "audio"),
     [
         pytest.param({}, {"tp": 2, "dp": 2}, marks=pytest.mark.sweep),
-        ({"projector": "linear"}, {"tp": 2, "cp": 2, "sequence_parallel": True}),
+        (
+            {"projector": "linear", "projector_bias": False},
+            {"tp": 2, "cp": 2, "sequence_parallel": True},
+        ),
         ({"stack": 3, "frames": 18}, {"cp": 3, "recompute": "full"}),
         ({"fixed_length": True, "frames": 12}, {"tp": 2, "pp": 2, "sequence_parallel": True}),
         ({"stack": 1}, {"dp": 2, "sharding": "full", "frozen": "except_projector"}),

@@ -151,6 +151,7 @@ def _reader(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, _: An
         "kind": "connector",
         "queries": draw(st.sampled_from([None, 1, 2, 3])),
         "projector": draw(st.sampled_from(["mlp", "linear", "merger"])),
+        "projector_bias": draw(st.booleans()),
     }
     return {**made, "model": model}
 

@@ -481,6 +481,7 @@ def one_module(
             "mels": draw(st.integers(1, 3)),
             "projector": draw(st.sampled_from(["mlp", "linear"])),
             "stack": draw(st.sampled_from([1, 2, 3])),
+            "projector_bias": draw(st.booleans()),
             "fixed_length": draw(seldom),
         }
     else:

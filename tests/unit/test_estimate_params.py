@@ -168,6 +168,7 @@ def specs() -> dict[str, Spec]:
         "as a Mistral 3": one({}, MERGED, 2),
         "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
+        "audio, projector without biases": hearing({"projector_bias": False}, tp=2),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),
@@ -183,6 +184,7 @@ def specs() -> dict[str, Spec]:
         "frozen": one({}, {}, 1, frozen=True),
         "a connector, a generator": joined("vision", drawer={"hidden": 24, "heads": 2, "patch": 2}),
         "queries, two towers": joined("vision", "depth", queries=3, projector="linear"),
+        "a connector without biases": joined("vision", projector_bias=False),
         "a talker": speaking(kv_heads=1, head_dim=6, qkv_bias=True),
         "a talker, text": speaking(reads_text=True, qk_norm=True),
         "full sharding": one({}, {}, 2, sharding="full"),

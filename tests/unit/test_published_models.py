@@ -180,6 +180,21 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         32,
     ),
+    "Voxtral-Mini-3B": (
+        {
+            "model_type": "voxtral", "audio_token_id": 24, "projector_hidden_act": "gelu",
+            "audio_config": {
+                "model_type": "voxtral_encoder", "hidden_size": 1280, "intermediate_size": 5120,
+                "num_hidden_layers": 32, "num_attention_heads": 20, "num_mel_bins": 128,
+                "max_source_positions": 1500, "activation_function": "gelu",
+            },
+            "text_config": dense(
+                "llama", 30, 3072, 32, 8, 8192, 131072, head_dim=128, rms_norm_eps=1e-5,
+                rope_theta=1e8,
+            ),
+        },
+        8,
+    ),
     "Qwen2-VL-7B": (
         qwen_vl(
             "qwen2_vl",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
-from mimo_launch.hugging_face import llava
+from mimo_launch.hugging_face import llava, pixtral
 from mimo_launch.hugging_face.architectures import Architecture
 from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
@@ -218,7 +218,11 @@ def companions_of(
             known = (folder / each for folder in folders if (folder / each).is_file())
             if (path := next(known, None)) is not None:
                 found[each] = path
-    if config["model_type"] != llava.MODEL_TYPE or TOKENIZER not in found:
+    # The processor of a tower of Pixtral is not that of LLaVA.
+    of_llava = config["model_type"] == llava.MODEL_TYPE and (
+        config["vision_config"]["model_type"] != pixtral.MODEL_TYPE
+    )
+    if not of_llava or TOKENIZER not in found:
         return Companions(found)
     return _of_llava(found, config)
 

@@ -13,9 +13,16 @@ from typing import Any
 from mimo_launch.hugging_face import qwen2_5_omni, vit
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, SEEING, part_of
+from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, WITH_TOWER, part_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import DecoderModel, HybridModel, Model, TalkerModel, VitModel
+from mimo_launch.spec.spec import (
+    AudioModel,
+    DecoderModel,
+    HybridModel,
+    Model,
+    TalkerModel,
+    VitModel,
+)
 from mimo_launch.spec.wording import text_of
 
 
@@ -158,8 +165,12 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
     if text is None:
         return
     token = modules.tokens.get(by_kind.get("vit", ""))
-    if models.keys() == {text.kind, "vit"} and isinstance(vision, VitModel) and token is not None:
-        yield from _that_see(vision, text, token)
+    encoders = [each for kind, each in models.items() if kind in ("vit", "audio")]
+    if len(models) == 2 and len(encoders) == 1:
+        [encoder] = encoders
+        own = modules.tokens.get(by_kind[encoder.kind])
+        if isinstance(encoder, VitModel | AudioModel) and own is not None:
+            yield from _with_tower(encoder, text, own)
     if not isinstance(text, DecoderModel):
         return
     if not isinstance(speech, TalkerModel) or models.keys() - {"decoder", "vit", "talker"}:
@@ -175,20 +186,28 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
         yield qwen2_5_omni.ARCHITECTURE, config, qwen2_5_omni.WHERE
 
 
-def _that_see(vision: VitModel, text: DecoderModel | HybridModel, token: int) -> Iterator[Assembly]:
-    where = {text.kind: ("text_config",), "vit": ("vision_config",)}
+def _with_tower(
+    encoder: VitModel | AudioModel, text: DecoderModel | HybridModel, token: int
+) -> Iterator[Assembly]:
     if isinstance(text, DecoderModel):
-        for seeing in SEEING:
+        for whole in WITH_TOWER:
             tower, words = (
                 _first(tuple(_alike(families.values(), model)), model, but)
                 for families, model, but in (
-                    (seeing.vision, vision, {}),
-                    (seeing.text, text, seeing.text_fixed),
+                    (whole.towers, encoder, {}),
+                    (whole.text, text, whole.text_fixed),
                 )
             )
             if tower is not None and words is not None:
-                config = seeing.config_of(tower, vision, words, text, token)
-                yield seeing.architecture, config, where
+                config = whole.config_of(tower, encoder, words, text, token)
+                where = {text.kind: ("text_config",), whole.kind: (whole.section,)}
+                yield whole.architecture, config, where
+    if isinstance(encoder, VitModel):
+        yield from _of_qwen(encoder, text, token)
+
+
+def _of_qwen(vision: VitModel, text: DecoderModel | HybridModel, token: int) -> Iterator[Assembly]:
+    where = {text.kind: ("text_config",), "vit": ("vision_config",)}
     for whole in QWEN_VL:
         if _first(tuple(_alike((whole.text,), text)), text) and _first((whole.vision,), vision):
             yield whole.architecture, whole.config_of(vision, text, token), where

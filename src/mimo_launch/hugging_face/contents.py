@@ -28,8 +28,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 
-# Keys of whole models for the token that stands for a row of an image.
-_TOKENS = ("image_token_index", "image_token_id")
+# Keys of whole models for the token that stands for a row, by the kind of the encoder.
+_TOKENS = {"vit": ("image_token_index", "image_token_id"), "audio": ("audio_token_id",)}
 NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
 
@@ -120,7 +120,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
     if keys and (training := part.training()):
         needed["moe"] = {**needed["moe"], **training}
     around = config.get("thinker_config", config)
-    token = next((around[key] for key in _TOKENS if isinstance(around.get(key), int)), None)
+    tokens = (around.get(key) for key in _TOKENS.get(family.kind, ()))
     return Module(
         name=NAMES.get(family.kind, family.kind),
         model_type=family.model_type,
@@ -129,7 +129,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         not_computed=not_computed,
         tensors=len(mine),
         parameters=sum(header.numel for header in mine.values()),
-        placeholder=token if family.kind == "vit" else None,
+        placeholder=next((each for each in tokens if isinstance(each, int)), None),
         reads=tuple(dict.fromkeys(reads)),
     )
 

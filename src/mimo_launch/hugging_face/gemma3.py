@@ -67,9 +67,9 @@ def _settings(vision: VitModel, token: int) -> Config:
 WHOLE = TowerAndDecoder(
     model_type="gemma3",
     architecture="Gemma3ForConditionalGeneration",
-    vision={vit.SIGLIP: vit.BY_TYPE[vit.SIGLIP]},
+    towers={vit.SIGLIP: vit.BY_TYPE[vit.SIGLIP]},
     text={gemma3_text.TEXT_TYPE: gemma3_text.TEXT},
-    vision_names=llava.VISION_NAMES,
+    tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=_NAMES,
     fixed=_fixed,

@@ -61,9 +61,9 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
         model_type=model_type,
         architecture=f"{name}ForConditionalGeneration",
         # Before 4.50 the part had the name of the whole.
-        vision={tower.model_type: tower, model_type: tower},
+        towers={tower.model_type: tower, model_type: tower},
         text={llama.model_type: llama},
-        vision_names=_VISION_NAMES,
+        tower_names=_VISION_NAMES,
         text_names=_TEXT_NAMES,
         projector=layers_at({"projector.linear": f"{_PROJECTOR}proj"}),
         fixed=_fixed,

@@ -68,7 +68,7 @@ def _settings(vision: VitModel, token: int) -> Config:
 WHOLE = TowerAndDecoder(
     model_type=MODEL_TYPE,
     architecture="InternVLForConditionalGeneration",
-    vision={intern_vit.VISION.model_type: intern_vit.VISION},
+    towers={intern_vit.VISION.model_type: intern_vit.VISION},
     # Of `decoder` first, a part without a type is a Qwen2.
     text={
         each.model_type: each
@@ -76,7 +76,7 @@ WHOLE = TowerAndDecoder(
             (*decoder.FAMILIES, *moe_decoder.FAMILIES), key=lambda each: each.model_type != "qwen2"
         )
     },
-    vision_names=llava.VISION_NAMES,
+    tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at({**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"}),
     fixed=_fixed,

@@ -78,9 +78,9 @@ def _settings(vision: VitModel, token: int) -> Config:
 WHOLE = TowerAndDecoder(
     model_type=MODEL_TYPE,
     architecture="LlavaForConditionalGeneration",
-    vision=_TOWERS,
+    towers=_TOWERS,
     text={each.model_type: each for each in decoder.FAMILIES},
-    vision_names=VISION_NAMES,
+    tower_names=VISION_NAMES,
     text_names=TEXT_NAMES,
     projector=layers_at(LAYERS),
     fixed=_fixed,

@@ -68,9 +68,9 @@ MISTRAL = next(each for each in decoder.FAMILIES if each.model_type == "mistral"
 WHOLE = TowerAndDecoder(
     model_type="mistral3",
     architecture="Mistral3ForConditionalGeneration",
-    vision={pixtral.MODEL_TYPE: pixtral.VISION},
+    towers={pixtral.MODEL_TYPE: pixtral.VISION},
     text={MISTRAL.model_type: MISTRAL},
-    vision_names=llava.VISION_NAMES,
+    tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector={
         "projector.norm.weight": Place(f"{_PROJECTOR}norm.weight"),

@@ -30,6 +30,7 @@ from mimo_launch.hugging_face import (
     qwen3_vl,
     qwen3_vl_moe,
     vit,
+    voxtral,
     whisper,
 )
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Whole
@@ -44,8 +45,15 @@ QWEN_VL = (
     *qwen3_5.WHOLES,
 )
 # Those of a tower, a projector and a decoder.
-SEEING = (llava.WHOLE, internvl.WHOLE, *idefics3.WHOLES, gemma3.WHOLE, mistral3.WHOLE)
-_WHOLES: tuple[Whole, ...] = (*SEEING, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
+WITH_TOWER = (
+    llava.WHOLE,
+    internvl.WHOLE,
+    *idefics3.WHOLES,
+    gemma3.WHOLE,
+    mistral3.WHOLE,
+    voxtral.WHOLE,
+)
+_WHOLES: tuple[Whole, ...] = (*WITH_TOWER, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
 WHOLES = {each.model_type: each for each in _WHOLES}
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
@@ -57,11 +65,12 @@ _ALL: tuple[Family[Any], ...] = (
     *(each for whole in QWEN_VL for each in whole.families),
     intern_vit.VISION,
     pixtral.VISION,
-    *(whole.vision[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
+    *(whole.towers[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
     qwen2_5_omni.TEXT,
     qwen2_5_omni.VISION,
     qwen2_5_omni.TALKER,
     whisper.ENCODER,
+    voxtral.AUDIO,
     nemotron_h.HYBRID,
     *own_folders.FAMILIES,
 )

@@ -1,4 +1,4 @@
-"""What whole models of a vision tower, a projector and a decoder have in common.
+"""What whole models of a tower, a projector and a decoder have in common.
 
 Decides: the parts of their folders, and the layer of the tower whose states become rows.
 Relies on: families of towers and decoders for the parts.
@@ -12,7 +12,8 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.refusals import Refusal, Refusals
-from mimo_launch.spec.spec import DecoderModel, VitModel
+from mimo_launch.spec.encoders import EncoderModel
+from mimo_launch.spec.spec import DecoderModel
 
 Prefixes = tuple[tuple[str, str], ...]
 # Versions below 5 left out settings that equal the defaults of the decoder's own class.
@@ -29,27 +30,32 @@ _DEFAULTS: dict[str, Config] = {
 class TowerAndDecoder:
     """A family of whole models, and the class of transformers that loads them.
 
-    `vision`, `text`: families by the `model_type` of their part, that of a part without one first.
-    `vision_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
-    `fixed(config, vision_config)`: keys of `model` that the whole decides. Raises: ConfigError.
-    `refusals`: its settings that we do not compute; they read `vision_config` with its type.
+    `towers`, `text`: families by the `model_type` of their part, that of a part without one first.
+    `tower_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
+    `fixed(config, tower_config)`: keys of `model` that the whole decides. Raises: ConfigError.
+    `refusals`: its settings that we do not compute; they read the tower's section with its type.
     `tied(config, text_config)`: whether the output layer is the embedding.
-    `settings(vision, token)`: its own settings, of our tower with this placeholder.
+    `settings(tower, token)`: its own settings, of our tower with this placeholder.
     `text_fixed`: keys of the decoder's `model` that the whole decides.
+    `text_defaults`: settings of a decoder that does not say.
+    `kind`, `section`: the kind of our tower, and the key of its configuration.
     """
 
     model_type: str
     architecture: str
-    vision: Mapping[str, Family[VitModel]]
+    towers: Mapping[str, Family[Any]]
     text: Mapping[str, Family[DecoderModel]]
-    vision_names: Prefixes
+    tower_names: Prefixes
     text_names: Prefixes
     projector: Mapping[str, Place]
     fixed: Callable[[Config, Config], dict[str, Any]]
     refusals: Refusals
     tied: Callable[[Config, Config], bool]
-    settings: Callable[[VitModel, int], Config]
+    settings: Callable[[Any, int], Config]
     text_fixed: Mapping[str, Any] = field(default_factory=dict)
+    text_defaults: Config = field(default_factory=dict)
+    kind: str = "vit"
+    section: str = "vision_config"
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
@@ -59,24 +65,25 @@ class TowerAndDecoder:
                 family=words,
                 config={
                     **_DEFAULTS.get(words.model_type, {}),
+                    **self.text_defaults,
                     **inner,
                     "tie_word_embeddings": self.tied(config, inner),
                 },
                 prefixes=self.text_names,
-                elsewhere=tuple(prefix for prefix, _ in self.vision_names),
+                elsewhere=tuple(prefix for prefix, _ in self.tower_names),
                 fixed=self.text_fixed,
             )
-        if kind != "vit":
+        if kind != self.kind:
             raise NoSuchPart(f"model_type: {self.model_type}")
-        tower, inner = self._inner(config, "vision_config", self.vision)
+        tower, inner = self._inner(config, self.section, self.towers)
         return Part(
             family=tower,
             config=inner,
-            prefixes=self.vision_names,
+            prefixes=self.tower_names,
             elsewhere=tuple(prefix for prefix, _ in self.text_names),
             projector=self.projector,
             fixed=self.fixed(config, inner),
-            refused=tuple(self.refusals({**config, "vision_config": inner})),
+            refused=tuple(self.refusals({**config, self.section: inner})),
         )
 
     def _inner(
@@ -92,12 +99,12 @@ class TowerAndDecoder:
     @property
     def families(self) -> tuple[Family[Any], ...]:
         """The families of towers and of decoders."""
-        return *self.vision.values(), *self.text.values()
+        return *self.towers.values(), *self.text.values()
 
     def config_of(
         self,
-        tower: Family[VitModel],
-        vision: VitModel,
+        tower: Family[Any],
+        encoder: EncoderModel,
         words: Family[DecoderModel],
         text: DecoderModel,
         token: int,
@@ -105,9 +112,9 @@ class TowerAndDecoder:
         """Return the configuration of a whole made of two of our modules, of these families."""
         return {
             "model_type": self.model_type,
-            "vision_config": tower.config(vision),
+            self.section: tower.config(encoder),
             "text_config": words.config(text),
-            **self.settings(vision, token),
+            **self.settings(encoder, token),
             "tie_word_embeddings": text.tied,
         }
 

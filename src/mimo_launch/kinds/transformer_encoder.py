@@ -175,8 +175,9 @@ class TransformerEncoderKind(BlocksKind):
             yield from self._projector(ends.row_width, share)
 
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:
-        row = self.model.row_width
-        yield from self._map(row, self.model.projector_width(out), out, share)
+        model, row = self.model, self.model.row_width
+        inside = model.projector_width(out)
+        yield from self._map(row, inside, out, share, bias=model.projector_bias)
 
     def _map(
         self, row: int, inside: int, out: int, share: Share, *, bias: bool = True

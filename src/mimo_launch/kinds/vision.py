@@ -136,8 +136,7 @@ class VisionKind(TransformerEncoderKind):
 
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:
         model, row = self.model, self.model.row_width
-        inside = model.projector_width(out)
-        yield from self._map(row, inside, out, share, bias=model.projector_bias)
+        yield from TransformerEncoderKind._projector(self, out, share)
         if model.projector_norm_eps is not None:
             yield from (Weight((row,), "projector"),) * (
                 2 if model.projector_norm == "layer" else 1

@@ -107,7 +107,9 @@ class AudioStage(nn.Module):
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
             self.joined_width = model.row_width
-            self.projector = projector(context, model.projector, model.row_width, row_width)
+            self.projector = projector(
+                context, model.projector, model.row_width, row_width, bias=model.projector_bias
+            )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.

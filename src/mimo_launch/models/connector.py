@@ -51,7 +51,9 @@ class ConnectorStage(nn.Module):
         self.layers = blocks(context, encoder_shape(model), stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
-            self.projector = projector(context, model.projector, model.hidden, row_width)
+            self.projector = projector(
+                context, model.projector, model.hidden, row_width, bias=model.projector_bias
+            )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.

@@ -60,6 +60,7 @@ class TransformerEncoder(EncoderBlocks):
         "them; `linear`: one; `merger`: as `mlp`, but as wide inside as the patches of a row, as "
         "in Qwen2-VL.",
     )
+    projector_bias: bool = Field(True, description="Biases in the projector.")
 
     @property
     def row_width(self) -> int:
@@ -207,7 +208,6 @@ class VitModel(Images, TransformerEncoder):
     projector_activation: Activation = Field(
         "gelu", description="The same, inside the projector, which has no gate."
     )
-    projector_bias: bool = Field(True, description="Biases in the projector.")
     projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="A norm of the patches of a row in front of the projector, with this added to "

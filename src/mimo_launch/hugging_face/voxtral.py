@@ -1,0 +1,122 @@
+"""Voxtral: the encoder of Whisper, four of whose tokens are a row, a projector, and a Llama.
+
+Decides: what the settings of the whole and of its encoder mean, and the names of the parts.
+Relies on: `tower_and_decoder`; `whisper` for the encoder, `decoder` for the text part; `llava` for
+the names of projector and text part, which are the same.
+Leaves: its tokenizer (`tekken.json`) to nobody.
+
+Sources: arXiv:2507.13264; `transformers` 5.23, models/voxtral.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from mimo_launch.hugging_face import decoder, llava, whisper
+from mimo_launch.hugging_face.family import Family, layers_at
+from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import Refusal, only, refusals
+from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
+from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.spec import AudioModel
+
+_ENCODER, _SECTION = "voxtral_encoder", "audio_config"
+_PROJECTOR = "multi_modal_projector."
+_HIDDEN, _MLP, _POSITIONS = 1280, 5120, 1500
+_AUDIO_NAMES = (
+    ("audio_tower.", ""),
+    ("model.audio_tower.", ""),
+    (_PROJECTOR, _PROJECTOR),
+    (f"model.{_PROJECTOR}", _PROJECTOR),
+)
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    return {
+        "layers": number(config, "num_hidden_layers", 32),
+        "hidden": number(config, "hidden_size", _HIDDEN),
+        "heads": number(config, "num_attention_heads", 20),
+        "mlp": number(config, "intermediate_size", _MLP),
+        "mels": number(config, "num_mel_bins", 128),
+        "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS),
+    }
+
+
+def _config(model: AudioModel) -> Config:
+    return {
+        "model_type": _ENCODER,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.mlp_width,
+        "num_mel_bins": model.mels,
+        "max_source_positions": model.frames // FRAMES_PER_TOKEN,
+        "activation_function": "gelu",
+    }
+
+
+AUDIO: Family[AudioModel] = replace(
+    whisper.ENCODER,
+    model_type=_ENCODER,
+    not_computed=whisper.NOT_COMPUTED
+    + refusals(*(only(key, 0) for key in ("dropout", "attention_dropout", "activation_dropout"))),
+    keys=_keys,
+    config=_config,
+    architecture="VoxtralEncoder",
+)
+
+
+def _stack(inner: Config) -> tuple[int, int]:
+    """Return how many tokens become one row, and how many are left over. Raises: ConfigError."""
+    width, mlp = number(inner, "hidden_size", _HIDDEN), number(inner, "intermediate_size", _MLP)
+    return int(mlp // max(1, width)), int(mlp % max(1, width))
+
+
+def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+    del config
+    return {
+        # As many tokens as are as wide as the MLPs.
+        "stack": max(1, _stack(inner)[0]),
+        "fixed_length": True,
+        "projector": "mlp",
+        "projector_bias": False,
+    }
+
+
+def _uneven(config: Config) -> Iterator[str]:
+    inner = config[_SECTION]
+    stack, left = _stack(inner)
+    if left or not stack or number(inner, "max_source_positions", _POSITIONS) % stack:
+        yield f"intermediate_size: {short(inner.get('intermediate_size', _MLP))}"
+
+
+def _settings(audio: AudioModel, token: int) -> Config:
+    del audio
+    return {"audio_token_id": token, "projector_hidden_act": "gelu"}
+
+
+LLAMA = next(each for each in decoder.FAMILIES if each.model_type == "llama")
+WHOLE = TowerAndDecoder(
+    model_type="voxtral",
+    architecture="VoxtralForConditionalGeneration",
+    kind="audio",
+    section=_SECTION,
+    towers={_ENCODER: AUDIO},
+    text={LLAMA.model_type: LLAMA},
+    tower_names=_AUDIO_NAMES,
+    text_names=llava.TEXT_NAMES,
+    projector=layers_at(llava.LAYERS),
+    fixed=_fixed,
+    refusals=refusals(
+        only("projector_hidden_act", "gelu"),
+        Refusal("`intermediate_size` that is not the width of a row: whole tokens", _uneven),
+    ),
+    tied=tied_by_default(False),
+    settings=_settings,
+    # As its configuration class has them.
+    text_defaults={
+        "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 30, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e8, "head_dim": 128,
+    },
+)  # fmt: skip
