@@ -15,7 +15,13 @@ VISION = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 4, "cha
 LANGUAGE = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 400}
 
 
-def beside(folder: Path, token: int, strategy: str = "full", kind: str = "llava") -> Companions:
+def beside(
+    folder: Path,
+    token: int,
+    strategy: str = "full",
+    kind: str = "llava",
+    tower: str = "clip_vision_model",
+) -> Companions:
     """Return what stands beside a LLaVA whose folders are below one."""
     made = {
         "version": 1,
@@ -31,7 +37,8 @@ def beside(folder: Path, token: int, strategy: str = "full", kind: str = "llava"
         },
     }  # fmt: skip
     config: dict[str, Any] = {
-        "model_type": kind, "image_token_index": token, "vision_config": {"patch_size": 4},
+        "model_type": kind, "image_token_index": token,
+        "vision_config": {"patch_size": 4, "model_type": tower},
         "vision_feature_select_strategy": strategy,
     }  # fmt: skip
     sources = dict.fromkeys(("vision", "language"))
@@ -103,3 +110,11 @@ def test_other_models_get_copies_only(folder: Path) -> None:
     found = beside(folder, image_pad(folder), kind="qwen2_vl")
     assert (dict(found.written), found.notes) == ({}, ())
     assert "tokenizer.json" in found.copied
+
+
+def test_the_processor_of_a_pixtral_is_no_llava(folder: Path) -> None:
+    theirs = folder / "tower" / "processor_config.json"
+    theirs.write_text('{"processor_class": "PixtralProcessor", "patch_size": 16}')
+    found = beside(folder, image_pad(folder), tower="pixtral")
+    assert found.copied["processor_config.json"] == theirs
+    assert not found.written

@@ -23,6 +23,7 @@ LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "rms_norm_eps": 1e-5,
 }  # fmt: skip
+PIXTRAL = {"model_type": "pixtral", "hidden_act": "silu"}
 LLAVA = {
     "model_type": "llava",
     "vision_config": CLIP,
@@ -119,7 +120,8 @@ def test_a_value_that_differs_is_named(
         ({**LLAVA, "vision_feature_layer": 0}, "`vision_feature_layer: 0`"),
         ({**LLAVA, "multimodal_projector_bias": False}, "`multimodal_projector_bias: false`"),
         ({**LLAVA, "projector_hidden_act": "relu"}, "`projector_hidden_act: relu`"),
-        ({**LLAVA, "vision_config": {"model_type": "pixtral"}}, "model_type: pixtral`"),
+        ({**LLAVA, "vision_config": {"model_type": "dinov2"}}, "model_type: dinov2`"),
+        ({**LLAVA, "vision_config": PIXTRAL}, "strategy: default`"),
         ({**CLIP, "hidden_act": "silu"}, "`hidden_act: silu`"),
         ({**CLIP, "quantization_config": {}}, "`quantization_config: {}`"),
         (LLAMA, "`model_type: llama`"),

@@ -220,7 +220,7 @@ def companions_of(
                 found[each] = path
     # The processor of a tower of Pixtral is not that of LLaVA.
     of_llava = config["model_type"] == llava.MODEL_TYPE and (
-        config["vision_config"]["model_type"] != pixtral.MODEL_TYPE
+        config["vision_config"].get("model_type") != pixtral.MODEL_TYPE
     )
     if not of_llava or TOKENIZER not in found:
         return Companions(found)
