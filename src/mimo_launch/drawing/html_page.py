@@ -50,6 +50,11 @@ def html_text(words: str) -> str:
     return escape(FORBIDDEN.sub("\ufffd", words))
 
 
+def html_prose(words: str) -> str:
+    """Return a sentence escaped for a page; what stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html_text(words))
+
+
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of plain text, which is escaped here."""
     head = "".join(f"<th>{html_text(column)}</th>" for column in columns)

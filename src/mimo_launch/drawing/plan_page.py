@@ -20,7 +20,7 @@ from mimo_launch.drawing.answer_text import (
     times_of,
     title_of,
 )
-from mimo_launch.drawing.html_page import html_page, html_table, html_text
+from mimo_launch.drawing.html_page import html_page, html_prose, html_table, html_text
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     TextTable,
@@ -101,9 +101,9 @@ def _table(title: str, table: TextTable) -> tuple[str, str]:
 
 def _answer(report: Report) -> Iterator[str]:
     """Yield what `plan` prints first."""
-    yield f"<p>{html_text(basis_of(report))}</p>"
+    yield f"<p>{html_prose(basis_of(report))}</p>"
     facts = facts_of(report).items()
-    yield f"<dl>{''.join(f'<dt>{k}</dt><dd>{html_text(text)}</dd>' for k, text in facts)}</dl>"
+    yield f"<dl>{''.join(f'<dt>{k}</dt><dd>{html_prose(text)}</dd>' for k, text in facts)}</dl>"
     yield f"<h2>{TIME_TITLE}</h2>"
     times, step = times_of(report.answer), report.answer.step_seconds
     yield _bar({part: seconds / step for part, seconds in times.items()})
@@ -116,10 +116,10 @@ def _answer(report: Report) -> Iterator[str]:
     if report.answer.losses:
         yield f"<h2>{LOSSES_TITLE}</h2>"
     for loss in losses_of(report.answer):
-        helps = "" if loss.helps is None else f"<p>{html_text(loss.helps)}</p>"
+        helps = "" if loss.helps is None else f"<p>{html_prose(loss.helps)}</p>"
         settings = html_text("\n".join(loss.settings))
         lines = f"<pre>{settings}</pre>" if settings else ""
-        yield f'<div class="loss"><p><b>{html_text(loss.head)}</b></p>{helps}{lines}</div>'
+        yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
     yield f"<h2>{RANKS_TITLE}</h2>"
     for holder in holders_of(report):
         yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"

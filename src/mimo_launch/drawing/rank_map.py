@@ -19,7 +19,7 @@ from mimo_launch.diag.quantities import (
     span_text,
 )
 from mimo_launch.drawing.answer_text import PARTS
-from mimo_launch.drawing.html_page import html_table, html_text
+from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, Cell, RankCells, RankClass, Traffic
 from mimo_launch.drawing.rows import HeldModule
 from mimo_launch.drawing.svg_layout import colors
@@ -182,7 +182,7 @@ def rank_map(cells: RankCells) -> str:
 
 
 def _host(name: str, numbers: Iterable[int], cells: RankCells) -> Iterator[str]:
-    yield f'<div class="host"><p>{html_text(name)}</p><div class="ranks">'
+    yield f'<div class="host"><p>{html_prose(name)}</p><div class="ranks">'
     for number in numbers:
         cell = cells.cells[number]
         role = cell.kind.timeline.role
