@@ -1,11 +1,12 @@
 """Tiny Qwen-VL models of `transformers` with random weights, specs that start from them, inputs."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import numpy as np
@@ -169,17 +170,25 @@ LAYOUTS: dict[str, tuple[Box, Box]] = {
 }
 
 
-def tiny(dtype: torch.dtype = torch.float32, *, kind: str = "qwen2_vl", tied: bool = False) -> Any:
-    """Return a model in which no weight is a constant."""
+def tiny(
+    dtype: torch.dtype = torch.float32,
+    *,
+    kind: str = "qwen2_vl",
+    tied: bool = False,
+    vocab: int = VOCAB,
+    tokens: Mapping[str, int] = MappingProxyType({}),
+    **vision: Any,
+) -> Any:
+    """Return a model in which no weight is a constant; special `tokens` are the last ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
     name = ALL_KINDS[kind].name
     config = getattr(transformers, f"{name}Config")(
-        text_config=TEXT | ALL_KINDS[kind].text,
-        vision_config=ALL_KINDS[kind].vision,
+        text_config=TEXT | ALL_KINDS[kind].text | {"vocab_size": vocab},
+        vision_config=ALL_KINDS[kind].vision | vision,
         tie_word_embeddings=tied,
-        **{f"{name}_id": VOCAB - 1 - i for i, name in enumerate(_SPECIAL)},
+        **{f"{name}_id": vocab - 1 - i for i, name in enumerate(_SPECIAL)} | tokens,
     )
     cls = getattr(transformers, f"{name}ForConditionalGeneration")
     made = cls(config).to(dtype).eval()
@@ -299,10 +308,10 @@ def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Te
     """Return the share of each row of a square table in each patch, patches of a row together."""
     side, found = num_grid_per_side, []
     one_hot = torch.eye(side**2, dtype=torch.float64).view(1, side**2, side, side)
-    for _, height, width in grids.tolist():
+    for time, height, width in grids.tolist():
         sized = F.interpolate(one_hot, (height, width), mode="bilinear", align_corners=True)
         squares = sized.view(side**2, height // MERGE, MERGE, width // MERGE, MERGE)
-        found.append(squares.permute(1, 3, 2, 4, 0).reshape(-1, side**2))
+        found += [squares.permute(1, 3, 2, 4, 0).reshape(-1, side**2)] * time
     shares = torch.cat(found)
     return torch.arange(side**2).expand(shares.shape), shares
 

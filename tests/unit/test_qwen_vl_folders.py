@@ -300,3 +300,30 @@ def test_a_qwen3_5_is_read_as_a_hybrid(config: dict[str, Any]) -> None:
 def test_what_a_qwen3_5_cannot_have_is_named(more: dict[str, Any], said: str) -> None:
     config = {**CONFIG_3_5, "text_config": CONFIG_3_5["text_config"] | more}
     assert part_of(config, "hybrid").not_computed() == (said,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "video", "said"),
+    [
+        ("qwen2_vl", "{time: patches}", None),
+        ("qwen2_vl", "{time: text}", "is {time: text, per_second: null}, but in F {time: patches,"),
+        ("qwen2_5_vl", "{time: seconds, per_second: 2}", None),
+        ("qwen2_5_vl", "{time: seconds, per_second: 4}", "per_second: 4}, but in F {time: seconds"),
+    ],
+)
+def test_videos_are_timed_as_in_the_folder(
+    kind: str, video: str, said: str | None, tmp_path: Path
+) -> None:
+    found = headlines(tmp_path, f"modules.vision.model.video={video}", model_type=kind)
+    if said is None:
+        assert found == []
+    else:
+        [headline] = found
+        assert said in headline.replace(f"{tmp_path}/config.json", "F")
+
+
+def test_the_places_of_a_second_are_those_of_the_family(tmp_path: Path) -> None:
+    without = {k: v for k, v in CONFIG_2_5["vision_config"].items() if k != "tokens_per_second"}
+    part = part_of({**CONFIG_2_5, "vision_config": without}, "vit")
+    assert part.video() == {"time": "seconds", "per_second": 4.0}
+    assert part_of(CONFIG_3, "vit").video() == {"time": "text", "per_second": None}

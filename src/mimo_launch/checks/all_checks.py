@@ -23,6 +23,7 @@ from mimo_launch.checks import (
     shards,
     training_settings,
     unused_model_settings,
+    videos,
     vocabulary,
     widths,
 )
@@ -106,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.windows_have_layers),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
     ModelRule(VitModel, deepstack.layers_in_order),
+    ModelRule(VitModel, videos.videos_can_be_read, needs=_READS),
     ModelRule(
         VitModel, deepstack.language_adds_rows, needs=(*_READS, "no-language-module", *_ROLE)
     ),
@@ -147,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(shards.processors_have_encoders),
     SpecRule(joined_rows.shards_show_graph, needs=_READS),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
+    SpecRule(videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
     ModuleRule(vocabulary.placeholder_is_free, needs=(*_READS, "vocab-too-small")),
     SpecRule(joined_rows.widths_merge, needs=(*_IMAGES, *_CLIPS, *_READS, "not-supported-yet")),
     SpecRule(data.tasks_have_generator, needs=_READS),
@@ -168,6 +171,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
     SpecRule(training_settings.target_settings_used),
+    SpecRule(videos.video_settings_used),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),

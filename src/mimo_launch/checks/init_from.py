@@ -87,6 +87,8 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
         if is_own and key in OWN_KEYS:
             continue
         here = value_of(module.model, key) if hasattr(module.model, key) else None
+        if key == "video" and None in (here, value_of(there, key)):
+            continue  # Weights of a run without videos may begin to see some.
         if here != value_of(there, key):
             yield Diagnostic(
                 code="init-from-unlike-model",
@@ -147,6 +149,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
         yield from _compare(spec, name, model, key, value, at_most=early)
     yield from _training_is_written(spec, name, training)
     if not settings:
+        yield from _videos_are_theirs(spec, name, part)
         yield from _tensors_are_there(spec, name, part)
 
 
@@ -176,6 +179,25 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"
         yield _cannot(name, folder, "as it is", why)
+
+
+def _videos_are_theirs(spec: Spec, name: str, part: Part[Any]) -> Findings:
+    """Videos are timed as in the folder's model; a spec need not read any."""
+    images = kind_of(spec.modules[name].model).images
+    if images is None or not images.reads_videos:
+        return
+    there = part.video()
+    if there is not None:
+        yield from _compare(spec, name, spec.modules[name].model, "video", there, at_most=False)
+        return
+    yield Diagnostic(
+        code="videos-not-read",
+        headline=f"`{name}` cannot read videos with weights of a `{part.family.model_type}`",
+        path=("modules", name, "model", "video"),
+        why="how that model is told the time of a video is not known here",
+        help="delete `video`, and leave videos out of the shards",
+        related=(Related(path=start_path(spec, name), label="weights are taken from here"),),
+    )
 
 
 def _training_is_written(spec: Spec, name: str, training: Mapping[str, Any]) -> Findings:

@@ -27,6 +27,7 @@ SHARD_PACKAGES = {
     "PIL": "pillow>=10",
     "jinja2": "jinja2>=3.1",
 }
+AV = "av>=14"
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
 

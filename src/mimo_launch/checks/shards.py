@@ -14,16 +14,19 @@ from mimo_launch.data.sample_sizes import makers
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
+    FRAMES_SUFFIX,
     IMAGE_FORMATS,
     TARGET,
+    VIDEO_SUFFIXES,
     PatternError,
     shard_files,
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
+from mimo_launch.hugging_face.video_processor import VideoRecipe, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 # Number of members whose headers are read: a millisecond or two.
@@ -127,11 +130,13 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         return
     folder, why = processor_folder(spec, name), ""
     try:
-        recipe = recipe_of(spec, name)
+        recipe, videos = recipe_of(spec, name), video_recipe_of(spec, name)
     except ProcessorError as error:
         why = str(error)
     else:
         side = images.row_side
+        if videos is not None:
+            why = _why_not(name, images, videos)
         if len(recipe.mean) != images.channels:
             why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
         elif recipe.factor is not None and recipe.factor % side:
@@ -157,6 +162,26 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         )
 
 
+def _why_not(name: str, images: Images, videos: VideoRecipe) -> str:
+    """Return why the processor of videos does not fit the patches of an encoder, or ""."""
+    side, factor = images.row_side, videos.frame_size.factor
+    if len(videos.mean) != images.channels:
+        return (
+            f"it makes videos of {len(videos.mean)} channels, but `{name}` takes {images.channels}"
+        )
+    if videos.group != images.frames:
+        return (
+            f"it makes temporal patches of {videos.group} frames, those of `{name}` have "
+            f"{images.frames}"
+        )
+    if factor % side:
+        return (
+            f"it makes frames with sides that are multiples of {factor} pixels, but a row of "
+            f"`{name}` takes {side} x {side}"
+        )
+    return ""
+
+
 def processors_have_encoders(spec: Spec) -> Findings:
     """Every module named in `processors` takes images."""
     data = spec.data
@@ -178,22 +203,29 @@ def processors_have_encoders(spec: Spec) -> Findings:
             )
 
 
-def members_for_encoders(spec: Spec) -> Findings:
-    """The first samples have inputs for each encoder, and targets (a warning)."""
-    if not isinstance(spec.data, WebdatasetData) or len(spec.modules) == 1:
-        return
-    shards = shard_files(spec.data.shards)
+def first_suffixes(data: WebdatasetData) -> tuple[Path | None, list[str]]:
+    """Return the first shard, and the suffixes of its first members; None if it is unreadable."""
+    shards = shard_files(data.shards)
     try:
         with tarfile.open(shards[0], "r:") as tar:
             names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
     except (OSError, tarfile.TarError):
+        return None, []
+    return shards[0], [name.rpartition("/")[2].partition(".")[2] for name in names]
+
+
+def members_for_encoders(spec: Spec) -> Findings:
+    """The first samples have inputs for each encoder, and targets (a warning)."""
+    if not isinstance(spec.data, WebdatasetData) or len(spec.modules) == 1:
         return
-    suffixes = [name.rpartition("/")[2].partition(".")[2] for name in names]
+    shard, suffixes = first_suffixes(spec.data)
+    if shard is None:
+        return
     targets = [each for each in suffixes if each.startswith(TARGET)]
     found = {each.rpartition(".")[2] for each in suffixes if each not in targets}
     ends = ", ".join(sorted({*found, *targets})) or "nothing"
     related = (Related(path=("data", "shards"), label="these shards"),)
-    why = f"its first {len(names)} members end in {ends}"
+    why = f"its first {len(suffixes)} members end in {ends}"
     for name in makers(spec):
         made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
         kind = kind_of(spec.modules[name].model)
@@ -206,7 +238,7 @@ def members_for_encoders(spec: Spec) -> Findings:
             yield Diagnostic(
                 code="encoder-without-members",
                 severity=Severity.WARNING,
-                headline=f"`{name}` learns to make {what}, but {shards[0]} begins without any",
+                headline=f"`{name}` learns to make {what}, but {shard} begins without any",
                 path=("modules", name),
                 at_key=True,
                 why=why,
@@ -217,13 +249,16 @@ def members_for_encoders(spec: Spec) -> Findings:
         kind = kind_of(module.model)
         if kind.input is None:
             continue
-        sound = kind.clips is not None
-        if not found & (AUDIO_SUFFIXES if sound else IMAGE_FORMATS.keys()):
+        sound, images = kind.clips is not None, kind.images
+        seen = {*IMAGE_FORMATS}
+        if images is not None and images.reads_videos:
+            seen |= {*VIDEO_SUFFIXES, FRAMES_SUFFIX.rpartition(".")[2]}
+        if not found & (AUDIO_SUFFIXES if sound else seen):
             what = "clips" if sound else "images"
             yield Diagnostic(
                 code="encoder-without-members",
                 severity=Severity.WARNING,
-                headline=f"`{name}` reads {what}, but {shards[0]} begins without any",
+                headline=f"`{name}` reads {what}, but {shard} begins without any",
                 path=("modules", name),
                 at_key=True,
                 why=why,

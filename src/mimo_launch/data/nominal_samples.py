@@ -7,8 +7,9 @@ Leaves: real samples to the data sets; callers that show nominal rows say that t
 In an average step every sample has, per encoder, the mean number of images that the data give,
 rounded, and at least one; of the mean size, the same in all samples; placed after the first token,
 one encoder after another. When all samples are text (`text_only: 1`) none has an image. A pack
-holds as many such records as fit. The worst step has the most and the largest that the data can
-give, and text up to the end of the sequence.
+holds as many such records as fit. Where shards may hold videos, each sample has one in place of an
+image; it fills half of the room for rows. The worst step has the most and the largest that the data
+can give, and text up to the end of the sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,17 +21,23 @@ from typing import overload
 from mimo_launch.data.sample_sizes import (
     ImageSize,
     largest_image,
+    made_together,
     makers,
     only_size,
     room_for_image,
+    size_made,
     sizes_drawn,
     spans_behind,
     spans_to_make,
 )
+from mimo_launch.hugging_face.video_processor import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
+
+# A nominal video has at least so many temporal patches, as in 8 seconds of two frames each.
+NOMINAL_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
     position = 1
     if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
         for encoder in spec.sources_of(LANGUAGE):
-            for _ in range(_num_images(spec, worst)):
-                found = spans_behind(spec, encoder, position, lambda n: size_of(spec, n))
+            for later in _shown(spec, encoder, worst):
+                found = spans_behind(spec, encoder, position, lambda n: size_of(spec, n), later)
                 for name, span in found:
                     spans[name] = (*spans.get(name, ()), span)
                 position += spans[encoder][-1].rows
@@ -102,6 +109,33 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)
     return StepData(0, EqualSamples(sample, spec.batch.global_))
+
+
+def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
+    """Return, for each image of a sample for one encoder, how much later it is than the first.
+
+    A video is as many as its temporal patches, and fills its part of the room: half of it, or with
+    `worst` all.
+    """
+    reader = video_reader_of(spec)
+    if reader is None or reader not in made_together(spec, encoder):
+        return [None] * _num_images(spec, worst)
+    if (
+        not isinstance(spec.data, WebdatasetData)
+        or (recipe := video_recipe_of(spec, reader)) is None
+    ):
+        return [None] * _num_images(spec, worst)
+    size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
+    number = max(1, _room(spec, reader, worst) // max(1, size.rows))
+    if recipe.most_groups is not None:
+        number = min(number, recipe.most_groups)
+    return [None] * number if recipe.videos.time == "text" else [None, *range(1, number)]
+
+
+def _room(spec: Spec, name: str, worst: bool) -> int:
+    """Return the rows that a nominal video has in the text."""
+    room = room_for_image(spec, name) or spec.batch.seq - 2
+    return max(1, room if worst else room // 2)
 
 
 def _num_images(spec: Spec, worst: bool) -> int:
@@ -138,6 +172,11 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
         part = 1 if worst else 2
         usual = max(1, largest.rows // part) if only is None else only.rows
         rows = usual if room is None else min(usual, room)
+        images, videos = kind_of(spec.modules[encoder].model).images, None
+        if images is not None and (videos := video_recipe_of(spec, encoder)) is not None:
+            rows = min(rows, max(1, videos.frame_size.most_pixels // images.row_side**2))
+            if not worst:
+                rows = max(1, min(rows, _room(spec, encoder, worst) // NOMINAL_GROUPS))
         if rows == largest.rows:
             return largest
         height = min(largest.height, isqrt(rows))

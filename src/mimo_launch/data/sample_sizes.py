@@ -13,6 +13,7 @@ from functools import cache
 from math import ceil, isqrt
 
 from mimo_launch.hugging_face.image_processor import ImageTooThin, recipe_of
+from mimo_launch.hugging_face.video_processor import video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.step_data import ImageSpan
@@ -62,16 +63,22 @@ def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> Ima
 
 
 def spans_behind(
-    spec: Spec, name: str, position: int, size_of: Callable[[str], ImageSize]
+    spec: Spec,
+    name: str,
+    position: int,
+    size_of: Callable[[str], ImageSize],
+    later: int | None = None,
 ) -> Iterator[tuple[str, ImageSpan]]:
     """Yield the span of an image for a module that language reads, and for those behind it.
+
+    `later` is that of the span, for one of a video.
 
     Modules that language also reads itself have spans of their own, and those that an earlier
     module of language has behind it are yielded with that.
     """
     for each in made_together(spec, name):
         size = size_made(spec, each, size_of)
-        yield each, ImageSpan(position, size.height, size.width)
+        yield each, ImageSpan(position, size.height, size.width, later=later)
 
 
 def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
@@ -247,6 +254,8 @@ def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
         return size
     rows, pixels = seq, recipe_of(spec, name).most_pixels
     if pixels is not None:
+        if (videos := video_recipe_of(spec, name)) is not None:
+            pixels = max(pixels, videos.frame_size.most_pixels)
         most = max(1, pixels // images.row_side**2)
         rows = min(seq, most) if in_text else most
     height = isqrt(rows)

@@ -40,6 +40,7 @@ from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
     PROCESSOR,
     TOKENIZER,
+    VIDEO_PREPROCESSOR,
     TokenizerError,
     token_text,
 )
@@ -74,7 +75,7 @@ _OF_TEXT = (
     "chat_template.json",
     "generation_config.json",
 )
-_OF_IMAGES = (PROCESSOR, PREPROCESSOR, "video_preprocessor_config.json")
+_OF_IMAGES = (PROCESSOR, PREPROCESSOR, VIDEO_PREPROCESSOR)
 # The voices of a Qwen2.5-Omni, without which transformers does not load one.
 _OF_SPEECH = ("spk_dict.pt",)
 _LLAVA = "LlavaProcessor"

@@ -151,6 +151,7 @@ class Family(Generic[M]):
     `of_experts`: for decoders with experts, and not for others.
     `other_place(name, model)`: the place in files of other versions; None if it is the same.
     `layers_in_one`: how many of our layers are one of theirs.
+    `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
     """
 
     model_type: str
@@ -167,6 +168,7 @@ class Family(Generic[M]):
     of_experts: bool = False
     other_place: Callable[[str, M], Place | None] = lambda *_: None
     layers_in_one: int = 1
+    video: Callable[[Config], dict[str, Any] | None] = lambda _: None
 
 
 PROJECTOR = "projector."
@@ -247,6 +249,14 @@ class Part(Generic[M]):
         """
         with reading_config():
             return self.family.training(self.config)
+
+    def video(self) -> dict[str, Any] | None:
+        """Return how the folder's model reads videos, as `video` of ours. Raises: ConfigError.
+
+        A spec need not say it: without, no video is read.
+        """
+        with reading_config():
+            return self.family.video(self.config)
 
     def place(self, name: str, model: M) -> Place | None:
         """Return the place of our segment, None if it keeps its initial values by rule.

@@ -98,7 +98,7 @@ class ImageRecipe:
                 _limit(height, width, made=long * short)
                 return (long, short) if width <= height else (short, long)
             case Smart() as rule:
-                return _smart(height, width, rule)
+                return smart_size(height, width, rule)
             case Within() as rule:
                 return _within(height, width, rule)
             case None:
@@ -142,7 +142,8 @@ def _limit(height: int, width: int, *, made: int) -> None:
         )
 
 
-def _smart(height: int, width: int, rule: Smart) -> tuple[int, int]:
+def smart_size(height: int, width: int, rule: Smart) -> tuple[int, int]:
+    """Return height and width by the rule of Qwen2-VL. Raises: ImageTooThin."""
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
     factor = rule.factor

@@ -88,6 +88,8 @@ def _vision_place(name: str, model: VitModel) -> Place:
 TEXT = text_family("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", QWEN2)
 VISION = replace(
     qwen2_5_vl.VISION,
+    # It counts time another way, together with sound.
+    video=lambda _: None,
     model_type="qwen2_5_omni_vision_encoder",
     architecture="Qwen2_5OmniVisionEncoder",
     place=_vision_place,

@@ -2,7 +2,7 @@
 
 Decides: what the vision part of its configuration means, and the names of its tensors.
 Relies on: `qwen_vl` for all else.
-Leaves: videos, whose positions in time only this family scales.
+Leaves: positions in time, which only this family scales, to `video_processor`.
 
 Sources: arXiv:2502.13923; `transformers` 5.23, models/qwen2_5_vl.
 """
@@ -17,6 +17,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     THETA,
     QwenVl,
     text_family,
+    videos_timed,
     vision_is_ignored,
     vision_not_computed,
     vision_place,
@@ -26,6 +27,7 @@ from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen2_5_vl"
 FULL = (7, 15, 23, 31)
+PER_SECOND = 4
 _ACTIVATIONS = {"silu": "swiglu"}
 _ENDS = {
     "norm": "merger.ln_q",
@@ -78,7 +80,9 @@ def _config(model: VitModel) -> Config:
     """Return the vision part of a configuration, without `out_hidden_size`."""
     windows = model.windows
     side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
+    timed = model.video is not None and model.video.per_second is not None
     return {
+        **({"tokens_per_second": model.video.per_second} if timed and model.video else {}),
         "model_type": VISION.model_type,
         "depth": model.layers,
         "hidden_size": model.hidden,
@@ -105,6 +109,9 @@ VISION = Family(
     config=_config,
     architecture="Qwen2_5_VisionTransformerPretrainedModel",
     row_width="out_hidden_size",
+    video=lambda config: videos_timed(
+        "seconds", float(number(config, "tokens_per_second", PER_SECOND))
+    ),
 )
 WHOLE = QwenVl(
     model_type=MODEL_TYPE,

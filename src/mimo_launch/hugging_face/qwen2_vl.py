@@ -17,6 +17,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     THETA,
     QwenVl,
     text_family,
+    videos_timed,
     vision_is_ignored,
     vision_not_computed,
     vision_place,
@@ -98,6 +99,7 @@ VISION = Family(
     config=_config,
     architecture="Qwen2VisionTransformerPretrainedModel",
     row_width="hidden_size",
+    video=lambda _: videos_timed("patches"),
 )
 WHOLE = QwenVl(
     model_type=MODEL_TYPE,

@@ -2,7 +2,7 @@
 
 Decides: what both parts of its configuration mean, and the names of the tower's tensors.
 Relies on: `qwen_vl` for all else.
-Leaves: videos to nobody yet.
+Leaves: videos, whose times stand in the text, to `video_processor`.
 
 Source: `transformers` 5.23, models/qwen3_vl.
 """
@@ -20,6 +20,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     THETA,
     QwenVl,
     text_family,
+    videos_timed,
     vision_is_ignored,
     vision_not_computed,
     vision_place,
@@ -137,6 +138,7 @@ def vision_family(
         config=partial(_config, model_type, deepstack),
         architecture=architecture,
         row_width="out_hidden_size",
+        video=lambda _: videos_timed("text"),
     )
 
 

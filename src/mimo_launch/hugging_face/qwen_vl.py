@@ -231,6 +231,11 @@ def vision_place(
     return place
 
 
+def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
+    """Return `video` of a tower, by where language is told the time of a video."""
+    return {"time": time, "per_second": per_second}
+
+
 def vision_is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor of a file follows from the settings."""
     del model

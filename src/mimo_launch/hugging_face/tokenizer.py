@@ -20,6 +20,7 @@ MORE_TEMPLATES = "additional_chat_templates"
 # The usual template, and the one for conversations with tools, if there is one.
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 # What processors write around the rows of an image: by class, the special token of an image in a
 # conversation, and the text in its place.
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {

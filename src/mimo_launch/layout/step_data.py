@@ -23,6 +23,9 @@ class ImageSpan:
     of sound is one row high. Between two lines of rows stand `gap` tokens of text. An image that is
     to be made has no rows in the text: there `reads` is the number of tokens, from `position` on,
     whose rows the generator reads.
+
+    A video is as many images as it has temporal patches. Where language counts its time on an axis,
+    those behind the first are so much `later` than that one; they share its place on other axes.
     """
 
     position: int
@@ -30,6 +33,7 @@ class ImageSpan:
     width: int
     reads: int | None = None
     gap: int = 0
+    later: int | None = None
 
     @property
     def rows(self) -> int:

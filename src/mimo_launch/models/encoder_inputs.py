@@ -53,22 +53,25 @@ def cut_image(
 ) -> Patches:
     """Cut an image, `array` [channels, height, width], into patches of `dtype` on the host.
 
+    To read videos, `array` is [channels, frames, height, width]; its frames share patches.
+
     The patches of a square that becomes one row are adjacent, in row-major order, and so are the
     squares of an image: a row is a view of its patches, and only positions say where a patch is.
     `measured`: positions also say how large the image is.
     """
     side, s = images.patch, images.shuffle
-    channels, height, width = array.shape
+    channels, (height, width) = array.shape[0], array.shape[-2:]
     rows, columns = height // (s * side), width // (s * side)
     # Pixels that make no whole row are cut off, as by a convolution without padding.
-    array = array[:, : rows * s * side, : columns * s * side]
+    array = array[..., : rows * s * side, : columns * s * side]
     # torch does not take a read-only array.
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
-    squares = source.reshape(channels, rows, s, side, columns, s, side).permute(1, 4, 2, 5, 0, 3, 6)
+    squares = source.reshape(channels, images.frames, rows, s, side, columns, s, side)
+    squares = squares.permute(2, 5, 3, 6, 0, 1, 4, 7)
     # One pass reorders, casts and, for a GPU, pins.
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
-    return Patches(pixels.view(-1, images.patch_size), places)
+    return Patches(pixels.view(-1, images.values_of_patch), places)
 
 
 @lru_cache(maxsize=256)
@@ -175,7 +178,7 @@ def reader(model: Model) -> Reader:
         # With a grid of learned positions, also the height and width of the image.
         measured = kind.learned_grid is not None
         cut = partial(cut_image, images=images, measured=measured)
-        return Reader(images, images.patch_size, 4 if measured else 2, cut)
+        return Reader(images, images.values_of_patch, 4 if measured else 2, cut)
     if (clips := kind.clips) is not None:
         return Reader(clips, VALUES_PER_BAND * clips.mels, 1, cut_clip)
     if (codes := kind.codes) is not None:

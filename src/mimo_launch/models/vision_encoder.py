@@ -200,7 +200,7 @@ class VisionStage(nn.Module):
             raise ValueError("the first stage of an encoder needs pixels")
         mine = own_share(packed.patches, self.context)
         model, values = self.model, mine.values
-        if model.temporal_patch > 1:
+        if model.temporal_patch > model.frames:
             # An image is a video of equal frames.
             frames = values.view(len(values), model.channels, 1, model.patch**2)
             values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)

@@ -8,7 +8,8 @@ Leaves: reading and decoding to `train`, with the ranks of `layout.sample_reader
 `layers.sequence_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
-from there; the position after an image is behind its longer side.
+from there; the position after an image is behind its longer side. So it is after a video, each of
+whose temporal patches has a time of its own.
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
@@ -50,14 +51,15 @@ def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun
 
     Lines with text between them are images of their own.
     """
-    token = position = 0
+    token = position = corner = 0
     lines = (line for image in images for line in image.lines)
     for image in sorted(lines, key=lambda image: image.position):
-        length = image.position - token
-        yield PositionRun(token, length, position)
-        position += length
-        yield PositionRun(image.position, image.rows, position, image)
-        position += max(image.height, image.width)
+        if image.later is None:
+            length = image.position - token
+            yield PositionRun(token, length, position)
+            corner = position + length
+        yield PositionRun(image.position, image.rows, corner, image)
+        position = corner + max(image.height, image.width)
         token = image.position + image.rows
     yield PositionRun(token, seq - token, position)
 
@@ -178,7 +180,7 @@ def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
         if run.image is None:
             here[:] = np.arange(run.num_tokens)
         else:
-            here[0] = 0
+            here[0] = run.image.later or 0
             here[1:] = np.indices((run.image.height, run.image.width)).reshape(2, -1)
         here += run.position
     return ids

@@ -129,7 +129,29 @@ Template = Annotated[
 ]
 
 
+Rate = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
+
+
+class VideoSettings(Strict):
+    """Which frames are taken of videos, where a processor does not say or should say else."""
+
+    fps: Rate | None = Field(
+        None,
+        description="Frames that are taken per second of a video; default: what the processor "
+        "says, or 2 without one. A processor may say that all frames are taken.",
+        examples=[2],
+    )
+    max_frames: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None,
+        description="Most frames that are taken of a video; default: what the processor says.",
+        examples=[128],
+    )
+    rate: Rate = Field(
+        24.0,
+        description="Frames per second of the videos that are `.frames.zip`: those files do not "
+        "say it. The default is that of transformers.",
+    )
 
 
 class WebdatasetData(_Samples):
@@ -156,6 +178,10 @@ class WebdatasetData(_Samples):
     audio_marker: str = Field(
         "<audio>", description="What stands for a clip in the texts of the shards."
     )
+    video_marker: str = Field(
+        "<video>",
+        description="What stands for a video in the texts of the shards, if an encoder reads them.",
+    )
     target_marker: str = Field(
         "<target>",
         description="What stands for a target image in the texts of the shards, if a generator "
@@ -171,6 +197,10 @@ class WebdatasetData(_Samples):
         description="By encoder or generator, the Hugging Face folder whose "
         "preprocessor_config.json says how its images are made; default: that of its `init_from`, "
         "if it has one.",
+    )
+    video: VideoSettings = Field(
+        VideoSettings(fps=None, max_frames=None, rate=24.0),
+        description="Which frames are taken of videos.",
     )
     max_rows: Count = Field(
         256,

@@ -104,13 +104,28 @@ class Images(Strict):
         """Size of a patch: channels x patch x patch."""
         return self.channels * self.patch**2
 
+    @property
+    def reads_videos(self) -> bool:
+        """Whether videos are read, too: arrays then have frames."""
+        return False
+
+    @property
+    def frames(self) -> int:
+        """Frames that an array holds, which share its patches."""
+        return 1
+
+    @property
+    def values_of_patch(self) -> int:
+        """Size of a patch of an array, with its frames."""
+        return self.patch_size * self.frames
+
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
         """Return (channels, height, width), in pixels, of an image of `height x width` rows."""
         return self.channels, height * self.row_side, width * self.row_side
 
     def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return height and width, in rows, of an image (channels, height, width) in pixels."""
-        return shape[1] // self.row_side, shape[2] // self.row_side
+        """Return height and width, in rows, of an image (channels, ..., height, width)."""
+        return shape[-2] // self.row_side, shape[-1] // self.row_side
 
 
 class Windows(Strict):
@@ -126,6 +141,23 @@ class Windows(Strict):
         description="The layers, counted from 0, that attend to whole images all the same.",
         examples=["[7, 15, 23, 31]"],
         strict=False,
+    )
+
+
+class Videos(Strict):
+    """How an encoder of images reads videos: as images of `temporal_patch` frames each."""
+
+    time: Literal["patches", "seconds", "text"] = Field(
+        description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
+        "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
+        "`text`: each temporal patch is an image behind its time in words (Qwen3-VL).",
+        examples=["patches"],
+    )
+    per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="For `time: seconds`: places on the first axis that a second takes, the "
+        "`tokens_per_second` of a folder.",
+        examples=[2],
     )
 
 
@@ -239,6 +271,26 @@ class VitModel(Images, TransformerEncoder):
         1,
         description="Frames of a patch, for a convolution over time; a single image is repeated.",
     )
+    video: Videos | None = Field(
+        None,
+        description="Videos of shards are read, too: every `temporal_patch` frames are an image.",
+        examples=["{time: patches}"],
+    )
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether videos are read, too: arrays then have frames."""
+        return self.video is not None
+
+    @property
+    def frames(self) -> int:
+        """Frames that an array holds, which share its patches."""
+        return self.temporal_patch if self.reads_videos else 1
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the array of `height x width` rows: with frames, to read videos."""
+        channels, *sides = Images.input_shape(self, height, width)
+        return (channels, self.frames, *sides) if self.reads_videos else (channels, *sides)
 
     @property
     def row_width(self) -> int:

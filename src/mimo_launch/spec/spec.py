@@ -30,6 +30,7 @@ from mimo_launch.spec.data import (
     Data,
     DigitsData,
     SyntheticData,
+    VideoSettings,
     WebdatasetData,
 )
 from mimo_launch.spec.encoders import (
@@ -40,6 +41,7 @@ from mimo_launch.spec.encoders import (
     EncoderModel,
     Images,
     TransformerEncoder,
+    Videos,
     VitModel,
     Windows,
 )
@@ -117,6 +119,8 @@ __all__ = [
     "TalkerModel",
     "TrainSpec",
     "TransformerEncoder",
+    "VideoSettings",
+    "Videos",
     "VitModel",
     "WandbSpec",
     "WebdatasetData",

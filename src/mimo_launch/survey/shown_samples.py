@@ -113,6 +113,8 @@ def _record(
         until = span.position if span.reads is None else span.position + span.reads
         pieces += _texts(tokens, loss_mask, range(at, until), words)
         text = f"{module} {span.height} x {span.width}"
+        if span.later is not None:
+            text += f", {span.later} later"
         pieces.append(ShownPiece("rows", text, span.rows, module, item))
         at = max(at, span.end if module in in_text else until)
     pieces += _texts(tokens, loss_mask, range(at, sample.num_tokens), words)

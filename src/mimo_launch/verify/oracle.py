@@ -241,18 +241,23 @@ class Oracle:
         number = self.dataset.describe(split, index).num_tokens
         text = RecordText(documents, number, load, numbers)
         sizes = {} if model.mrope is None else self._image_sizes(split, index)
+        spans = self.dataset.describe(split, index).spans
+        later = {
+            placeholder_id(self.spec, name): [span.later for span in spans.get(name, ())]
+            for name in self.spec.sources_of(LANGUAGE)
+        }
         if isinstance(model, HybridModel):
             angles = None
             if model.rope_theta is not None:
                 turns = frequencies(model.rotary_size, model.rope_theta)
-                angles = self._angles(model, turns, given, documents, sizes)
+                angles = self._angles(model, turns, given, documents, sizes, later)
             x_SD = hybrid_layers(self.weights, x_SD, model, text, angles, deep)
         elif isinstance(model, DecoderModel):
             turns = frequencies(model.rotary_size, model.rope_theta, model.rope_scaling)
-            angles, local = self._angles(model, turns, given, documents, sizes), None
+            angles, local = self._angles(model, turns, given, documents, sizes, later), None
             if model.sliding_window is not None and model.sliding_window.rope_theta is not None:
                 turns = frequencies(model.rotary_size, model.sliding_window.rope_theta)
-                local = self._angles(model, turns, given, documents, sizes)
+                local = self._angles(model, turns, given, documents, sizes, later)
             x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep, local_angles=local)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
@@ -299,9 +304,10 @@ class Oracle:
         tokens: Tensor,
         documents: Tensor,
         sizes: dict[int, list[tuple[int, int]]],
+        later: dict[int, list[int | None]],
     ) -> Tensor:
         """Return the angles of the rotary embedding for each token, [S, R/2]."""
         if model.mrope is None:
             return text_angles(len(tokens), turns)
-        ids = axis_ids(tokens, documents, sizes)
+        ids = axis_ids(tokens, documents, sizes, later)
         return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)

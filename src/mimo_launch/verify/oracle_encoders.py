@@ -212,14 +212,17 @@ ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _enc
 
 
 def _patches(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
-    """Return the patches of an image, row after row, and how many there are each way."""
+    """Return the patches of an image, row after row, and how many there are each way.
+
+    Each has `frames`: those of the image [channels, frames, height, width], or [channels, height,
+    width] so often.
+    """
     pixels = torch.from_numpy(image).double()
-    height, width = pixels.shape[1] // side, pixels.shape[2] // side
+    if pixels.dim() == 3:
+        pixels = torch.stack([pixels] * frames, dim=1)
+    height, width = pixels.shape[2] // side, pixels.shape[3] // side
     patches = [
-        pixels[:, y * side : (y + 1) * side, x * side : (x + 1) * side]
-        .unsqueeze(1)
-        .repeat(1, frames, 1, 1)
-        .flatten()
+        pixels[:, :, y * side : (y + 1) * side, x * side : (x + 1) * side].flatten()
         for y in range(height)
         for x in range(width)
     ]

@@ -93,12 +93,18 @@ def image_numbers(tokens: Tensor, images: Mapping[int, Sequence[Size]]) -> Tenso
 
 
 def axis_ids(
-    tokens: Tensor, documents: Tensor, images: Mapping[int, Sequence[Size]]
+    tokens: Tensor,
+    documents: Tensor,
+    images: Mapping[int, Sequence[Size]],
+    later: Mapping[int, Sequence[int | None]],
 ) -> list[tuple[int, int, int]]:
     """Return the position ids of each token: time, height and width.
 
-    `images` holds, for each placeholder token, the heights and widths of its images in rows.
+    `images` holds, for each placeholder token, the heights and widths of its images in rows;
+    `later` how much later each one is than the first of its video, None if it is the first.
     """
+    times = {token: list(each) for token, each in later.items()}
+    corner = 0
     left = {token: list(sizes) for token, sizes in images.items()}
     ids: list[tuple[int, int, int]] = []
     now = 0
@@ -111,8 +117,12 @@ def axis_ids(
             now += 1
             continue
         height, width = left[int(tokens[place])].pop(0)
-        ids += [(now, now + y, now + x) for y in range(height) for x in range(width)]
-        now += max(height, width)
+        time = times[int(tokens[place])].pop(0)
+        if time is None:
+            corner = now
+        when = corner + (time or 0)
+        ids += [(when, corner + y, corner + x) for y in range(height) for x in range(width)]
+        now = corner + max(height, width)
     return ids
 
 

@@ -21,15 +21,21 @@ import numpy.typing as npt
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS, TARGET
+from mimo_launch.data.webdataset.tar_files import (
+    AUDIO_SUFFIXES,
+    FRAMES_SUFFIX,
+    IMAGE_FORMATS,
+    TARGET,
+    VIDEO_SUFFIXES,
+)
 from mimo_launch.hugging_face.image_processor import ImageRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Medium = Literal["image", "audio"]
+Medium = Literal["image", "audio", "video"]
 # What stands at a place of a text: a medium that is shown, or a target to be made.
-Marker = Literal["image", "audio", "target"]
+Marker = Literal["image", "audio", "video", "target"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).
 _ORIENTATION, _FIRST_SWAPPED = 0x0112, 5
@@ -47,6 +53,8 @@ def medium_of(suffix: str) -> Medium | None:
     last = suffix.rpartition(".")[2]
     if last in IMAGE_FORMATS:
         return "image"
+    if last in VIDEO_SUFFIXES or suffix.endswith(FRAMES_SUFFIX):
+        return "video"
     return "audio" if last in AUDIO_SUFFIXES else None
 
 
@@ -62,7 +70,7 @@ def image_size(suffix: str, data: bytes) -> tuple[int, int]:
     """
     from PIL import Image
 
-    with _readable(suffix, "an image"), warnings.catch_warnings():
+    with readable(suffix, "an image"), warnings.catch_warnings():
         # The caller has a limit of its own for the number of pixels, and names the sample.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with _opened(data) as image:
@@ -81,7 +89,7 @@ def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
     """
     from PIL import Image, ImageOps
 
-    with _readable(suffix, "an image"), _opened(data) as file:
+    with readable(suffix, "an image"), _opened(data) as file:
         image = ImageOps.exif_transpose(file)
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -96,7 +104,7 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
     """
     import soundfile
 
-    with _readable(suffix, "a clip"):
+    with readable(suffix, "a clip"):
         found = soundfile.info(io.BytesIO(data))
         frames, rate = int(found.frames), int(found.samplerate)
         if not _LEAST_HERTZ <= rate <= _MOST_HERTZ:
@@ -114,7 +122,7 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
     """
     import soundfile
 
-    with _readable(suffix, "a clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
+    with readable(suffix, "a clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
         rate = int(file.samplerate)
         samples = file.read(math.ceil(seconds * rate), dtype="float32", always_2d=True)
         return samples.mean(axis=1, dtype=np.float32), rate
@@ -125,7 +133,7 @@ def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
 
     Raises: BadSample if the header cannot be read, or is not that of codes.
     """
-    with _readable(suffix, "codes"):
+    with readable(suffix, "codes"):
         file = io.BytesIO(data)
         read = np.lib.format
         version = read.read_magic(file)
@@ -139,7 +147,7 @@ def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
 def decode_codes(suffix: str, data: bytes) -> npt.NDArray[np.int64]:
     """Return codec tokens, int64 [codebooks, frames]. Raises: BadSample if they cannot be read."""
     shape = codes_shape(suffix, data)
-    with _readable(suffix, "codes"):
+    with readable(suffix, "codes"):
         found: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return found.astype(np.int64).reshape(shape)
 
@@ -162,7 +170,7 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 
 @contextmanager
-def _readable(suffix: str, what: str) -> Iterator[None]:
+def readable(suffix: str, what: str) -> Iterator[None]:
     """Turn whatever a decoder raises into BadSample: no decoder documents all of its errors."""
     try:
         yield

@@ -115,7 +115,7 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
         "settings": {
             "tokenizer": str(folder.absolute()),
             "template": data.template.model_dump(mode="json"),
-            "said": [data.image_marker, data.audio_marker],
+            "said": [data.image_marker, data.audio_marker, data.video_marker],
             "markers": dict(indexer.sample_encoder.markers),
             "inputs": indexer.inputs.sizing,
             "max_image_pixels": data.max_image_pixels,

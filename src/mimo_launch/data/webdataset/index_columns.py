@@ -21,12 +21,13 @@ import numpy.typing as npt
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 4
+VERSION = 5
 
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
 # Per member of a sample that training reads, per run of rows of one image (or per target, with the
-# number of tokens that it is made of), per run of learned tokens, and per byte of a key.
+# number of tokens that it is made of; of a video, with one more than the places by which it is
+# later, or with tenths of a second), per run of learned tokens, and per byte of a key.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
@@ -36,6 +37,8 @@ LISTS = {
         "span_height": "u4",
         "span_width": "u4",
         "span_reads": "u4",
+        "span_later": "u4",
+        "span_tenths": "u4",
     },
     "run": {"run_first": "u4", "run_last": "u4"},
     "key": {"key_byte": "u1"},

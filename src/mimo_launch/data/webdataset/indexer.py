@@ -30,12 +30,13 @@ from mimo_launch.data.webdataset.decode_media import (
     marker_of,
     medium_of,
 )
+from mimo_launch.data.webdataset.decode_video import video_size
 from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TYPES, Column
 from mimo_launch.data.webdataset.media_rows import (
     PlacedMedium,
     ShardInputs,
 )
-from mimo_launch.data.webdataset.member_readers import MediumSize
+from mimo_launch.data.webdataset.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
 from mimo_launch.data.webdataset.tar_files import (
@@ -113,26 +114,31 @@ class SampleIndexer:
         Raises:
             BadSample: It cannot be trained on.
         """
-        members: dict[Marker, list[str]] = {"image": [], "audio": [], "target": []}
+        members: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
         unread: list[str] = []
         for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES), key=place_of):
             marker = marker_of(suffix)
-            if marker is None or (marker == "target" and not self.inputs.is_made(suffix)):
+            if marker is None or not self.inputs.takes(marker, suffix):
                 unread.append(suffix)
             else:
                 members[marker].append(suffix)
         record = read_record(
-            self.data, lambda suffix: read(suffix, None) if suffix in suffixes else None
+            self.data,
+            lambda suffix: read(suffix, None) if suffix in suffixes else None,
+            videos=self.inputs.reads_videos,
         )
         counts = {marker: len(found) for marker, found in members.items()}
-        encoded = self.sample_encoder.encode(record, counts, unread)
+        videos = [self._video(suffix, partial(read, suffix)) for suffix in members["video"]]
+        tenths = [video.tenths for video in videos]
+        encoded = self.sample_encoder.encode(record, counts, unread, tenths)
         num_text = len(encoded.tokens)
         sizes = {
             suffix: self._size(suffix, partial(read, suffix))
-            for found in members.values()
+            for marker, found in members.items()
             for suffix in found
+            if marker != "video"
         }
-        placed = self.inputs.place(encoded.markers, num_text, members, sizes)
+        placed = self.inputs.place(encoded.markers, num_text, members, sizes, videos)
         is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         if not loss_mask.any() and not members["target"]:
@@ -146,13 +152,21 @@ class SampleIndexer:
         if medium_of(suffix) is None:
             return codes_shape(suffix, read(_HEADS[0]))
         size = header_size(suffix, read)
-        pixels, most = size[0] * size[1], self.data.max_image_pixels
+        self._refuse_large(suffix, *size)
+        return size
+
+    def _video(self, suffix: str, read: Callable[[int | None], bytes]) -> ShownVideo:
+        size = video_size(suffix, read(None), self.data.video.rate)
+        self._refuse_large(suffix, size.height, size.width)
+        return self.inputs.shown_video(size)
+
+    def _refuse_large(self, suffix: str, height: int, width: int) -> None:
+        pixels, most = height * width, self.data.max_image_pixels
         if pixels > most:
             raise BadSample(
-                f"its .{suffix} has {size[1]} x {size[0]} = {pixels / 1e6:.1f} million pixels, "
+                f"its .{suffix} has {width} x {height} = {pixels / 1e6:.1f} million pixels, "
                 f"but `data.max_image_pixels` allows {most / 1e6:g} million"
             )
-        return size
 
 
 def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
@@ -233,6 +247,8 @@ def _add(
         rows["span_height"].append(each.span.height)
         rows["span_width"].append(each.span.width)
         rows["span_reads"].append(each.span.reads or 0)
+        rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
+        rows["span_tenths"].append(each.tenths)
     for first, last in runs.tolist():
         rows["run_first"].append(first)
         rows["run_last"].append(last)

@@ -1,15 +1,17 @@
-"""Places of the rows of images, clips and targets in a sample.
+"""Places of the rows of images, clips, videos and targets in a sample.
 
-Decides: that every image goes to every image encoder, and every clip to every audio encoder; that
-their rows, or those of connectors, replace the marker, module after module as language reads them;
-which tokens a target is made of.
+Decides: that every image goes to every image encoder, every clip to every audio encoder, and every
+video, as images that follow each other, to the encoder that reads videos; that their rows, or those
+of connectors, replace the marker, module after module as language reads them; which tokens a target
+is made of.
 Relies on: `member_readers` for the rows of each member.
 Leaves: which members of which files are read to `samples`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,28 +25,43 @@ from mimo_launch.data.sample_sizes import (
     spans_to_make,
 )
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.member_readers import MediumSize, readers_of
-from mimo_launch.hugging_face.tokenizer import line_break, token_id
+from mimo_launch.data.webdataset.member_readers import (
+    ImageReader,
+    MediumSize,
+    MemberReader,
+    ShownVideo,
+    readers_of,
+)
+from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
+from mimo_launch.hugging_face.video_processor import VideoRecipe, VideoSize
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, WebdatasetData
 
+# Of a video that a marker stands for: its number, of each temporal patch how much later it is and
+# what the text says, and the rows of one.
+_Part = tuple[int, list[tuple[int | None, int]], ImageSize]
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedium:
-    """Rows of one module in a sample; `member` is the index of their image or clip."""
+    """Rows of one module in a sample; `member` is the index of their image, clip or video.
+
+    `tenths` of a second stand in the text in front of them, if it says the time of a video.
+    """
 
     module: int
     member: int
     span: ImageSpan
+    tenths: int = 0
 
 
 class ShardInputs:
     """What the modules of a spec take from a sample of shards.
 
     `names` are those of all modules but language, which an index numbers. `in_text` are those that
-    language reads, each with the medium that its rows are made of. `line_break` is the token
+    language reads, each with the media that its rows are made of. `line_break` is the token
     between two lines of the rows of an image, if there is one.
     """
 
@@ -53,11 +70,17 @@ class ShardInputs:
         self._spec, self._most_reads = spec, data.target_reads
         self.names = (*spec.encoders, *spec.generators)
         self.readers = {each.module: each for each in readers_of(spec)}
-        self.in_text = {name: self._medium(name) for name in spec.sources_of(LANGUAGE)}
+        self._video_reader = next((r for r in self.readers.values() if _videos(r)), None)
+        self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
         chats = isinstance(data.template, ChatTemplate)
         text = line_break(folder) if chats else None
         self.line_break = None if text is None else token_id(folder, text)
+        if self.reads_videos and self.line_break is not None:
+            raise TokenizerError(
+                f"the processor in {folder} writes {text} between the lines of an image, which is "
+                "not done for videos: delete `video` of the encoder"
+            )
         self._together = {name: tuple(made_together(spec, name)) for name in self.in_text}
         self._added = [
             (name, spec.sources_of(name))
@@ -84,9 +107,37 @@ class ShardInputs:
         lines = [] if self.line_break is None else [self.line_break]
         return [list(self.names), list(self.in_text), read, connectors, makes, *lines]
 
-    def is_made(self, target: str) -> bool:
-        """Return whether a generator may learn to make a target, by its suffix."""
-        return any(each.members({"target": [target]}) for each in self._generators)
+    @property
+    def reads_videos(self) -> bool:
+        """Whether an encoder reads videos."""
+        return self._video_reader is not None
+
+    @property
+    def says_time(self) -> bool:
+        """Whether the time of each temporal patch of a video stands in the text."""
+        videos = None if self._video_reader is None else _videos(self._video_reader)
+        return videos is not None and videos.videos.time == "text"
+
+    def takes(self, marker: Marker, suffix: str) -> bool:
+        """Return whether a member is for a module: a video, or a target that one learns to make."""
+        if marker == "target":
+            return any(each.members({"target": [suffix]}) for each in self._generators)
+        return marker != "video" or self.reads_videos
+
+    def shown_video(self, size: VideoSize) -> ShownVideo:
+        """Return what is shown of a video. Raises: BadSample."""
+        return self._of_videos.shown(size)
+
+    @property
+    def video_reader(self) -> str:
+        """The module that reads videos. Raises: TypeError if there is none."""
+        return self._of_videos.module
+
+    @property
+    def _of_videos(self) -> ImageReader:
+        if not isinstance(self._video_reader, ImageReader):
+            raise TypeError("no module reads videos")
+        return self._video_reader
 
     def place(
         self,
@@ -94,16 +145,19 @@ class ShardInputs:
         num_text: int,
         members: Mapping[Marker, Sequence[str]],
         sizes: Mapping[str, MediumSize],
+        videos: Sequence[ShownVideo] = (),
     ) -> list[PlacedMedium]:
         """Return the places of rows in a sample, and the tokens of which targets are made.
 
         A single target without a marker stands behind the text.
 
         Args:
-            markers: Images, clips and targets in order, each with the text token that it precedes.
+            markers: Images, clips, videos and targets in order, each with the text token that it
+                precedes. Where the text says the time, a marker is a temporal patch of a video.
             num_text: Number of text tokens.
-            members: Suffixes of images, clips and targets, in order.
-            sizes: Sizes of all of these.
+            members: Suffixes of images, clips, videos and targets, in order.
+            sizes: Sizes of all of these but videos.
+            videos: What is shown of these.
 
         Raises:
             BadSample: No row can be made of an image or a clip, or a target has no place.
@@ -111,6 +165,8 @@ class ShardInputs:
         placed: list[PlacedMedium] = []
         taken: Counter[Marker] = Counter()
         rows_so_far = behind_target = 0
+        parts = self._parts(videos)
+        num_images = len(members.get("image", ()))
         for before, marker in (*markers, *self._at_end(markers, num_text, members)):
             number, at = taken[marker], before + rows_so_far
             taken[marker] += 1
@@ -118,14 +174,31 @@ class ShardInputs:
                 placed += self._targets(number, range(behind_target, at), members, sizes)
                 behind_target = at
                 continue
-            size = sizes[members[marker][number]]
-            for name, medium in self.in_text.items():
-                if medium == marker:
-                    here = self._made(name, size, at)
-                    placed += (PlacedMedium(self.names.index(n), number, s) for n, s in here)
+            size_of: Callable[[str], ImageSize]
+            if marker == "video":
+                video, shown, size = next(parts)
+                number, size_of = num_images + video, partial(_same, size)
+            else:
+                shown = [(None, 0)]
+                size_of = partial(self._size_of, sizes[members[marker][number]])
+            for name, media in self.in_text.items():
+                for later, tenths in shown if marker in media else ():
+                    here = self._made(name, size_of, at, later)
+                    placed += (
+                        PlacedMedium(self.names.index(n), number, s, tenths) for n, s in here
+                    )
                     end = here[0][1].end
                     at, rows_so_far = end, rows_so_far + end - at
         return placed
+
+    def _parts(self, videos: Sequence[ShownVideo]) -> Iterator[_Part]:
+        """Yield what each marker of a video stands for: all of it, or a temporal patch."""
+        for number, video in enumerate(videos):
+            size = ImageSize(*self._of_videos.group_rows(video))
+            shown = list(zip(video.later, video.tenths, strict=True))
+
+            for part in [[each] for each in shown] if self.says_time else [shown]:
+                yield number, part, size
 
     def rows_among(
         self, num_text: int, spans: Sequence[tuple[int, ImageSpan]]
@@ -144,20 +217,22 @@ class ShardInputs:
 
     def gap(self, name: str) -> int:
         """Return how many tokens stand between two lines of the rows of a module."""
-        return int(self.line_break is not None and self.in_text.get(name) == "image")
+        return int(self.line_break is not None and "image" in self.in_text.get(name, ()))
 
-    def _medium(self, name: str) -> Medium:
+    def _media(self, name: str) -> tuple[Medium, ...]:
         if (reader := self.readers.get(name)) is None:
             # `checks` refuses modules that see both images and clips.
-            return self._medium(self._spec.sources_of(name)[0])
-        return reader.medium or "image"
+            return self._media(self._spec.sources_of(name)[0])
+        media: tuple[Medium, ...] = (reader.medium or "image",)
+        return media if _videos(reader) is None else (*media, "video")
 
-    def _made(self, name: str, size: MediumSize, at: int) -> list[tuple[str, ImageSpan]]:
+    def _size_of(self, size: MediumSize, name: str) -> ImageSize:
+        return ImageSize(*self.readers[name].rows(size))
+
+    def _made(
+        self, name: str, size_of: Callable[[str], ImageSize], at: int, later: int | None
+    ) -> list[tuple[str, ImageSpan]]:
         """Return the rows of a module that language reads, and of those behind it, of one image."""
-
-        def size_of(name: str) -> ImageSize:
-            return ImageSize(*self.readers[name].rows(size))
-
         for added, sources in self._added:
             if added in self._together[name]:
                 numbers = {each: size_made(self._spec, each, size_of).rows for each in sources}
@@ -167,7 +242,8 @@ class ShardInputs:
         found = []
         for each in self._together[name]:
             rows = size_of(each) if each in self.readers else size_made(self._spec, each, size_of)
-            found.append((each, ImageSpan(at, rows.height, rows.width, gap=self.gap(each))))
+            span = ImageSpan(at, rows.height, rows.width, gap=self.gap(each), later=later)
+            found.append((each, span))
         return found
 
     def _at_end(
@@ -207,6 +283,17 @@ class ShardInputs:
                 made = ImageSpan(read.start, *reader.rows(sizes[mine[number]]), reads=len(read))
                 for name, span in spans_to_make(self._spec, reader.module, made):
                     yield PlacedMedium(self.names.index(name), number, span)
+
+
+def _same(size: ImageSize, name: str) -> ImageSize:
+    """Return the size of a temporal patch, of which only one module makes rows."""
+    del name
+    return size
+
+
+def _videos(reader: MemberReader) -> VideoRecipe | None:
+    """Return the recipe of the videos that a module reads, if it reads any."""
+    return reader.videos if isinstance(reader, ImageReader) else None
 
 
 def _targets(number: int) -> str:

@@ -8,6 +8,7 @@ Leaves: the places of rows in a sample to `media_rows`.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -23,11 +24,19 @@ from mimo_launch.data.webdataset.decode_media import (
     medium_of,
     process,
 )
+from mimo_launch.data.webdataset.decode_video import video_groups, video_size
 from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
+from mimo_launch.hugging_face.video_processor import (
+    TakenVideo,
+    VideoRecipe,
+    VideoSize,
+    VideoTooShort,
+    video_recipe_of,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import Clips, Codes, Images, Spec
+from mimo_launch.spec.spec import Clips, Codes, Images, Spec, WebdatasetData
 
 # Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks
 # and frames of codes.
@@ -67,24 +76,91 @@ class MemberReader(ABC):
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of a member. Raises: BadSample."""
 
+    def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
+        """Return the same for all that is shown of one member: several spans of a video."""
+        return [self.array(suffix, data, span) for span in spans]
+
     @abstractmethod
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
         """Return the input of the module, or its target, of a member that becomes `span`."""
 
 
 @dataclass(frozen=True, slots=True)
+class ShownVideo:
+    """What an encoder sees of a video: images of one height and width in pixels.
+
+    Of each, how much `later` language counts it than the first (None for an image of its own), and
+    the tenths of a second that its text says.
+    """
+
+    size: MediumSize
+    later: tuple[int | None, ...]
+    tenths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ImageReader(MemberReader):
-    """The images of one encoder or generator: the rows of each, and their pixels."""
+    """The images of one encoder or generator: the rows of each, and their pixels.
+
+    With `videos`, an encoder reads these as well; `rate` is that of frames in a zip.
+    """
 
     medium: ClassVar[Medium] = "image"
     images: Images
     recipe: ImageRecipe
+    videos: VideoRecipe | None = None
+    rate: float = 1.0
+
+    def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
+        """Return the suffixes that it reads, images before videos."""
+        # In a class with slots, `super()` has no class to begin at.
+        images = MemberReader.members(self, found)
+        return images if self.videos is None else (*images, *found.get("video", ()))
 
     @property
     def sizing(self) -> list[object]:
         """What the number of rows depends on."""
-        side, recipe = self.images.row_side, self.recipe
-        return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop]
+        side, recipe, videos = self.images.row_side, self.recipe, self.videos
+        read = [] if videos is None else [repr(videos), self.rate]
+        return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop, *read]
+
+    def shown(self, size: VideoSize) -> ShownVideo:
+        """Return what is shown of a video. Raises: BadSample."""
+        taken = self._taken(size)
+        # As its text has them: rounded by the rule of Python, not up.
+        tenths = tuple(int(f"{second:.1f}".replace(".", "")) for second in taken.seconds)
+        return ShownVideo((taken.height, taken.width), taken.later, tenths)
+
+    def group_rows(self, video: ShownVideo) -> tuple[int, int]:
+        """Return the height and width in rows of each image of a video."""
+        height, width = video.size
+        return height // self.images.row_side, width // self.images.row_side
+
+    def _taken(self, size: VideoSize) -> TakenVideo:
+        try:
+            taken = self._recipe.taken(size)
+        except (ImageTooThin, VideoTooShort) as error:
+            raise BadSample(f"of its video, {error}") from error
+        if min(taken.height, taken.width) < self.images.row_side:
+            raise BadSample(
+                f"a video of {size.width} x {size.height} pixels is too small for a row"
+            )
+        return taken
+
+    @property
+    def _recipe(self) -> VideoRecipe:
+        if self.videos is None:
+            raise TypeError(f"{self.module} reads no videos")
+        return self.videos
+
+    def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
+        """Return the pixels of an image, or of as many temporal patches of a video as are used."""
+        if medium_of(suffix) != "video":
+            return MemberReader.arrays(self, suffix, data, spans)
+        taken = self._taken(video_size(suffix, data, self.rate))
+        height, width = self.images.input_shape(spans[0].height, spans[0].width)[-2:]
+        groups = video_groups(suffix, data, taken, self._recipe)
+        return [each[..., :height, :width] for each in islice(groups, len(spans))]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of an image. Raises: BadSample."""
@@ -98,11 +174,15 @@ class ImageReader(MemberReader):
         return height // side, width // side
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
-        """Return the pixels of an image that becomes `span`, [channels, height, width]."""
+        """Return the pixels of an image that becomes `span`, [channels, (frames,) h, w]."""
         image = decode_image(suffix, data, channels=self.images.channels)
-        _, height, width = self.images.input_shape(span.height, span.width)
+        height, width = self.images.input_shape(span.height, span.width)[-2:]
         # Pixels at the right and below that make no whole row go; convolutions drop them, too.
-        return process(image, self.recipe)[:, :height, :width]
+        pixels = process(image, self.recipe)[:, :height, :width]
+        if not self.images.reads_videos:
+            return pixels
+        # An image is a video of equal frames.
+        return np.repeat(pixels[:, None], self.images.frames, axis=1)
 
     def pixels(self, array: Media) -> npt.NDArray[np.uint8]:
         """Return an array as pixels to look at, [channels, height, width]: black to white."""
@@ -192,6 +272,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         if (clips := kind.clips) is not None:
             yield ClipReader(name, makes, clips)
         elif (images := kind.images) is not None:
-            yield ImageReader(name, makes, images, recipe_of(spec, name))
+            videos, data = video_recipe_of(spec, name), spec.data
+            rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
+            yield ImageReader(name, makes, images, recipe_of(spec, name), videos, rate)
         elif (codes := kind.codes) is not None:
             yield CodesReader(name, makes, codes)

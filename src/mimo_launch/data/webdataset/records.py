@@ -28,12 +28,14 @@ _PART_MEDIA: dict[str, Medium] = {
     "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MessagePart:
-    """A piece of a message: some text, or the next image or clip of the sample."""
+    """A piece of a message: some text, or the next image, clip or video of the sample."""
 
     kind: Literal["text"] | Medium
     text: str = ""
@@ -77,8 +79,12 @@ class Record:
         return tuple(part.kind for part in parts if part.kind != "text")
 
 
-def read_record(data: WebdatasetData, member: Callable[[str], bytes | None]) -> Record:
+def read_record(
+    data: WebdatasetData, member: Callable[[str], bytes | None], *, videos: bool = False
+) -> Record:
     """Return the text of a sample; `member` returns the bytes of a suffix, None if it has none.
+
+    `videos`: an encoder reads videos, so texts have markers for them.
 
     Raises: BadSample.
     """
@@ -90,6 +96,8 @@ def read_record(data: WebdatasetData, member: Callable[[str], bytes | None]) -> 
     if not isinstance(turns, list) or not turns:
         raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
     markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
+    if videos:
+        markers[data.video_marker] = "video"
     messages = [_message(turn, markers) for turn in turns]
     if template.system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (MessagePart("text", template.system),)))

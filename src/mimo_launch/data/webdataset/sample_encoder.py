@@ -9,6 +9,7 @@ Leaves: rows of images to `media_rows`.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,8 +35,14 @@ from mimo_launch.hugging_face.tokenizer import (
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
-_WORDS: dict[Medium, str] = {"image": "image", "audio": "clip"}
-_USUAL: dict[Medium, str] = {"image": ".png or .jpg", "audio": ".wav or .flac"}
+_WORDS: dict[Medium, str] = {"image": "image", "audio": "clip", "video": "video"}
+_USUAL: dict[Medium, str] = {
+    "image": ".png or .jpg",
+    "audio": ".wav or .flac",
+    "video": ".mp4 or .frames.zip",
+}
+# What stands around the rows of each temporal patch of a video, if a tokenizer does not say.
+_AROUND = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class SampleEncoder:
         specials = special_texts(folder)
         self._template = data.template
         self._most = data.max_characters
+        self._says_time = inputs.says_time
+        self._around = [specials.get(name, usual) for name, usual in _AROUND.items()]
         self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
             sources = chat_sources(folder)
@@ -78,6 +87,8 @@ class SampleEncoder:
                 raise TemplateRefused(f"{folder} has no chat template")
             around = image_text(folder)
             self._chat = ChatFormats(sources, specials, data.template, self._most, around)
+        if self._says_time and self._chat is None:
+            raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
         probe = self._tokenizer.encode("")
         self._start = [
@@ -89,7 +100,7 @@ class SampleEncoder:
         ids = {marker: self._tokenizer.token_to_id(text) for marker, text in self._markers.items()}
         self._ids = {token: marker for marker, token in ids.items() if token is not None}
         if len(self._ids) < len(self._markers):
-            raise TemplateRefused("two of images, clips and target images have the same marker")
+            raise TemplateRefused("two of images, clips, videos and targets have the same marker")
         added = self._tokenizer.get_added_tokens_decoder()
         texts = [kind.content for token, kind in added.items() if kind.special]
         media = self._markers.values()
@@ -129,15 +140,20 @@ class SampleEncoder:
         return self._markers
 
     def encode(
-        self, record: Record, members: Mapping[Marker, int], unread: Sequence[str] = ()
+        self,
+        record: Record,
+        members: Mapping[Marker, int],
+        unread: Sequence[str] = (),
+        tenths: Sequence[Sequence[int]] = (),
     ) -> EncodedSample:
         """Return a sample as tokens.
 
         Args:
             record: Its text.
-            members: Numbers of its images, clips and targets.
+            members: Numbers of its images, clips, videos and targets.
             unread: Suffixes of its other members. Where an image or a clip is missing, they may be
                 what the user meant.
+            tenths: Of each video, the time of its temporal patches, in tenths of a second.
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
@@ -147,10 +163,12 @@ class SampleEncoder:
                 raise BadSample(f"it has {_count(count, word)}, but no encoder reads any")
         if isinstance(self._template, CaptionTemplate):
             if self._markers and unread and not any(members.values()):
-                raise BadSample(f"it has no image or clip{_unread(unread, *_USUAL)}")
+                read = [each for each in _USUAL if each in self._markers or each != "video"]
+                what = " or ".join(["image", "clip", "video"][: len(read)])
+                raise BadSample(f"it has no {what}{_unread(unread, *read)}")
             encoded = self._caption(self._template, record, members)
         else:
-            encoded = self._conversation(record, members, unread)
+            encoded = self._conversation(record, members, unread, tenths)
         if not encoded.loss_mask.any() and not members.get("target"):
             raise BadSample("it has no token to learn from")
         return encoded
@@ -169,29 +187,70 @@ class SampleEncoder:
             raise BadSample("its text has a token that stands for an image or a clip")
         media: list[Marker] = ["image"] * members.get("image", 0)
         media += ["audio"] * members.get("audio", 0)
+        media += ["video"] * members.get("video", 0)
         shown = ((len(self._start), medium) for medium in media)
         return replace(encoded, markers=(*shown, *encoded.markers))
 
     def _conversation(
-        self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
+        self,
+        record: Record,
+        members: Mapping[Marker, int],
+        unread: Sequence[str],
+        tenths: Sequence[Sequence[int]],
     ) -> EncodedSample:
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
             if have != want:
                 hint = _unread(unread, medium) if have < want else ""
+                if medium == "video" and medium not in self._markers:
+                    hint = "; no encoder reads videos: write `video` in the model of one"
                 raise BadSample(
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
         conversation = self._conversed(record)
-        encoded = self._without_markers(*self._encode(conversation.text, conversation.answers()))
+        text, learn, wanted = conversation.text, conversation.answers(), record.media()
+        if self._says_time and tenths:
+            text, learn = self._timed(text, learn, tenths)
+            times = map(len, tenths)
+            wanted = tuple(m for m in wanted for _ in range(next(times) if m == "video" else 1))
+        encoded = self._without_markers(*self._encode(text, learn))
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
-        if found != record.media():
+        if found != wanted:
             raise BadSample(
                 f"the chat template writes {_count(len(found), 'marker')} for "
-                f"{len(record.media())}: its text has a token that stands for an image or a clip"
+                f"{len(wanted)}: its text has a token that stands for an image or a clip"
             )
         return encoded
+
+    def _timed(self, text: str, learn: Spans, tenths: Sequence[Sequence[int]]) -> tuple[str, Spans]:
+        """Return a text, and what is learned of it, with the time of each temporal patch.
+
+        As the processor of Qwen3-VL, which replaces the token of a video and leaves what the chat
+        template writes around it.
+        """
+        marker, (begin, end) = self._markers["video"], self._around
+        places = [found.start() for found in re.finditer(re.escape(marker), text)]
+        if len(places) != len(tenths):
+            raise BadSample(
+                f"its text has {_count(len(places), 'token')} that stand for a video, and it has "
+                f"{_count(len(tenths), 'video')}"
+            )
+        times = [
+            "".join(f"<{each / 10:.1f} seconds>{begin}{marker}{end}" for each in video)
+            for video in tenths
+        ]
+        pieces, last = [], 0
+        for place, time in zip(places, times, strict=True):
+            pieces += [text[last:place], time]
+            last = place + len(marker)
+
+        def moved(at: int) -> int:
+            behind = (place + len(marker) <= at for place in places)
+            more = (len(time) - len(marker) for time in times)
+            return at + sum(each for each, is_behind in zip(more, behind, strict=True) if is_behind)
+
+        return "".join([*pieces, text[last:]]), [(moved(a), moved(b)) for a, b in learn]
 
     def _without_markers(
         self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]
@@ -244,14 +303,20 @@ class SampleEncoder:
         self, spec: Spec, data: WebdatasetData, inputs: ShardInputs
     ) -> dict[Marker, str]:
         """Return the token of each medium that is read, and of targets; unknown ones are added."""
-        usual: dict[Medium, str] = {"image": data.image_marker, "audio": data.audio_marker}
+        usual: dict[Medium, str] = {
+            "image": data.image_marker,
+            "audio": data.audio_marker,
+            "video": data.video_marker,
+        }
         found: dict[Marker, str] = {"target": data.target_marker} if inputs.makes else {}
         added = self._tokenizer.get_added_tokens_decoder()
         # Reversed, so that the first module of a medium decides.
-        for name, medium in reversed(inputs.in_text.items()):
-            own = added.get(placeholder_id(spec, name))
-            text = own.content if own else self._in_template(name, medium)
-            found[medium] = text or usual[medium]
+        for name, media in reversed(inputs.in_text.items()):
+            for medium in media:
+                # Videos have a token of their own in the text.
+                own = added.get(placeholder_id(spec, name)) if medium != "video" else None
+                text = own.content if own else self._in_template(name, medium)
+                found[medium] = text or usual[medium]
         for text in found.values():
             self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
         return found
@@ -264,6 +329,17 @@ class SampleEncoder:
         added = self._tokenizer.get_added_tokens_decoder()
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         named = [added[token].content for token in tokens if token in added]
+        if medium == "video" and len(named) > 1:
+            # Around it stands what is around an image, too.
+            with suppress(TemplateRefused):
+                image = self._chat.usual.media_text("image") if self._chat else None
+                named = [each for each in named if each not in (image or "")]
+            if len(named) == 1:
+                return str(named[0])
+            raise TemplateRefused(
+                f"for a video it writes `{text.strip()}`, in which not one token but "
+                f"{len(named)} differ from what it writes for an image"
+            )
         if len(named) > 1:
             raise TemplateRefused(
                 f"for {'an image' if medium == 'image' else 'a clip'} it writes "

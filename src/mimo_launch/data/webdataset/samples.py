@@ -142,13 +142,38 @@ class OpenSplit:
     def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
         """Return module, index of the image or clip, and rows, in the order of the sample."""
         columns, here = self.index.columns, self.index.range("span", row)
-        names = ("module", "member", "position", "height", "width", "reads")
+        names = ("module", "member", "position", "height", "width", "reads", "later")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
         gaps = [self._inputs.gap(name) for name in self._inputs.names]
         return tuple(
-            (module, member, ImageSpan(position, height, width, reads or None, gaps[module]))
-            for module, member, position, height, width, reads in values
+            (
+                module,
+                member,
+                ImageSpan(
+                    position,
+                    height,
+                    width,
+                    reads or None,
+                    gap=gaps[module],
+                    later=later - 1 if later else None,
+                ),
+            )
+            for module, member, position, height, width, reads, later in values
         )
+
+    def tenths(self, row: int, module: int, first: int) -> list[list[int]]:
+        """Return, for each video of a sample, the time of its spans in tenths of a second.
+
+        `module` reads it, and its videos are numbered from `first` on.
+        """
+        columns, here = self.index.columns, self.index.range("span", row)
+        names = ("module", "member", "tenths")
+        values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
+        found: dict[int, list[int]] = {}
+        for of, member, tenths in values:
+            if of == module and member >= first:
+                found.setdefault(member, []).append(tenths)
+        return [found[member] for member in sorted(found)]
 
     def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
         """Yield the name of the module, and the same, for what the end of the sample leaves."""
@@ -242,10 +267,16 @@ class ShardSamples:
         """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
         found = self.splits[split]
         row = found.row(index)
+        of_member: dict[int, list[ImageSpan]] = {}
+        for name, member, span in found.spans_used(row):
+            if name == encoder:
+                of_member.setdefault(member, []).append(span)
+        read = partial(self._arrays, found, row, encoder)
+        # In the order of spans: those of a video follow each other.
         return [
-            found.named(row, partial(self._array, found, row, encoder, member, span))
-            for name, member, span in found.spans_used(row)
-            if name == encoder
+            array
+            for member, spans in of_member.items()
+            for array in found.named(row, partial(read, member, spans))
         ]
 
     def documents(self, split: Split, index: int) -> Int64s:
@@ -277,9 +308,14 @@ class ShardSamples:
         record = read_record(
             self._data,
             lambda suffix: found.read(row, members[suffix]) if suffix in members else None,
+            videos=self._inputs.reads_videos,
         )
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
-        encoded = self._sample_encoder.encode(record, counts)
+        tenths: list[list[int]] = []
+        if counts["video"]:
+            module = self._inputs.names.index(self._inputs.video_reader)
+            tenths = found.tenths(row, module, counts["image"])
+        encoded = self._sample_encoder.encode(record, counts, tenths=tenths)
         spans = found.spans(row)
         is_row = self._inputs.rows_among(
             len(encoded.tokens), [(module, span) for module, _, span in spans]
@@ -303,18 +339,18 @@ class ShardSamples:
         labels[loss_mask - 1] = all_tokens[loss_mask]
         return tokens, labels
 
-    def _array(
-        self, found: OpenSplit, row: int, module: str, member: int, span: ImageSpan
-    ) -> Media:
-        """Return an image or clip of a sample, by its index, as its module takes it."""
+    def _arrays(
+        self, found: OpenSplit, row: int, module: str, member: int, spans: Sequence[ImageSpan]
+    ) -> list[Media]:
+        """Return an image, clip or video of a sample, by its index, as its module takes it."""
         members, reader = found.members(row), self._inputs.readers[module]
         suffix = reader.members(_by_marker(members))[member]
-        return reader.array(suffix, found.read(row, members[suffix]), span)
+        return reader.arrays(suffix, found.read(row, members[suffix]), spans)
 
 
 def _by_marker(suffixes: Iterable[str]) -> dict[Marker, list[str]]:
     """Return the members that are not the text by what they are, in order."""
-    found: dict[Marker, list[str]] = {"image": [], "audio": [], "target": []}
+    found: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
     for suffix in suffixes:
         if (marker := marker_of(suffix)) is not None:
             found[marker].append(suffix)

@@ -36,6 +36,9 @@ IMAGE_FORMATS = {
     "ppm": "PPM",
     "pgm": "PPM",
 }
+VIDEO_SUFFIXES = frozenset({"mp4", "m4v", "mov", "webm", "mkv", "avi", "mpg", "mpeg"})
+# The end of the suffix of a video whose frames are images in a zip: `frames.zip`, `1.frames.zip`.
+FRAMES_SUFFIX = "frames.zip"
 AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
 # The beginning of the suffixes of targets: what generators learn to make.
 TARGET = "target."

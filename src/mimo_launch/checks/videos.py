@@ -1,0 +1,118 @@
+"""Checks of encoders that read videos.
+
+Decides: where videos may be read, and that their time is told in a way that the spec allows.
+Relies on: names of the first members of shards.
+Leaves: processors to `shards`, weights to `init_from`, videos themselves to the index.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.checks.packages import AV, is_installed
+from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.shards import first_suffixes
+from mimo_launch.data.webdataset.tar_files import VIDEO_SUFFIXES
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.video_processor import video_readers
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import CaptionTemplate, DigitsData, Spec, VitModel, WebdatasetData
+
+
+def videos_can_be_read(spec: Spec, name: str, model: VitModel) -> Findings:
+    """One encoder reads videos, whose time is told somewhere."""
+    if model.video is None:
+        return
+    for headline, why, help_ in _faults(spec, name, model):
+        yield Diagnostic(
+            code="videos-not-read",
+            headline=headline,
+            path=("modules", name, "model", "video"),
+            why=why,
+            help=help_,
+        )
+
+
+def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong, why, and what to write instead."""
+    video, others = model.video, [each for each in video_readers(spec) if each != name]
+    if video is None:
+        return
+    if others and others[0] < name:
+        yield (
+            f"`{name}` and `{others[0]}` both read videos",
+            "the frames and the time of a video are those that one encoder takes of it",
+            f"delete `video` of `{name}`",
+        )
+    if isinstance(spec.data, DigitsData):
+        yield (
+            f"`{name}` reads videos, but `kind: digits` has none",
+            "a digit is one image",
+            "delete `video`, or write `data: {kind: webdataset, ...}` with shards of your own",
+        )
+    if video.time == "seconds" and video.per_second is None:
+        yield (
+            f"`time: seconds` of `{name}` does not say how many places a second takes",
+            "language counts time in whole places on the first axis of `mrope`",
+            "write `video: {time: seconds, per_second: 2}`, or the `tokens_per_second` of the "
+            "model that it starts from",
+        )
+    caption = isinstance(spec.data, WebdatasetData) and isinstance(
+        spec.data.template, CaptionTemplate
+    )
+    if video.time == "text" and caption:
+        yield (
+            f"`{name}` has the time of videos in the text, but captions have no place for it",
+            "the chat template writes what stands around each temporal patch",
+            "write `template: chat` in `data`, or `video: {time: patches}`",
+        )
+    for reader in spec.encoders:
+        sources = spec.sources_of(reader)
+        if name in sources and len(sources) > 1:
+            yield (
+                f"`{reader}` reads `{name}`, which reads videos, and {len(sources) - 1} more",
+                "the others see images only, so there is nothing of theirs to go with a video",
+                f"delete `video` of `{name}`, or write `reads: [{name}]` in `{reader}`",
+            )
+
+
+def video_settings_used(spec: Spec) -> Findings:
+    """Settings of videos have an effect where one is read (a warning)."""
+    if isinstance(spec.data, WebdatasetData) and not video_readers(spec):
+        for key in ("video", "video_marker"):
+            if key in spec.data.model_fields_set:
+                yield Diagnostic(
+                    code="setting-without-effect",
+                    headline=f"`{key}` does nothing: no encoder reads videos",
+                    path=("data", key),
+                    severity=Severity.WARNING,
+                    why="an image encoder with `video` in its model reads them",
+                    help=f"delete `{key}`, or write `video: {{time: patches}}` in the `model` of "
+                    "an encoder",
+                )
+    for name, module in spec.encoders.items():
+        video = getattr(kind_of(module.model).images, "video", None)
+        if video is not None and video.time != "seconds" and video.per_second is not None:
+            yield Diagnostic(
+                code="setting-without-effect",
+                headline=f"`per_second` of `{name}` does nothing",
+                path=("modules", name, "model", "video", "per_second"),
+                severity=Severity.WARNING,
+                why=f"with `time: {video.time}` no axis counts seconds",
+                help="delete `per_second`, or write `time: seconds`",
+            )
+
+
+def video_package_installed(spec: Spec) -> Findings:
+    """Files of videos are decoded by an optional package."""
+    if not isinstance(spec.data, WebdatasetData) or not video_readers(spec):
+        return
+    _, suffixes = first_suffixes(spec.data)
+    found = {each.rpartition(".")[2] for each in suffixes} & VIDEO_SUFFIXES
+    if found and not is_installed("av"):
+        yield Diagnostic(
+            code="missing-package",
+            headline="`av` is not installed",
+            path=("data", "shards"),
+            why=f"the shards begin with videos (.{min(found)}), which are decoded with it",
+            help=f"pip install '{AV}'",
+            related=(Related(path=("data", "kind"), label="these data"),),
+        )

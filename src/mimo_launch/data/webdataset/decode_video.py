@@ -1,0 +1,171 @@
+"""Members of a sample as videos: what their headers say, and the frames that are taken.
+
+Decides: the formats, by the first bytes of a file; that frames come in the order of a file, or in
+that of the numbers in the names of a `.frames.zip`; that nothing but the member itself is opened.
+Relies on: PyAV, imported when it is first needed; `decode_media` for the images in a zip.
+Leaves: which frames are taken, and their size, to `hugging_face.video_processor`.
+"""
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.webdataset.decode_media import decode_image, image_size, readable
+from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
+from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe, VideoSize
+
+Frame = npt.NDArray[np.uint8]
+Groups = npt.NDArray[np.float32]
+# By the demuxer of FFmpeg, what files of its formats begin with, and at which byte. No other
+# demuxer runs: some open files and addresses that a video names.
+_FORMATS: dict[str, tuple[tuple[int, bytes], ...]] = {
+    "mov": tuple((4, each) for each in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),
+    "matroska": ((0, b"\x1a\x45\xdf\xa3"),),
+    "avi": ((8, b"AVI "),),
+    "mpeg": ((0, b"\x00\x00\x01\xba"),),
+}
+# The largest file of a frame: no image of 8 bits that may be decoded has more.
+_MOST_BYTES = 1 << 29
+_DIGITS = re.compile(r"(\d+)")
+
+
+def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
+    """Return what a video's header says; `rate` is that of frames in a zip.
+
+    Raises: BadSample if it cannot be read, or says nothing that it must.
+    """
+    with readable(suffix, "a video"):
+        if suffix.endswith(FRAMES_SUFFIX):
+            with _zip(data) as file:
+                names = _names(file)
+                height, width = image_size(names[0], _member(file, names[0]))
+                return VideoSize(len(names), height, width, rate)
+        with closing(_opened(data)) as container:
+            stream = _stream(container)
+            height, width = int(stream.height), int(stream.width)
+            if not stream.average_rate or min(height, width) < 1:
+                raise ValueError("its header says no size or no rate of frames")
+            # Some formats do not say the number; a packet is a frame.
+            frames = stream.frames or sum(1 for each in container.demux(stream) if each.size)
+            if frames < 1:
+                raise ValueError("it has no frame")
+            return VideoSize(int(frames), height, width, float(stream.average_rate))
+
+
+def video_groups(
+    suffix: str, data: bytes, taken: TakenVideo, recipe: VideoRecipe
+) -> Iterator[Groups]:
+    """Yield each temporal patch that is taken of a video, [channels, frames, height, width].
+
+    Raises: BadSample if a frame cannot be decoded, or is not there.
+    """
+    # It imports torch, which an index does not need.
+    from mimo_launch.data.video_pixels import resized
+
+    channels = len(recipe.mean)
+    mean, std = (
+        np.asarray(each, dtype=np.float32)[:, None, None, None]
+        for each in (recipe.mean, recipe.std)
+    )
+
+    def group(frames: list[Frame]) -> Groups:
+        padded = [*frames, *frames[-1:] * (recipe.group - len(frames))]
+        pixels = np.stack(padded, axis=1)
+        scaled = (pixels * np.float64(recipe.scale)).astype(np.float32)
+        return np.ascontiguousarray((scaled - mean) / std)
+
+    now: list[Frame] = []
+    with readable(suffix, "a video"):
+        for frame in _frames(suffix, data, taken.indices, channels):
+            now.append(resized(frame, taken.height, taken.width, recipe.resample))
+            if len(now) == recipe.group:
+                yield group(now)
+                now = []
+        if now:
+            yield group(now)
+
+
+def _frames(suffix: str, data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
+    """Yield the frames with these numbers, in order, [channels, height, width]."""
+    if suffix.endswith(FRAMES_SUFFIX):
+        yield from _zipped(data, indices, channels)
+        return
+    wanted, place = list(indices), 0
+    with closing(_opened(data)) as container:
+        for number, frame in enumerate(container.decode(_stream(container))):
+            if place == len(wanted):
+                return
+            if number < wanted[place]:
+                continue
+            found = frame.to_ndarray(format="rgb24" if channels == 3 else "gray")
+            pixels = found[None] if found.ndim == 2 else found.transpose(2, 0, 1)
+            while place < len(wanted) and wanted[place] == number:
+                yield pixels
+                place += 1
+    if place < len(wanted):
+        raise ValueError(f"it ends before frame {wanted[place]}, which its header promises")
+
+
+def _zipped(data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
+    with _zip(data) as file:
+        names = _names(file)
+        size = None
+        for index in indices:
+            image = decode_image(names[index], _member(file, names[index]), channels=channels)
+            size = size or image.size
+            if image.size != size:
+                one, other = (" x ".join(map(str, each)) for each in (image.size, size))
+                raise ValueError(f"its frame {names[index]} has {one} pixels, others {other}")
+            pixels = np.asarray(image)
+            yield pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _zip(data: bytes) -> zipfile.ZipFile:
+    return zipfile.ZipFile(io.BytesIO(data))
+
+
+def _names(file: zipfile.ZipFile) -> list[str]:
+    """Return the images in a zip, by the numbers in their names. Raises: ValueError."""
+    found = [
+        each
+        for each in file.namelist()
+        if each.rpartition(".")[2].lower() in IMAGE_FORMATS
+        and not any(part.startswith((".", "__")) for part in each.split("/"))
+    ]
+    if not found:
+        raise ValueError("it holds no image")
+    return sorted(found, key=lambda name: [_number(each) for each in _DIGITS.split(name)])
+
+
+def _number(text: str) -> tuple[int, int, str]:
+    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+
+
+def _member(file: zipfile.ZipFile, name: str) -> bytes:
+    if file.getinfo(name).file_size > _MOST_BYTES:
+        raise ValueError(f"its frame {name} has more than {_MOST_BYTES:,} bytes")
+    return file.read(name)
+
+
+def _opened(data: bytes) -> Any:
+    """Return the open container of a video. Raises: ValueError, or whatever PyAV does."""
+    try:
+        import av
+    except ImportError as error:
+        raise ValueError("the package `av` is not installed: pip install 'av>=14'") from error
+    for name, begins in _FORMATS.items():
+        if any(data[at : at + len(sign)] == sign for at, sign in begins):
+            return av.open(io.BytesIO(data), format=name)
+    raise ValueError("it is no MP4, MOV, Matroska, WebM, AVI or MPEG file")
+
+
+def _stream(container: Any) -> Any:
+    if not container.streams.video:
+        raise ValueError("it has no pictures")
+    return container.streams.video[0]

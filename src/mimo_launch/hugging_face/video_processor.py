@@ -1,0 +1,377 @@
+"""The steps from a video to the inputs of an encoder, as in a Hugging Face folder or by default.
+
+Decides: which frames are taken, their size, how they are grouped and timed, and which video
+processors are supported.
+Relies on: processor_config.json, video_preprocessor_config.json or preprocessor_config.json, as
+transformers 4 and 5 write them; defaults are those of its classes in 5.23.
+Leaves: frames to `data.webdataset.decode_video`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, floor, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mimo_launch.hugging_face.image_processor import (
+    BICUBIC,
+    BILINEAR,
+    HALF,
+    MAX_ASPECT,
+    ImageTooThin,
+    ProcessorError,
+    Smart,
+    processor_folder,
+    smart_size,
+)
+from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.files import read_json
+from mimo_launch.spec.spec import Spec, Videos, VideoSettings, VitModel, WebdatasetData
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Without a processor: those of Qwen3-VL.
+FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
+# The share of a context that `cap_pixels_per_frame` leaves to a video, and by how much the cap is
+# above the least size.
+_SHARE, _ABOVE = 0.9, 1.05
+
+
+class VideoTooShort(ValueError):
+    """A video of which too few frames can be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSize:
+    """A video as its header describes it: frames, height and width in pixels, frames a second."""
+
+    frames: int
+    height: int
+    width: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which frames are taken: `number`, or `fps` a second within limits.
+
+    `to_ends`: the first and the last one, and others evenly between them, as Qwen3-VL; otherwise
+    from the first one in equal steps, a multiple of `group` of them, as Qwen2-VL.
+    """
+
+    fps: float | None
+    number: int | None
+    least: int
+    most: int
+    group: int
+    to_ends: bool
+
+    def indices(self, size: VideoSize) -> tuple[int, ...]:
+        """Return the frames to take. Raises: VideoTooShort."""
+        taken = self._to_ends(size) if self.to_ends else self._in_steps(size)
+        return tuple(taken.astype("int64").tolist())
+
+    def _to_ends(self, size: VideoSize) -> "np.ndarray":
+        import numpy as np  # `validate` does without.
+
+        number, most = self.number, min(self.most, size.frames)
+        if number is not None and number > size.frames:
+            raise VideoTooShort(f"{number} frames are to be taken of {size.frames}")
+        if number is None:
+            asked = size.frames if self.fps is None else int(size.frames / size.rate * self.fps)
+            number = min(max(asked, self.least), most)
+        return np.linspace(0, size.frames - 1, number).round()
+
+    def _in_steps(self, size: VideoSize) -> "np.ndarray":
+        import numpy as np
+
+        if self.number is not None:
+            number = round(self.number / self.group) * self.group
+        elif self.fps is not None:
+            most = floor(min(self.most, size.frames) / self.group) * self.group
+            asked = size.frames / size.rate * self.fps
+            number = floor(min(max(asked, self.least), most) / self.group) * self.group
+        else:
+            number = size.frames
+        if not 0 < number <= size.frames:
+            raise VideoTooShort(
+                f"{max(number, self.group)} frames are to be taken of {size.frames}"
+            )
+        step = size.frames / number
+        # In fp32, whose rounding decides between two neighbours.
+        return (np.arange(ceil(size.frames / step)) * step).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSize:
+    """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
+
+    `over_time`: the limits are of the pixels of all frames together, as in Qwen3-VL; otherwise of
+    one. `cap` are the tokens by which `cap_pixels_per_frame` limits a frame, or with `over_time`
+    all of them.
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    group: int
+    over_time: bool
+    cap: int | None
+
+    @property
+    def most_pixels(self) -> int:
+        """Most pixels of a frame: with `over_time`, of one of the shortest video."""
+        return self.max_pixels // (self.group if self.over_time else 1)
+
+    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of `frames` frames. Raises: ImageTooThin, VideoTooShort."""
+        if not self.over_time:
+            most = self.max_pixels
+            if self.cap is not None:
+                total = int(self.cap * self.factor**2 * _SHARE)
+                least = int(self.min_pixels * _ABOVE)
+                most = max(min(most, total * self.group // frames), least)
+            return smart_size(height, width, Smart(self.factor, self.min_pixels, most))
+        return self._over_time(frames, height, width)
+
+    def _over_time(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        factor, most = self.factor, self.max_pixels
+        if frames < self.group:
+            raise VideoTooShort(f"{frames} frames are taken, a temporal patch has {self.group}")
+        if self.cap is not None:
+            each = max(min(self.cap * factor**2, most // frames), int(self.min_pixels * _ABOVE))
+            most = each * frames
+        if min(height, width) < factor:
+            grow = max(factor / height, factor / width)
+            height, width = int(height * grow), int(width * grow)
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise ImageTooThin(
+                f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1"
+            )
+        tall, wide = round(height / factor) * factor, round(width / factor) * factor
+        pixels = round(frames / self.group) * self.group * tall * wide
+        if pixels > most:
+            shrink = sqrt(frames * height * width / most)
+            return (
+                max(factor, floor(height / shrink / factor) * factor),
+                max(factor, floor(width / shrink / factor) * factor),
+            )
+        if pixels < self.min_pixels:
+            grow = sqrt(self.min_pixels / (frames * height * width))
+            return ceil(height * grow / factor) * factor, ceil(width * grow / factor) * factor
+        return tall, wide
+
+
+@dataclass(frozen=True, slots=True)
+class TakenVideo:
+    """What is taken of a video: frames, their height and width in pixels, times of their groups.
+
+    A group is a temporal patch; the last frame is repeated to fill one. `seconds` are those from
+    the beginning to the middle of each; `later` how much later language counts it than the first,
+    None for the first of its image.
+    """
+
+    indices: tuple[int, ...]
+    height: int
+    width: int
+    seconds: tuple[float, ...]
+    later: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRecipe:
+    """Steps from a decoded video to the arrays of an encoder, in this order.
+
+    Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
+    """
+
+    sampling: Sampling | None
+    frame_size: FrameSize
+    videos: Videos
+    resample: int = BICUBIC
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+
+    @property
+    def group(self) -> int:
+        """Frames of a temporal patch."""
+        return self.frame_size.group
+
+    @property
+    def most_groups(self) -> int | None:
+        """Most temporal patches of a video, None if any number of frames is taken."""
+        if self.sampling is None:
+            return None
+        return ceil((self.sampling.number or self.sampling.most) / self.group)
+
+    def taken(self, size: VideoSize) -> TakenVideo:
+        """Return what is taken of a video. Raises: ImageTooThin, VideoTooShort."""
+        every = tuple(range(size.frames))
+        indices = every if self.sampling is None else self.sampling.indices(size)
+        height, width = self.frame_size.size(len(indices), size.height, size.width)
+        padded = [*indices, *indices[-1:] * (-len(indices) % self.group)]
+        times = [index / size.rate for index in padded]
+        seconds = tuple(
+            (times[first] + times[first + self.group - 1]) / 2
+            for first in range(0, len(times), self.group)
+        )
+        return TakenVideo(indices, height, width, seconds, self._later(len(seconds), indices, size))
+
+    def _later(
+        self, groups: int, indices: tuple[int, ...], size: VideoSize
+    ) -> tuple[int | None, ...]:
+        if self.videos.time == "text":
+            return (None,) * groups
+        if self.videos.time == "patches":
+            return (None, *range(1, groups))
+        import numpy as np
+
+        # In fp32, as the reference, where a time is the product of these.
+        taken_rate = len(indices) / size.frames * size.rate
+        step = np.float32(self.videos.per_second or 1) * np.float32(self.group / taken_rate)
+        places = (np.arange(groups, dtype=np.float32) * step).astype(np.int64).tolist()
+        return (None, *places[1:])
+
+
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_BOTH: dict[str, Any] = {
+    "merge_size": 2, "temporal_patch_size": 2, "min_frames": MIN_FRAMES, "max_frames": MAX_FRAMES,
+}  # fmt: skip
+# The defaults of transformers, by the name of the video processor without `VideoProcessor`.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Qwen2VL": _BOTH | {
+        "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2}, "patch_size": 14,
+        "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "max_video_tokens": 128_000,
+    },
+    "Qwen3VL": _BOTH | {
+        "size": {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2}, "patch_size": 16,
+        "image_mean": HALF, "image_std": HALF, "max_video_tokens": 768,
+        "do_sample_frames": True, "fps": FPS,
+    },
+}  # fmt: skip
+
+
+def video_reader_of(spec: Spec) -> str | None:
+    """Return the module that reads videos, if there is one: `checks` refuses a second one."""
+    return next(iter(video_readers(spec)), None)
+
+
+def video_readers(spec: Spec) -> list[str]:
+    """Return the encoders that read videos."""
+    found = ((name, kind_of(module.model).images) for name, module in spec.encoders.items())
+    return [name for name, images in found if images is not None and images.reads_videos]
+
+
+def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
+    """Return the steps for the videos of an encoder, None if it reads none.
+
+    Raises: ProcessorError.
+    """
+    model, data = spec.modules[encoder].model, spec.data
+    if not isinstance(model, VitModel) or not isinstance(data, WebdatasetData):
+        return None
+    if model.video is None:
+        return None
+    group = model.temporal_patch
+    folder = processor_folder(spec, encoder)
+    if folder is not None:
+        recipe = read_video_recipe(folder, model.video)
+    else:
+        side, half = model.row_side, (0.5,) * model.channels
+        sampling = Sampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
+        size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
+        recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
+    return _as_asked(recipe, data.video)
+
+
+def _as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
+    sampling = recipe.sampling
+    if asked.fps is not None:
+        to_ends = recipe.frame_size.over_time
+        base = sampling or Sampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
+        sampling = replace(base, fps=asked.fps, number=None)
+    if asked.max_frames is not None:
+        if sampling is None or sampling.number is not None:
+            raise ProcessorError("its video processor takes no `max_frames`: write `fps` as well")
+        least = min(sampling.least, asked.max_frames)
+        sampling = replace(sampling, most=asked.max_frames, least=least)
+    return replace(recipe, sampling=sampling)
+
+
+def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
+    """Return the recipe that a Hugging Face folder holds. Raises: ProcessorError."""
+    config = _read(folder)
+    name = str(
+        config.get("video_processor_type")
+        or str(config.get("image_processor_type", "")).replace("ImageProcessor", "VideoProcessor")
+    )
+    kind = name.removesuffix("Fast").removesuffix("VideoProcessor")
+    if kind not in _DEFAULTS:
+        known = ", ".join(f"{each}VideoProcessor" for each in _DEFAULTS)
+        raise ProcessorError(f"its video processor is {name or 'not named'}; supported are {known}")
+    config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
+    try:
+        return _recipe(kind == "Qwen3VL", config, videos)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+def _recipe(is_third: bool, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
+    if not config.get("do_resize", True):
+        raise ValueError("do_resize: false")
+    if config.get("do_center_crop", False):
+        raise ValueError("do_center_crop: true")
+    resample = int(config.get("resample", BICUBIC))
+    if resample not in (BILINEAR, BICUBIC):
+        raise ValueError(f"resample: {resample}")
+    size, group = config["size"], int(config["temporal_patch_size"])
+    least, most = size["shortest_edge"], size["longest_edge"]
+    if not is_third:
+        # Older files have the two limits beside `size`; they take precedence.
+        least, most = config.get("min_pixels", least), config.get("max_pixels", most)
+    number, fps, sampling = config.get("num_frames"), config.get("fps"), None
+    if config.get("do_sample_frames", False):
+        sampling = Sampling(
+            fps=None if fps is None else float(fps),
+            number=None if number is None else int(number),
+            least=int(config["min_frames"]),
+            most=int(config["max_frames"]),
+            group=group,
+            to_ends=is_third,
+        )
+    factor = int(config["patch_size"]) * int(config["merge_size"])
+    cap = int(config["max_video_tokens"]) if config.get("cap_pixels_per_frame", False) else None
+    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+    return VideoRecipe(
+        sampling,
+        FrameSize(factor, int(least), int(most), group, over_time=is_third, cap=cap),
+        videos,
+        resample=resample,
+        scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
+        mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+        std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    )
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the settings of the video processor in a folder. Raises: ProcessorError."""
+    for name in (PROCESSOR, VIDEO_PREPROCESSOR, PREPROCESSOR):
+        try:
+            config = read_json(folder / name)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ProcessorError(f"{name} cannot be read: {error}") from error
+        if name == PROCESSOR:
+            # A processor of several modalities has that of videos inside; older ones have none.
+            config = config.get("video_processor") if isinstance(config, dict) else None
+            if config is None:
+                continue
+        if isinstance(config, dict):
+            return config
+        raise ProcessorError(f"{name} is not a JSON object")
+    raise ProcessorError(f"it has neither {PROCESSOR}, {VIDEO_PREPROCESSOR} nor {PREPROCESSOR}")

@@ -1,0 +1,122 @@
+"""Encoders that read videos: where they may, and what a plan takes a sample to be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.shards import tokenizer_folder, write_shard
+from tests.support.specs import box, spec
+from tests.support.videos import TEMPLATE, asked, frames, zipped
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.packages import AV
+from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.spec.spec import Spec
+
+VIT = {"channels": 3, "patch": 4, "shuffle": 2, "temporal_patch": 2}
+PATCHES = {"time": "patches"}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    tokenizer_folder(folder / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
+    members = {"frames.zip": zipped(frames(4, 8, 8)), "json": asked("video", "What?")}
+    write_shard(folder / "000.tar", [("a", members)])
+    return folder
+
+
+def seeing(
+    folder: Path, *, modules: dict[str, Any] | None = None, seq: int = 128, **data: Any
+) -> Spec:
+    boxes = modules or {"vision": box(model={**VIT, "video": PATCHES}, placeholder=380)}
+    return spec(
+        {**boxes, "language": box(model={"vocab": 400})},
+        data={
+            "kind": "webdataset", "shards": str(folder / "000.tar"), "template": "chat",
+            "tokenizer": str(folder / "tokenizer"), **data,
+        },
+        seq=seq,
+    )  # fmt: skip
+
+
+def codes(made: Spec) -> list[str]:
+    return [each.code for each in check(made)]
+
+
+def vision(**video: Any) -> dict[str, Any]:
+    return {"vision": box(model={**VIT, "video": video}, placeholder=380)}
+
+
+@pytest.mark.parametrize(
+    ("video", "data", "found"),
+    [
+        (PATCHES, {}, []),
+        ({"time": "text"}, {}, []),
+        ({"time": "text"}, {"template": "caption"}, ["videos-not-read"]),
+        (PATCHES, {"template": "caption"}, []),
+        ({"time": "seconds"}, {}, ["videos-not-read"]),
+        ({"time": "seconds", "per_second": 2}, {}, []),
+        ({"time": "patches", "per_second": 2}, {}, ["setting-without-effect"]),
+        (PATCHES, {"video": {"fps": 4, "max_frames": 8}}, []),
+    ],
+)
+def test_time_is_told_somewhere(
+    video: dict[str, Any], data: dict[str, Any], found: list[str], shards: Path
+) -> None:
+    assert codes(seeing(shards, modules=vision(**video), **data)) == found
+
+
+def test_one_encoder_reads_videos(shards: Path) -> None:
+    reads = {**VIT, "video": PATCHES}
+    two = {"eye": box(model=reads, placeholder=380), "vision": box(model=reads, placeholder=382)}
+    found = check(seeing(shards, modules=two))
+    assert [(each.code, each.path[1]) for each in found] == [("videos-not-read", "vision")]
+
+
+def test_settings_of_videos_need_a_reader(shards: Path) -> None:
+    plain = {"vision": box(model=VIT, placeholder=380)}
+    found = check(seeing(shards, modules=plain, video={"fps": 2}))
+    assert [each.code for each in found] == ["encoder-without-members", "setting-without-effect"]
+
+
+def test_a_processor_must_take_as_many_frames_to_a_patch(shards: Path, tmp_path: Path) -> None:
+    settings = '{"video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 4, "size": %s}'
+    size = '{"shortest_edge": 128, "longest_edge": 4096}'
+    (tmp_path / "video_preprocessor_config.json").write_text(settings % size)
+    images = '{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4}'
+    (tmp_path / "preprocessor_config.json").write_text(images)
+    given = {"processors": {"vision": str(tmp_path)}}
+    assert codes(seeing(shards, **given)) == []
+    three = {"vision": box(model={**VIT, "temporal_patch": 3, "video": PATCHES}, placeholder=380)}
+    (found,) = check(seeing(shards, modules=three, **given))
+    assert "temporal patches of 2 frames, those of `vision` have 3" in found.why
+
+
+def test_files_of_videos_need_their_package(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer_folder(tmp_path / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
+    write_shard(tmp_path / "000.tar", [("a", {"mp4": b"", "json": asked("video", "What?")})])
+    monkeypatch.setattr("mimo_launch.checks.videos.is_installed", lambda name: name != "av")
+    assert codes(seeing(shards)) == []
+    (found,) = check(seeing(tmp_path))
+    assert (found.code, found.help) == ("missing-package", f"pip install '{AV}'")
+
+
+def test_a_nominal_sample_has_a_video_that_fills_half_of_the_room(shards: Path) -> None:
+    made = seeing(shards, seq=258, max_rows=64)
+    (mean,) = {each.rows("vision") for each in nominal_step_data(made).samples}
+    spans = nominal_step_data(made).samples[0].spans["vision"]
+    # Eight temporal patches of 16 rows, later and later.
+    assert [span.rows for span in spans] == [16] * 8
+    assert [span.later for span in spans] == [None, *range(1, 8)]
+    assert mean == 128
+    worst = nominal_step_data(made, worst=True).samples[0].spans["vision"]
+    assert [span.rows for span in worst] == [64] * 4
+
+
+def test_frames_limit_a_nominal_video(shards: Path) -> None:
+    made = seeing(shards, seq=258, max_rows=4, video={"max_frames": 6})
+    spans = nominal_step_data(made, worst=True).samples[0].spans["vision"]
+    assert [span.rows for span in spans] == [4] * 3
