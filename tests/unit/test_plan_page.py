@@ -48,6 +48,7 @@ class Page(HTMLParser):
         self.heading = ""
         self.cells: dict[str, list[list[str]]] = {}
         self.texts: list[str] = []
+        self.after_code = False
         self.feed(text)
         self.close()
         assert not self.open
@@ -68,9 +69,14 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.after_code = tag == "code"
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        if self.texts and (self.after_code or self.open[-1:] == ["code"]):
+            self.texts[-1] += data  # Code stands in a sentence.
+        else:
+            self.texts.append(data)
+        self.after_code = False
         if "h2" in self.open:
             self.heading += data
         elif {"td", "th"} & set(self.open):
