@@ -8,8 +8,8 @@ from tests.gpu.test_layouts_on_gpus import prove, uncompiled
 from tests.support.gpu_ranks import NUM_DEVICES
 from tests.support.planted_deepstack import MODEL as STACKED
 from tests.support.planted_gates import MODEL as GATED
+from tests.support.planted_scales import MERGED, NEAREST, POOLED
 from tests.support.planted_scales import MODEL as SCALED
-from tests.support.planted_scales import NEAREST, POOLED
 from tests.support.planted_sinks import MODEL as SINKS
 from tests.support.planted_sliding import MODEL as SLIDING
 from tests.support.planted_windows import MODEL as WINDOWED
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 TOWERS = {
     "windows": WINDOWED, "deepstack": STACKED, "layer scale": SCALED, "nearest": NEAREST,
-    "pooled": POOLED,
+    "pooled": POOLED, "merged": MERGED,
 }  # fmt: skip
 DECODERS = {
     "sliding windows": SLIDING, "sinks": SINKS, "gates": GATED,

@@ -168,10 +168,15 @@ def test_experts_cost_what_torch_counts() -> None:
 
 
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])
-@pytest.mark.parametrize(("frames", "deepstack"), [(1, []), (2, []), (1, [0, 1])])
-def test_vision_costs_what_torch_counts(projector: str, frames: int, deepstack: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("frames", "deepstack", "pooling"),
+    [(1, [], None), (2, [], None), (1, [0, 1], None), (1, [], "linear"), (1, [0], "linear")],
+)
+def test_vision_costs_what_torch_counts(
+    projector: str, frames: int, deepstack: list[int], pooling: str | None
+) -> None:
     model = {**VIT, "shuffle": 2, "projector": projector, "temporal_patch": frames}
-    model["deepstack"] = deepstack
+    model |= {"deepstack": deepstack, "pooling": pooling}
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
     layout = build_layout(made)

@@ -168,7 +168,7 @@ class VisionKind(TransformerEncoderKind):
         """Return the operations of embedding and projectors."""
         row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, ends, work)
         deep = 2.0 * work.rows * row * (row + ends.row_width) * self.model.deep_rows
-        merge = 2.0 * work.rows * row * self.model.merge_width
+        merge = 2.0 * work.rows * row * self.model.merge_width * (1 + self.model.deep_rows)
         return found + Flops(projector=deep + merge) if ends.is_last else found
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
