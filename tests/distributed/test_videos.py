@@ -1,10 +1,13 @@
 """Videos of shards are what a Qwen-VL of `transformers` computes of them, on every layout."""
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
@@ -19,7 +22,10 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.models import vision_encoder
 from mimo_launch.models.encoder_inputs import cut_image
+from mimo_launch.runtime import model_inputs
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 
@@ -185,17 +191,16 @@ def test_other_families_read_them_as_well(kind: str, shards: Path, tmp_path: Pat
     assert float((found - there).abs().max() / there.abs().max()) < 1e-5
 
 
-def test_a_proof_over_videos(shards: Path) -> None:
-    """Parallelism: vision dp 2 cp 2 beside language tp 2 cp 2, packed."""
+def proved(shards: Path, vision_box: dict[str, Any], language_box: dict[str, Any]) -> Spec:
+    """A Qwen2.5-VL of four samples of the shards, two steps."""
     folder = shards / "tokenizer"
     vision = {**ALL_KINDS["qwen2_5_vl"].keys, "video": {"time": "seconds", "per_second": 3.0}}
     language = {"vocab": VOCAB, "mrope": [1, 2, 1], "head_dim": 8}
+    pad = token(folder, "<|image_pad|>")
     asked = spec(
         {
-            "vision": box(
-                0, dp=2, cp=2, model=vision, placeholder=token(folder, "<|image_pad|>")
-            ),
-            "language": box(4, tp=2, cp=2, model=language),
+            "vision": {**vision_box, "model": vision, "placeholder": pad},
+            "language": {**language_box, "model": language},
         },
         mbs=4,
         data={
@@ -208,4 +213,54 @@ def test_a_proof_over_videos(shards: Path) -> None:
         optimizer={"kind": "sgd", "lr": 0.1, "clip": 0.5},
     )  # fmt: skip
     assert check(asked) == ()
+    return asked
+
+
+def test_a_proof_over_videos(shards: Path) -> None:
+    """Parallelism: vision dp 2 cp 2 beside language tp 2 cp 2, packed."""
+    asked = proved(shards, box(0, dp=2, cp=2), box(4, tp=2, cp=2))
     assert failures(verify_spec(asked)) == []
+
+
+def without_time() -> None:
+    """All temporal patches of a video are at the time of the first."""
+    correct = model_inputs.axis_positions
+
+    def together(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
+        moved = (each if each.later is None else replace(each, later=0) for each in images)
+        return correct(moved, seq)
+
+    model_inputs.axis_positions = together
+
+
+def one_after_another() -> None:
+    """A temporal patch is an image behind the one before it."""
+    correct = model_inputs.axis_positions
+
+    def apart(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
+        return correct((replace(each, later=None) for each in images), seq)
+
+    model_inputs.axis_positions = apart
+
+
+def equal_frames() -> None:
+    """The first frame of a temporal patch stands for all of them."""
+    correct = vision_encoder.VisionStage.embed
+
+    def first(self: Any, packed: Any) -> Tensor:
+        values = packed.patches.values.view(len(packed.patches.values), 3, 2, -1)
+        same = values[:, :, :1].expand_as(values).flatten(1)
+        return correct(self, replace(packed, patches=replace(packed.patches, values=same)))
+
+    vision_encoder.VisionStage.embed = first  # type: ignore[method-assign]
+
+
+BUGS = {"without time": without_time, "apart": one_after_another, "equal frames": equal_frames}
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(x, marks=() if x == "without time" else pytest.mark.sweep) for x in BUGS]
+)
+def test_the_proof_rejects_wrong_videos(bug: str, shards: Path) -> None:
+    asked = proved(shards, box(0), box(0))
+    assert failures(verify_spec(asked, prepare=BUGS[bug])) != []

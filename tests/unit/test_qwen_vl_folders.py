@@ -9,9 +9,9 @@ import pytest
 from tests.support.headers import NO_TENSORS
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.hugging_face import qwen2_vl
+from mimo_launch.hugging_face import qwen2_5_vl, qwen2_vl
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.spec.spec import DecoderModel, HybridModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, Videos, VitModel
 
 TEXT = """version: 1
 name: t
@@ -320,6 +320,16 @@ def test_videos_are_timed_as_in_the_folder(
     else:
         [headline] = found
         assert said in headline.replace(f"{tmp_path}/config.json", "F")
+
+
+def test_an_export_says_the_places_of_a_second() -> None:
+    keys = part_of(CONFIG_2_5, "vit").keys()
+    seen = VitModel.model_validate({"kind": "vit", **keys, "video": {"time": "patches"}})
+    timed = Videos(time="seconds", per_second=2.0)
+    config = qwen2_5_vl.VISION.config(seen.model_copy(update={"video": timed}))
+    assert config["tokens_per_second"] == 2
+    assert isinstance(config["tokens_per_second"], int)
+    assert "tokens_per_second" not in qwen2_5_vl.VISION.config(seen)
 
 
 def test_the_places_of_a_second_are_those_of_the_family(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
                     "tensors": part.tensors,
                     "not_computed": part.not_computed,
                     "placeholder": part.placeholder,
+                    "video": part.video,
                 }
                 for part in found.modules
             ],
@@ -139,6 +140,9 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         console.answer(f"  {part.name}: {part.kind} ({part.model_type}){known}")
         for setting in part.not_computed:
             console.answer(f"    not computed here: {setting}")
+        if part.video is not None:
+            said = {key: value for key, value in part.video.items() if value is not None}
+            console.answer(f"    reads videos, too, with `video: {flow(said)}` in `model`")
     for each in found.unread:
         console.answer(f"  not read: {each}")
     if fragment:

@@ -39,7 +39,8 @@ class Module:
 
     `not_computed` are settings, as `key: value`, that our model does not have; if there are any,
     `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it;
-    `reads` are the modules whose rows it takes.
+    `reads` are the modules whose rows it takes; `video` is the key of `model` that lets it read
+    videos, which need not be written.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Module:
     parameters: int
     placeholder: int | None = None
     reads: tuple[str, ...] = ()
+    video: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         parameters=sum(header.numel for header in mine.values()),
         placeholder=next((each for each in tokens if isinstance(each, int)), None),
         reads=tuple(dict.fromkeys(reads)),
+        video=None if not_computed else part.video(),
     )
 
 

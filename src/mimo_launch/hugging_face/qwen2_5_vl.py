@@ -76,13 +76,18 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
 def _config(model: VitModel) -> Config:
     """Return the vision part of a configuration, without `out_hidden_size`."""
     windows = model.windows
     side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
-    timed = model.video is not None and model.video.per_second is not None
+    second = None if model.video is None else model.video.per_second
     return {
-        **({"tokens_per_second": model.video.per_second} if timed and model.video else {}),
+        # A whole number there; other models of ours may have any.
+        **({} if second is None else {"tokens_per_second": _whole(second)}),
         "model_type": VISION.model_type,
         "depth": model.layers,
         "hidden_size": model.hidden,
