@@ -11,7 +11,6 @@ from mimo_launch.checks import (
     codes,
     custom,
     data,
-    deepstack,
     experts,
     graph,
     init_from,
@@ -106,10 +105,10 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.class_token_has_place),
     ModelRule(VitModel, positions.windows_have_layers),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
-    ModelRule(VitModel, deepstack.layers_in_order),
+    ModelRule(VitModel, joined_rows.deepstack_in_order),
     ModelRule(VitModel, videos.videos_can_be_read, needs=_READS),
     ModelRule(
-        VitModel, deepstack.language_adds_rows, needs=(*_READS, "no-language-module", *_ROLE)
+        VitModel, joined_rows.deepstack_is_added, needs=(*_READS, "no-language-module", *_ROLE)
     ),
     ModelRule(HybridModel, widths.recurrent_layers_have_sizes),
     ModelRule(HybridModel, widths.recurrent_heads_over_groups),
