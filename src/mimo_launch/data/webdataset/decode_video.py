@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from mimo_launch.data.webdataset.decode_media import decode_image, image_size, readable
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe, VideoSize
+from mimo_launch.hugging_face.frame_rules import VideoSize
+from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
 Groups = npt.NDArray[np.float32]

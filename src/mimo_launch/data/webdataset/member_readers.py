@@ -26,14 +26,9 @@ from mimo_launch.data.webdataset.decode_media import (
 )
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
 from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
+from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
-from mimo_launch.hugging_face.video_processor import (
-    TakenVideo,
-    VideoRecipe,
-    VideoSize,
-    VideoTooShort,
-    video_recipe_of,
-)
+from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.spec import Clips, Codes, Images, Spec, WebdatasetData

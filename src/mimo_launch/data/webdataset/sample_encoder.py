@@ -24,6 +24,7 @@ from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.data.webdataset.video_times import AROUND, with_times
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TOKENIZER,
@@ -41,8 +42,6 @@ _USUAL: dict[Medium, str] = {
     "audio": ".wav or .flac",
     "video": ".mp4 or .frames.zip",
 }
-# What stands around the rows of each temporal patch of a video, if a tokenizer does not say.
-_AROUND = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class SampleEncoder:
         self._template = data.template
         self._most = data.max_characters
         self._says_time = inputs.says_time
-        self._around = [specials.get(name, usual) for name, usual in _AROUND.items()]
+        self._around = [specials.get(name, usual) for name, usual in AROUND.items()]
         self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
             sources = chat_sources(folder)
@@ -211,7 +210,7 @@ class SampleEncoder:
         conversation = self._conversed(record)
         text, learn, wanted = conversation.text, conversation.answers(), record.media()
         if self._says_time and tenths:
-            text, learn = self._timed(text, learn, tenths)
+            text, learn = with_times(text, learn, tenths, self._markers["video"], self._around)
             times = map(len, tenths)
             wanted = tuple(m for m in wanted for _ in range(next(times) if m == "video" else 1))
         encoded = self._without_markers(*self._encode(text, learn))
@@ -222,35 +221,6 @@ class SampleEncoder:
                 f"{len(wanted)}: its text has a token that stands for an image or a clip"
             )
         return encoded
-
-    def _timed(self, text: str, learn: Spans, tenths: Sequence[Sequence[int]]) -> tuple[str, Spans]:
-        """Return a text, and what is learned of it, with the time of each temporal patch.
-
-        As the processor of Qwen3-VL, which replaces the token of a video and leaves what the chat
-        template writes around it.
-        """
-        marker, (begin, end) = self._markers["video"], self._around
-        places = [found.start() for found in re.finditer(re.escape(marker), text)]
-        if len(places) != len(tenths):
-            raise BadSample(
-                f"its text has {_count(len(places), 'token')} that stand for a video, and it has "
-                f"{_count(len(tenths), 'video')}"
-            )
-        times = [
-            "".join(f"<{each / 10:.1f} seconds>{begin}{marker}{end}" for each in video)
-            for video in tenths
-        ]
-        pieces, last = [], 0
-        for place, time in zip(places, times, strict=True):
-            pieces += [text[last:place], time]
-            last = place + len(marker)
-
-        def moved(at: int) -> int:
-            behind = (place + len(marker) <= at for place in places)
-            more = (len(time) - len(marker) for time in times)
-            return at + sum(each for each, is_behind in zip(more, behind, strict=True) if is_behind)
-
-        return "".join([*pieces, text[last:]]), [(moved(a), moved(b)) for a, b in learn]
 
     def _without_markers(
         self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]

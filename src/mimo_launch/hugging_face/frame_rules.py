@@ -1,0 +1,146 @@
+"""The rules of video processors: which frames are taken of a video, and their height and width.
+
+Decides: both, with the numbers of `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`.
+Relies on: `image_processor` for the rule of single images.
+Leaves: settings of folders to `video_processor`.
+
+Source: `transformers` 5.23, models/qwen2_vl and models/qwen3_vl.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+from typing import TYPE_CHECKING
+
+from mimo_launch.hugging_face.image_processor import MAX_ASPECT, ImageTooThin, Smart, smart_size
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The share of a context that `cap_pixels_per_frame` leaves to a video, and by how much the cap is
+# above the least size.
+_SHARE, _ABOVE = 0.9, 1.05
+
+
+class VideoTooShort(ValueError):
+    """A video of which too few frames can be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSize:
+    """A video as its header describes it: frames, height and width in pixels, frames a second."""
+
+    frames: int
+    height: int
+    width: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which frames are taken: `number`, or `fps` a second within limits.
+
+    `to_ends`: the first and the last one, and others evenly between them, as Qwen3-VL; otherwise
+    from the first one in equal steps, a multiple of `group` of them, as Qwen2-VL.
+    """
+
+    fps: float | None
+    number: int | None
+    least: int
+    most: int
+    group: int
+    to_ends: bool
+
+    def indices(self, size: VideoSize) -> tuple[int, ...]:
+        """Return the frames to take. Raises: VideoTooShort."""
+        taken = self._to_ends(size) if self.to_ends else self._in_steps(size)
+        return tuple(taken.astype("int64").tolist())
+
+    def _to_ends(self, size: VideoSize) -> "np.ndarray":
+        import numpy as np  # `validate` does without.
+
+        number, most = self.number, min(self.most, size.frames)
+        if number is not None and number > size.frames:
+            raise VideoTooShort(f"{number} frames are to be taken of {size.frames}")
+        if number is None:
+            asked = size.frames if self.fps is None else int(size.frames / size.rate * self.fps)
+            number = min(max(asked, self.least), most)
+        return np.linspace(0, size.frames - 1, number).round()
+
+    def _in_steps(self, size: VideoSize) -> "np.ndarray":
+        import numpy as np
+
+        if self.number is not None:
+            number = round(self.number / self.group) * self.group
+        elif self.fps is not None:
+            most = floor(min(self.most, size.frames) / self.group) * self.group
+            asked = size.frames / size.rate * self.fps
+            number = floor(min(max(asked, self.least), most) / self.group) * self.group
+        else:
+            number = size.frames
+        if not 0 < number <= size.frames:
+            raise VideoTooShort(
+                f"{max(number, self.group)} frames are to be taken of {size.frames}"
+            )
+        step = size.frames / number
+        # In fp32, whose rounding decides between two neighbours.
+        return (np.arange(ceil(size.frames / step)) * step).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSize:
+    """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
+
+    `over_time`: the limits are of the pixels of all frames together, as in Qwen3-VL; otherwise of
+    one. `cap` are the tokens by which `cap_pixels_per_frame` limits a frame, or with `over_time`
+    all of them.
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    group: int
+    over_time: bool
+    cap: int | None
+
+    @property
+    def most_pixels(self) -> int:
+        """Most pixels of a frame: with `over_time`, of one of the shortest video."""
+        return self.max_pixels // (self.group if self.over_time else 1)
+
+    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of `frames` frames. Raises: ImageTooThin, VideoTooShort."""
+        if not self.over_time:
+            most = self.max_pixels
+            if self.cap is not None:
+                total = int(self.cap * self.factor**2 * _SHARE)
+                least = int(self.min_pixels * _ABOVE)
+                most = max(min(most, total * self.group // frames), least)
+            return smart_size(height, width, Smart(self.factor, self.min_pixels, most))
+        return self._over_time(frames, height, width)
+
+    def _over_time(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        factor, most = self.factor, self.max_pixels
+        if frames < self.group:
+            raise VideoTooShort(f"{frames} frames are taken, a temporal patch has {self.group}")
+        if self.cap is not None:
+            each = max(min(self.cap * factor**2, most // frames), int(self.min_pixels * _ABOVE))
+            most = each * frames
+        if min(height, width) < factor:
+            grow = max(factor / height, factor / width)
+            height, width = int(height * grow), int(width * grow)
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise ImageTooThin(
+                f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1"
+            )
+        tall, wide = round(height / factor) * factor, round(width / factor) * factor
+        pixels = round(frames / self.group) * self.group * tall * wide
+        if pixels > most:
+            shrink = sqrt(frames * height * width / most)
+            return (
+                max(factor, floor(height / shrink / factor) * factor),
+                max(factor, floor(width / shrink / factor) * factor),
+            )
+        if pixels < self.min_pixels:
+            grow = sqrt(self.min_pixels / (frames * height * width))
+            return ceil(height * grow / factor) * factor, ceil(width * grow / factor) * factor
+        return tall, wide
