@@ -23,7 +23,7 @@ SENDS, RECEIVES, COPIES = "sends", "receives", "copies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankClass:
+class DrawnClass:
     """Ranks that are alike; idle ones have no `estimate`."""
 
     ranks: Ranks
@@ -46,11 +46,11 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class RankCell:
     """A rank, or all ranks of a class; `row` and `groups` are those of its first rank."""
 
     ranks: Ranks
-    kind: RankClass
+    kind: DrawnClass
     row: RankRow
     groups: tuple[GroupRow, ...]
     traffic: tuple[Traffic, ...]
@@ -71,8 +71,8 @@ class RankCells:
     `hosts` is empty where the spec does not say how many ranks a host has.
     """
 
-    classes: tuple[RankClass, ...]
-    cells: tuple[Cell, ...]
+    classes: tuple[DrawnClass, ...]
+    cells: tuple[RankCell, ...]
     cell_of: tuple[int, ...]
     hosts: tuple[HostRow, ...]
 
@@ -86,16 +86,16 @@ class RankCells:
         return frozenset(self.cell_of[rank] for rank in group.groups[0])
 
 
-def rank_classes(report: Report) -> tuple[RankClass, ...]:
+def rank_classes(report: Report) -> tuple[DrawnClass, ...]:
     """Return each rank in one class, in the order of their first ranks."""
     estimates = {rank: row for row in report.estimates.ranks for rank in row.ranks}
-    found: list[RankClass] = []
+    found: list[DrawnClass] = []
     for timeline in report.schedule.timeline:
         ranks_of: defaultdict[int, list[int]] = defaultdict(list)
         for rank in timeline.ranks:
             ranks_of[id(estimates.get(rank))].append(rank)
         for ranks in ranks_of.values():
-            kind = RankClass(
+            kind = DrawnClass(
                 ranks=tuple(ranks), timeline=timeline, estimate=estimates.get(ranks[0])
             )
             found.append(kind)
@@ -115,7 +115,7 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
     rows = _rows_by_cell(report, cell_of)
     per_node = report.header.ranks_per_node
     cells = [
-        Cell(
+        RankCell(
             ranks=ranks,
             kind=kind,
             row=report.ranks[ranks[0]],
@@ -132,7 +132,7 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
     )
 
 
-def _first(shown: tuple[Ranks, RankClass]) -> int:
+def _first(shown: tuple[Ranks, DrawnClass]) -> int:
     return shown[0][0]
 
 

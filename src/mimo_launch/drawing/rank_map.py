@@ -20,7 +20,7 @@ from mimo_launch.diag.quantities import (
 )
 from mimo_launch.drawing.answer_text import PARTS
 from mimo_launch.drawing.html_page import html_prose, html_table, html_text
-from mimo_launch.drawing.rank_cells import COPIES, SENDS, Cell, RankCells, RankClass, Traffic
+from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
 from mimo_launch.drawing.rows import HeldModule
 from mimo_launch.drawing.svg_layout import colors
 from mimo_launch.search.wastes import SHARES
@@ -73,7 +73,7 @@ def class_table(cells: RankCells) -> str:
     return html_table(columns[start:], [row[start:] for row in rows])
 
 
-def _figures(kind: RankClass) -> tuple[str, ...]:
+def _figures(kind: DrawnClass) -> tuple[str, ...]:
     estimate, held = kind.estimate, role_text(kind.timeline.role)
     if estimate is None:
         return (held, *("",) * (len(PARTS) + 2))
@@ -197,7 +197,7 @@ def _host(name: str, numbers: Iterable[int], cells: RankCells) -> Iterator[str]:
     yield "</div></div>"
 
 
-def _name(cell: Cell, cells: RankCells) -> str:
+def _name(cell: RankCell, cells: RankCells) -> str:
     if not cells.has_classes:
         return f"rank {cell.ranks[0]}"
     return f"class {cells.cell_of[cell.ranks[0]]}, {_ranks(cell.ranks)}"
@@ -207,7 +207,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
 
 
-def _about(cell: Cell, cells: RankCells) -> Iterator[str]:
+def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
     """Yield what a reader sees of a rank, or of the first of its class."""
     is_one = len(cell.ranks) == 1
     host = "" if cell.row.node is None or not is_one else f", host {cell.row.node}"

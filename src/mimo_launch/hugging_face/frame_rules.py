@@ -36,7 +36,7 @@ class VideoSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class FrameSampling:
     """Which frames are taken: `number`, or `fps` a second within limits.
 
     `to_ends`: the first and the last one, and others evenly between them, as Qwen3-VL; otherwise

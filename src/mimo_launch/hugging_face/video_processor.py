@@ -12,7 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.frame_rules import FrameSize, Sampling, VideoSize
+from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize, VideoSize
 from mimo_launch.hugging_face.image_processor import (
     BICUBIC,
     BILINEAR,
@@ -52,7 +52,7 @@ class VideoRecipe:
     Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
     """
 
-    sampling: Sampling | None
+    sampling: FrameSampling | None
     frame_size: FrameSize
     videos: Videos
     resample: int = BICUBIC
@@ -147,7 +147,7 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
         recipe = read_video_recipe(folder, model.video)
     else:
         side, half = model.row_side, (0.5,) * model.channels
-        sampling = Sampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
+        sampling = FrameSampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
         size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
         recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
     return _as_asked(recipe, data.video)
@@ -157,7 +157,7 @@ def _as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     sampling = recipe.sampling
     if asked.fps is not None:
         to_ends = recipe.frame_size.over_time
-        base = sampling or Sampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
+        base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
         sampling = replace(base, fps=asked.fps, number=None)
     if asked.max_frames is not None:
         if sampling is None or sampling.number is not None:
@@ -200,7 +200,7 @@ def _recipe(is_third: bool, config: Mapping[str, Any], videos: Videos) -> VideoR
         least, most = config.get("min_pixels", least), config.get("max_pixels", most)
     number, fps, sampling = config.get("num_frames"), config.get("fps"), None
     if config.get("do_sample_frames", False):
-        sampling = Sampling(
+        sampling = FrameSampling(
             fps=None if fps is None else float(fps),
             number=None if number is None else int(number),
             least=int(config["min_frames"]),
