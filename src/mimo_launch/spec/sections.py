@@ -202,6 +202,10 @@ class WandbSpec(Strict):
     )
 
 
+# No `@`, or only after the host; or a path.
+NO_LOGIN = r"^([^@]*|[^:@/]*://[^/@]*/.*|[./].*|[^:@/]*:/[^/].*)$"
+
+
 class MlflowSpec(Strict):
     """Where MLflow files a run."""
 
@@ -210,11 +214,13 @@ class MlflowSpec(Strict):
         examples=["my-experiment"],
         json_schema_extra={"expected": "a name of at most 250 characters"},
     )
-    tracking_uri: str | None = Field(
+    tracking_uri: Annotated[str, Field(pattern=NO_LOGIN)] | None = Field(
         None,
         description="Address of the tracking server, or of its database; default that of "
-        "`MLFLOW_TRACKING_URI`. Logins belong in MLflow's environment variables, not here.",
+        "`MLFLOW_TRACKING_URI`. Logins belong in MLflow's environment variables, since specs are "
+        "saved and sent.",
         examples=["http://mlflow:5000"],
+        json_schema_extra={"expected": "an address without a login"},
     )
 
 

@@ -93,8 +93,9 @@ class Guarded:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    """Return the first line of an error's message, without the logins of addresses."""
+    first = (str(error).strip() or repr(error)).splitlines()[0]
+    return re.sub(r"://[^/\s@]*@", "://***@", first)
 
 
 def scalars(event: Event) -> dict[str, float]:

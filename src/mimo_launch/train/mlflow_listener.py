@@ -10,6 +10,7 @@ Leaves: the names of the curves, and what happens after a failure, to `listeners
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -32,11 +33,14 @@ NAME = "MLflow"
 ID_FILE = "mlflow-id"
 _FLUSH_SECONDS = 10
 # What the server takes in one request.
-_MAX_POINTS, _MAX_SETTINGS, _MAX_VALUE = 1000, 100, 500
+_MAX_POINTS, _MAX_SETTINGS, _MAX_NAME, _MAX_VALUE = 1000, 100, 250, 500
+# What the server says of a run that it does not have, or that was deleted.
+_LOST = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"}
 _ENVIRONMENT = {
     # All ranks wait in a collective while rank 0 sends.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
@@ -85,18 +89,30 @@ class MlflowListener:
                 self._client.update_run(known, status="RUNNING")
                 self._id, self._last = known, self._last_step(known)
                 return
-            except MlflowException:
-                pass  # It was deleted, or belongs to another server.
-        found = self._client.get_experiment_by_name(self._wanted.experiment)
-        number = (
-            found.experiment_id
-            if found is not None
-            else self._client.create_experiment(self._wanted.experiment)
-        )
+            except MlflowException as error:
+                if error.error_code not in _LOST:
+                    raise  # The server is busy; a later start continues the run.
         tags = {"mimo-launch.plan": event.plan}
-        self._id = self._client.create_run(number, run_name=event.name, tags=tags).info.run_id
+        made = self._client.create_run(self._experiment(), run_name=event.name, tags=tags)
+        self._id = made.info.run_id
         self._id_file.write_text(self._id + "\n", encoding="utf-8")
         self._send_settings()
+
+    def _experiment(self) -> str:
+        """Return the id of the experiment, which is made if there is none."""
+        from mlflow.exceptions import MlflowException
+
+        name = self._wanted.experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException:
+                # Runs that start at once make it at once.
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
     def _last_step(self, known: str) -> int:
         """Return the last step that the server has; it cannot take points back."""
@@ -106,9 +122,9 @@ class MlflowListener:
     def _send_settings(self) -> None:
         from mlflow.entities import Param
 
-        settings = iter(
-            [Param(name, text[:_MAX_VALUE]) for name, text in flat(dump_spec(self._spec))]
-        )
+        # Two keys may share a name after `accepted`; the server refuses to change a value.
+        texts = {accepted(name): text for name, text in flat(dump_spec(self._spec))}
+        settings = iter([Param(name, text[:_MAX_VALUE]) for name, text in texts.items()])
         while chosen := list(islice(settings, _MAX_SETTINGS)):
             self._client.log_batch(self._id, params=chosen)
 
@@ -133,6 +149,11 @@ class MlflowListener:
         if self._id:
             self._send()
             self._client.set_terminated(self._id, self._status)
+
+
+def accepted(name: str) -> str:
+    """Return a name of a setting as MLflow takes it: keys of options are whatever a user wrote."""
+    return re.sub(r"[^\w.\- :]+", "_", name)[:_MAX_NAME]
 
 
 def flat(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
