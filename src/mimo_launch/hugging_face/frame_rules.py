@@ -82,8 +82,9 @@ class FrameSampling:
                 f"{max(number, self.group)} frames are to be taken of {size.frames}"
             )
         step = size.frames / number
-        # In fp32, whose rounding decides between two neighbours.
-        return (np.arange(ceil(size.frames / step)) * step).astype(np.float32)
+        # In fp32, whose rounding decides between two neighbours. Rounding gives the reference one
+        # more at times, behind the last frame, which is not there to decode.
+        return (np.arange(number) * step).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

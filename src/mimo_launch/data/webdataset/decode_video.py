@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mimo_launch.data.webdataset.decode_media import decode_image, image_size, readable
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.hugging_face.frame_rules import VideoSize
+from mimo_launch.hugging_face.image_processor import MOST_PIXELS
 from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
@@ -33,6 +34,9 @@ _FORMATS: dict[str, tuple[tuple[int, bytes], ...]] = {
 }
 # The largest file of a frame: no image of 8 bits that may be decoded has more.
 _MOST_BYTES = 1 << 29
+# What a decoder may have for a frame, times the pixels that the header says and at least: it works
+# on whole blocks, with a border.
+_ROOM, _LEAST_PIXELS = 4, 1 << 22
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -52,11 +56,7 @@ def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
             height, width = int(stream.height), int(stream.width)
             if not stream.average_rate or min(height, width) < 1:
                 raise ValueError("its header says no size or no rate of frames")
-            # Some formats do not say the number; a packet is a frame.
-            frames = stream.frames or sum(1 for each in container.demux(stream) if each.size)
-            if frames < 1:
-                raise ValueError("it has no frame")
-            return VideoSize(int(frames), height, width, float(stream.average_rate))
+            return VideoSize(_count(container, stream), height, width, float(stream.average_rate))
 
 
 def video_groups(
@@ -97,20 +97,44 @@ def _frames(suffix: str, data: bytes, indices: tuple[int, ...], channels: int) -
     if suffix.endswith(FRAMES_SUFFIX):
         yield from _zipped(data, indices, channels)
         return
-    wanted, place = list(indices), 0
+    wanted, place, number = list(indices), 0, -1
     with closing(_opened(data)) as container:
-        for number, frame in enumerate(container.decode(_stream(container))):
+        stream = _stream(container)
+        height, width = int(stream.height), int(stream.width)
+        most = max(_ROOM * height * width, _LEAST_PIXELS)
+        stream.codec_context.options = {"max_pixels": str(most)}
+        for number, frame in enumerate(container.decode(stream)):
             if place == len(wanted):
                 return
             if number < wanted[place]:
                 continue
+            if (frame.height, frame.width) != (height, width):
+                raise ValueError(
+                    f"its frame {number} has {frame.width} x {frame.height} pixels, its header "
+                    f"says {width} x {height}"
+                )
             found = frame.to_ndarray(format="rgb24" if channels == 3 else "gray")
             pixels = found[None] if found.ndim == 2 else found.transpose(2, 0, 1)
             while place < len(wanted) and wanted[place] == number:
                 yield pixels
                 place += 1
     if place < len(wanted):
-        raise ValueError(f"it ends before frame {wanted[place]}, which its header promises")
+        raise ValueError(f"only {number + 1} of its frames can be decoded")
+
+
+def _count(container: Any, stream: Any) -> int:
+    """Return the number of frames: a packet is one. Raises: ValueError.
+
+    The number in a header may be a lie, or that of frames which an edit list leaves out.
+    """
+    frames = 0
+    for packet in container.demux(stream):
+        if packet.is_corrupt:
+            raise ValueError(f"the file is damaged or cut off at frame {frames}")
+        frames += packet.size > 0
+    if not frames:
+        raise ValueError("it has no frame")
+    return frames
 
 
 def _zipped(data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
@@ -118,12 +142,13 @@ def _zipped(data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Fr
         names = _names(file)
         size = None
         for index in indices:
-            image = decode_image(names[index], _member(file, names[index]), channels=channels)
-            size = size or image.size
-            if image.size != size:
-                one, other = (" x ".join(map(str, each)) for each in (image.size, size))
+            member = _member(file, names[index])
+            found = image_size(names[index], member)
+            size = size or found
+            if found != size:
+                one, other = (f"{width} x {height}" for height, width in (found, size))
                 raise ValueError(f"its frame {names[index]} has {one} pixels, others {other}")
-            pixels = np.asarray(image)
+            pixels = np.asarray(decode_image(names[index], member, channels=channels))
             yield pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -140,7 +165,7 @@ def _names(file: zipfile.ZipFile) -> list[str]:
         and not any(part.startswith((".", "__")) for part in each.split("/"))
     ]
     if not found:
-        raise ValueError("it holds no image")
+        raise ValueError("it holds no image: name its frames 0001.jpg, 0002.jpg, ... or .png")
     return sorted(found, key=lambda name: [_number(each) for each in _DIGITS.split(name)])
 
 
@@ -162,7 +187,8 @@ def _opened(data: bytes) -> Any:
         raise ValueError("the package `av` is not installed: pip install 'av>=14'") from error
     for name, begins in _FORMATS.items():
         if any(data[at : at + len(sign)] == sign for at, sign in begins):
-            return av.open(io.BytesIO(data), format=name)
+            # To open one may decode a frame.
+            return av.open(io.BytesIO(data), format=name, options={"max_pixels": str(MOST_PIXELS)})
     raise ValueError("it is no MP4, MOV, Matroska, WebM, AVI or MPEG file")
 
 
