@@ -138,3 +138,8 @@ def test_frames_of_a_zip_are_compared_before_they_are_decoded() -> None:
         file.writestr("shots/frame-1.png", header)
     with pytest.raises(BadSample, match=r"frame-1\.png has 4000 x 8 pixels, others 8 x 8"):
         read("frames.zip", out.getvalue())
+
+
+def test_a_rate_that_makes_a_video_last_for_years_is_refused() -> None:
+    with pytest.raises(BadSample, match=r"3 frames at 1e-300 a second"):
+        video_size("frames.zip", zipped(frames(3, 8, 8)), 1e-300)

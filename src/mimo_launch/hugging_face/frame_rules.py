@@ -50,6 +50,13 @@ class FrameSampling:
     group: int
     to_ends: bool
 
+    @property
+    def most_taken(self) -> int:
+        """Most frames that are taken of any video."""
+        if self.to_ends:
+            return self.number or self.most
+        return round(self.number / self.group) * self.group if self.number else self.most
+
     def indices(self, size: VideoSize) -> tuple[int, ...]:
         """Return the frames to take. Raises: VideoTooShort."""
         taken = self._to_ends(size) if self.to_ends else self._in_steps(size)
@@ -70,7 +77,7 @@ class FrameSampling:
         import numpy as np
 
         if self.number is not None:
-            number = round(self.number / self.group) * self.group
+            number = self.most_taken
         elif self.fps is not None:
             most = floor(min(self.most, size.frames) / self.group) * self.group
             asked = size.frames / size.rate * self.fps

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize, VideoSize
 from mimo_launch.hugging_face.image_processor import (
@@ -150,10 +150,11 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
         sampling = FrameSampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
         size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
         recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
-    return _as_asked(recipe, data.video)
+    return as_asked(recipe, data.video)
 
 
-def _as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
+def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
+    """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
     sampling = recipe.sampling
     if asked.fps is not None:
         to_ends = recipe.frame_size.over_time
@@ -164,6 +165,13 @@ def _as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
             raise ProcessorError("its video processor takes no `max_frames`: write `fps` as well")
         least = min(sampling.least, asked.max_frames)
         sampling = replace(sampling, most=asked.max_frames, least=least)
+    fills = recipe.frame_size.over_time or (sampling is not None and not sampling.to_ends)
+    if sampling is not None and fills and sampling.most_taken < recipe.group:
+        raise ProcessorError(
+            f"at most {sampling.number or sampling.most} frame is taken of a video, but a temporal "
+            f"patch has {recipe.group}: write `max_frames: {recipe.group}` or more, and `fps`, in "
+            "`data.video`"
+        )
     return replace(recipe, sampling=sampling)
 
 
@@ -193,33 +201,56 @@ def _recipe(is_third: bool, config: Mapping[str, Any], videos: Videos) -> VideoR
     resample = int(config.get("resample", BICUBIC))
     if resample not in (BILINEAR, BICUBIC):
         raise ValueError(f"resample: {resample}")
-    size, group = config["size"], int(config["temporal_patch_size"])
-    least, most = size["shortest_edge"], size["longest_edge"]
-    if not is_third:
-        # Older files have the two limits beside `size`; they take precedence.
-        least, most = config.get("min_pixels", least), config.get("max_pixels", most)
+    group, side, merged = (
+        _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
+    )
+    least, most = (
+        _limit(config, *names, is_third=is_third)
+        for names in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
+    )
     number, fps, sampling = config.get("num_frames"), config.get("fps"), None
     if config.get("do_sample_frames", False):
         sampling = FrameSampling(
-            fps=None if fps is None else float(fps),
+            fps=None if fps is None else _positive(config, "fps", float),
             number=None if number is None else int(number),
             least=int(config["min_frames"]),
             most=int(config["max_frames"]),
             group=group,
             to_ends=is_third,
         )
-    factor = int(config["patch_size"]) * int(config["merge_size"])
     cap = int(config["max_video_tokens"]) if config.get("cap_pixels_per_frame", False) else None
     scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
     return VideoRecipe(
         sampling,
-        FrameSize(factor, int(least), int(most), group, over_time=is_third, cap=cap),
+        FrameSize(side * merged, least, most, group, over_time=is_third, cap=cap),
         videos,
         resample=resample,
         scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
         mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
         std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
     )
+
+
+N = TypeVar("N", int, float)
+
+
+def _positive(config: Mapping[str, Any], key: str, kind: type[N] = int) -> N:
+    """Return a number above 0. Raises: ValueError."""
+    if (found := kind(config[key])) <= 0:
+        raise ValueError(f"{key}: {config[key]}")
+    return found
+
+
+def _limit(config: Mapping[str, Any], name: str, older: str, *, is_third: bool) -> int:
+    """Return a limit for pixels. Raises: ValueError."""
+    size = config["size"]
+    found = size.get(name, None if is_third else size.get(older))
+    if not is_third:
+        # Older files have the two limits beside `size`; they take precedence.
+        found = config.get(older, found)
+    if found is None:
+        raise ValueError(f"size without {name}")
+    return int(found)
 
 
 def _read(folder: Path) -> dict[str, Any]:

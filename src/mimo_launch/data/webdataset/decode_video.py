@@ -37,6 +37,8 @@ _MOST_BYTES = 1 << 29
 # What a decoder may have for a frame, times the pixels that the header says and at least: it works
 # on whole blocks, with a border.
 _ROOM, _LEAST_PIXELS = 4, 1 << 22
+# Above all videos; places in an index have 32 bits.
+_MOST_SECONDS = 1_000_000
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -50,13 +52,14 @@ def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
             with _zip(data) as file:
                 names = _names(file)
                 height, width = image_size(names[0], _member(file, names[0]))
-                return VideoSize(len(names), height, width, rate)
+                return _lasting(VideoSize(len(names), height, width, rate))
         with closing(_opened(data)) as container:
             stream = _stream(container)
             height, width = int(stream.height), int(stream.width)
             if not stream.average_rate or min(height, width) < 1:
                 raise ValueError("its header says no size or no rate of frames")
-            return VideoSize(_count(container, stream), height, width, float(stream.average_rate))
+            rate, frames = float(stream.average_rate), _count(container, stream)
+            return _lasting(VideoSize(frames, height, width, rate))
 
 
 def video_groups(
@@ -120,6 +123,13 @@ def _frames(suffix: str, data: bytes, indices: tuple[int, ...], channels: int) -
                 place += 1
     if place < len(wanted):
         raise ValueError(f"only {number + 1} of its frames can be decoded")
+
+
+def _lasting(size: VideoSize) -> VideoSize:
+    """Return a size that is not that of weeks. Raises: ValueError."""
+    if size.rate * _MOST_SECONDS < size.frames:
+        raise ValueError(f"{size.frames} frames at {size.rate:g} a second last for weeks")
+    return size
 
 
 def _count(container: Any, stream: Any) -> int:
