@@ -257,6 +257,27 @@ def test_chosen_ranks_write_a_trace_of_torch_for_chosen_steps(tmp_path: Path) ->
         assert {"language.0F0", "language.0B0"} <= seen
 
 
+def test_a_resumed_run_measures_the_steps_that_are_left_and_names_the_others(
+    tmp_path: Path,
+) -> None:
+    """A trace of one rank that cannot be written is said once; the run goes on."""
+    saving = ("--set", "checkpoint={every: 2}")
+    code, _, err = finish(start(tmp_path, "--steps", "2", *saving))
+    assert code == 0, err
+    folder = tmp_path / "runs" / "tiny" / "profile"
+    in_the_way = [folder / f"step-{number}-rank-1.torch.json.gz" for number in (3, 4)]
+    for path in in_the_way:
+        path.mkdir(parents=True)
+    asked = ("--profile", "1-4", "--profile-ranks", "1")
+    code, out, err = finish(start(tmp_path, "--steps", "4", *saving, *asked))
+    assert code == 0, err
+    told = "warning: profile: the run continues after step 2; steps 1-2 are not measured"
+    assert (out + err).count(told) == 1
+    assert {path.name for path in folder.glob("*.svg")} == {"step-3.svg", "step-4.svg"}
+    assert (out + err).count("warning: profile: step") == 1
+    assert "its files are incomplete; training continues" in out + err
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -265,6 +286,8 @@ def test_chosen_ranks_write_a_trace_of_torch_for_chosen_steps(tmp_path: Path) ->
         (["--profile", "two"], "'two' is neither a number of steps nor a range such as 20-22"),
         (["--profile", "3-9"], "the run has 4 steps; write 3-4"),
         (["--profile", "7-9"], "the run has 4 steps; write 4-4"),
+        (["--profile", "0"], "0 steps are nothing to measure; write 1, or leave --profile out"),
+        (["--profile", "1-" + "9" * 5000], "is neither a number of steps nor a range"),
         (["--profile", "1", "--profile-ranks", "0,2"], "the spec has ranks 0-1"),
         (["--profile-ranks", "0"], "which steps? Add --profile 1"),
     ],

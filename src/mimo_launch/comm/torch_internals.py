@@ -134,8 +134,10 @@ def record_memory() -> None:
 
 def dump_memory(file: Path) -> None:
     """Write what was recorded for PyTorch's memory viewer, and stop to record."""
-    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
-    torch.cuda.memory._record_memory_history(enabled=None)
+    try:
+        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def set_allocator(settings: str) -> None:

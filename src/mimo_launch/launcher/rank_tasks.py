@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from mimo_launch.launcher.profiled_steps import NO_STEPS, ProfiledSteps
 from mimo_launch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class RankTask(Protocol):
 class Training:
     """Run the steps of the spec, with metrics and checkpoints.
 
-    The steps of `profiled`, counted from 0, are measured, and the files written to `profile/` of
-    the run folder: timelines of all ranks, traces of those in `traced`.
+    The steps of `profiled` are measured, and the files written to `profile/` of the run folder:
+    timelines of all ranks, traces of those in `traced`.
     """
 
     resumable: ClassVar[bool] = True
-    profiled: range = range(0)
+    profiled: ProfiledSteps = NO_STEPS
     traced: frozenset[int] = frozenset()
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
@@ -80,9 +81,12 @@ class Training:
         from mimo_launch.train.profiling import Profiler
 
         profiler = None
-        if self.profiled:
-            profiler = Profiler(session, run_dir / "profile", self.profiled, self.traced)
         state, saver = start_run(session, run_dir, emit)
+        if self.profiled.number:
+            folder, total = run_dir / "profile", session.spec.train.steps
+            steps = self.profiled.of(state.step, total)
+            profiler = Profiler(session, folder, steps, self.traced, emit)
+            profiler.tell_missing(self.profiled.passed(state.step), state.step)
         return train(session, emit, Hooks(saver=saver, stop=stop, profiler=profiler), state)
 
 

@@ -9,6 +9,7 @@ A transfer lasts from the time its rank is ready to the time it continues. Trace
 of its speed, so timelines of the same step show their ranks slower than they are.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -16,21 +17,40 @@ from torch.profiler import ProfilerActivity, profile
 
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.torch_internals import dump_memory, record_memory
+from mimo_launch.diag.quantities import span_text
 from mimo_launch.drawing.spans import Timeline, measured, timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
+from mimo_launch.runtime.progress import Phase
+from mimo_launch.train.events import Listener, ListenerFailed
 from mimo_launch.train.rank_session import RankSession
 
 
 class Profiler:
-    """Measures the steps of a range, counted from 0; `traced` ranks also trace what torch does."""
+    """Measures the steps of a range, counted from 0; `traced` ranks also trace what torch does.
+
+    `emit` gets a warning if files cannot be written, once; the run continues.
+    """
 
     def __init__(
-        self, session: RankSession, folder: Path, steps: range, traced: frozenset[int] = frozenset()
+        self,
+        session: RankSession,
+        folder: Path,
+        steps: range,
+        traced: frozenset[int] = frozenset(),
+        emit: Listener = lambda event: None,
     ) -> None:
         self._session, self._folder, self.steps = session, folder, steps
         self._is_traced = session.rank in traced
         self._tracer: profile | None = None
+        self._emit, self._has_failed = emit, False
+
+    def tell_missing(self, passed: range, done: int) -> None:
+        """Warn of steps that were wanted, but done before without being measured."""
+        missing = [step + 1 for step in passed if not self._file(step, ".json").exists()]
+        if missing and self._session.rank == 0:
+            steps = span_text(missing[0], missing[-1])
+            self._warn(f"the run continues after step {done}", f"steps {steps} are not measured")
 
     def begin(self, step: int) -> None:
         """Start to measure if this step is wanted.
@@ -58,26 +78,51 @@ class Profiler:
             return
         noted = self._session.executor.clock.stop()
         slots = [(what, start, end) for what, start, end in noted if isinstance(what, tuple)]
-        path = self._folder / f"step-{step + 1}"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._tracer is not None:
-            self._write_trace(self._tracer, path)
-        by_rank = gather_objects(slots)
-        if self._session.rank == 0:
-            self._write_timeline(path, measured(self._session.layout, by_rank))
+        self._session.progress.enter(Phase.WRITING)
+        tracer, self._tracer = self._tracer, None
+        fault = ""
+        if tracer is not None:
+            fault = self._attempt(step, lambda: self._write_trace(step, tracer))
+        self._session.progress.enter(Phase.GATHERING)
+        told = gather_objects((slots, fault))
+        if self._session.rank:
+            return
+        timeline = measured(self._session.layout, [slots for slots, _ in told])
+        faults = [fault for _, fault in told]
+        faults.append(self._attempt(step, lambda: self._write_timeline(step, timeline)))
+        if any(faults) and not self._has_failed:
+            self._has_failed = True
+            self._warn(next(filter(None, faults)), "its files are incomplete; training continues")
 
-    def _write_trace(self, tracer: profile, path: Path) -> None:
+    def _warn(self, reason: str, effect: str) -> None:
+        self._emit(ListenerFailed(listener="profile", reason=reason, effect=effect))
+
+    def _file(self, step: int, ending: str) -> Path:
+        return self._folder / f"step-{step + 1}{ending}"
+
+    def _attempt(self, step: int, write: Callable[[], None]) -> str:
+        """Write files; return why they could not be written, or an empty text.
+
+        A rank that raised would leave the others in `gather_objects`.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write()
+        except Exception as error:  # Torch has no type of its own for it.
+            return f"step {step + 1}: {error}"
+        return ""
+
+    def _write_trace(self, step: int, tracer: profile) -> None:
         tracer.stop()
-        self._tracer = None
         of_rank = f"-rank-{self._session.rank}"
-        tracer.export_chrome_trace(str(path.with_name(f"{path.name}{of_rank}.torch.json.gz")))
+        tracer.export_chrome_trace(str(self._file(step, f"{of_rank}.torch.json.gz")))
         if self._session.device.type == "cuda":
-            dump_memory(path.with_name(f"{path.name}{of_rank}.memory.pickle"))
+            dump_memory(self._file(step, f"{of_rank}.memory.pickle"))
 
-    def _write_timeline(self, path: Path, timeline: Timeline) -> None:
+    def _write_timeline(self, step: int, timeline: Timeline) -> None:
         name = self._session.spec.name
         drawing = render_svg(timeline, name=name, plan_hash=self._session.plan.identity)
-        path.with_suffix(".json").write_text(timeline_json(timeline), encoding="utf-8")
-        path.with_suffix(".svg").write_text(drawing, encoding="utf-8")
+        self._file(step, ".json").write_text(timeline_json(timeline), encoding="utf-8")
+        self._file(step, ".svg").write_text(drawing, encoding="utf-8")
         trace = render_trace(timeline, name=name)
-        path.with_suffix(".trace.json").write_text(trace, encoding="utf-8")
+        self._file(step, ".trace.json").write_text(trace, encoding="utf-8")

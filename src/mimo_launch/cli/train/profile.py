@@ -2,7 +2,8 @@
 
 Decides: which steps and ranks the words of a user mean.
 Relies on: `cli.shared.options` for lists of ranks.
-Leaves: measuring to `train.profiling`.
+Leaves: which of these steps a resumed run still has to `launcher.profiled_steps`, measuring to
+`train.profiling`.
 """
 
 import re
@@ -10,27 +11,27 @@ import re
 import typer
 
 from mimo_launch.cli.shared.options import ranks_of
+from mimo_launch.launcher.profiled_steps import NO_STEPS, ProfiledSteps
 
 STEPS, RANKS = "--profile", "--profile-ranks"
-# The first steps of a process also compile, allocate and connect.
-WARM_UP_STEPS = 2
 
 
-def profiled_steps(text: str | None, total: int) -> range:
-    """Return the steps, counted from 0, that `--profile` asks for in a run of `total` steps.
+def profiled_steps(text: str | None, total: int) -> ProfiledSteps:
+    """Return the steps that `--profile` asks for in a run of `total` steps.
 
-    A number of steps follows a warm-up; a run with fewer steps measures its last ones. Raises:
-    typer.BadParameter.
+    Raises: typer.BadParameter.
     """
     if text is None:
-        return range(0)
-    match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
+        return NO_STEPS
+    # More digits than any number of steps has are no number.
+    match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
     if match is None:
-        raise _bad(f"{text!r} is neither a number of steps nor a range such as 20-22")
+        shown = text if len(text) < 40 else text[:40] + "..."
+        raise _bad(f"{shown!r} is neither a number of steps nor a range such as 20-22")
     if match[2] is None:
-        wanted = int(match[1])
-        first = min(WARM_UP_STEPS, max(0, total - wanted))
-        return range(first, min(total, first + wanted))
+        if not int(match[1]):
+            raise _bad(f"0 steps are nothing to measure; write 1, or leave {STEPS} out")
+        return ProfiledSteps(int(match[1]))
     first, last = int(match[1]), int(match[2])
     if last < first:
         raise _bad(f"{text!r} ends before it begins; write {last}-{first}")
@@ -38,14 +39,14 @@ def profiled_steps(text: str | None, total: int) -> range:
         raise _bad(f"steps count from 1; write 1-{max(1, last)}")
     if last > total:
         raise _bad(f"the run has {total} steps; write {min(first, total)}-{total}")
-    return range(first - 1, last)
+    return ProfiledSteps(last - first + 1, first - 1)
 
 
-def traced_ranks(text: str | None, steps: range, world_size: int) -> frozenset[int]:
+def traced_ranks(text: str | None, steps: ProfiledSteps, world_size: int) -> frozenset[int]:
     """Return the ranks that `--profile-ranks` asks for. Raises: typer.BadParameter."""
     if text is None:
         return frozenset()
-    if not steps:
+    if not steps.number:
         raise typer.BadParameter(f"which steps? Add {STEPS} 1", param_hint=RANKS)
     ranks = ranks_of(text, RANKS)
     if max(ranks) >= world_size:
