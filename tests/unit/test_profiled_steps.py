@@ -3,6 +3,8 @@
 import pytest
 
 from mimo_launch.launcher.profiled_steps import ProfiledSteps
+from mimo_launch.schedule.actions import parse_action
+from mimo_launch.train.profiling import Told, on_one_clock
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,15 @@ def test_a_number_of_steps_warms_up_anew_and_a_range_does_not(
 ) -> None:
     assert wanted.of(done, total) == measured
     assert list(wanted.passed(done)) == list(passed)
+
+
+def test_ranks_of_several_hosts_are_drawn_on_one_clock() -> None:
+    """Host b has run for some days longer than host a; rank 1 left the barrier late."""
+    slot, days = (parse_action("language.0F0"),), 3e5
+    told = [
+        Told(host="a", began=10.0, slots=[(slot, 11.0, 12.0)]),
+        Told(host="a", began=10.5, slots=[(slot, 12.0, 13.0)]),
+        Told(host="b", began=days, slots=[(slot, days + 3, days + 4)]),
+    ]
+    found = [(start, end) for ((_, start, end),) in on_one_clock(told)]
+    assert found == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]

@@ -1,6 +1,7 @@
 """Measures chosen steps of a run: timelines of all ranks; traces and memory of chosen ranks.
 
-Decides: where the files go, and what each is named.
+Decides: where the files go, and what each is named; that the clocks of hosts, which count from when
+each was started, agree in the barrier before a step.
 Relies on: `comm.step_clock` for when each action ran; torch's profiler, and its record of what is
 allocated on a GPU.
 Leaves: which steps and ranks are wanted to the command; pictures of timelines to `drawing`.
@@ -9,7 +10,10 @@ A transfer lasts from the time its rank is ready to the time it continues. Trace
 of its speed, so timelines of the same step show their ranks slower than they are.
 """
 
-from collections.abc import Callable
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,8 +26,36 @@ from mimo_launch.drawing.spans import Timeline, measured, timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
 from mimo_launch.runtime.progress import Phase
+from mimo_launch.schedule.actions import Slot
 from mimo_launch.train.events import Listener, ListenerFailed
 from mimo_launch.train.rank_session import RankSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a rank tells of a step: its slots with start and end, and why its trace is missing.
+
+    `began` is when it left the barrier before the step, by the clock of its host, like all times.
+    """
+
+    host: str
+    began: float
+    slots: list[tuple[Slot, float, float]]
+    fault: str = ""
+
+
+def on_one_clock(told: Sequence[Told]) -> list[list[tuple[Slot, float, float]]]:
+    """Return the slots of all ranks: on every host, 0 is when its first rank left the barrier."""
+    zeros: dict[str, float] = {}
+    for each in told:
+        zeros[each.host] = min(zeros.get(each.host, each.began), each.began)
+    return [
+        [
+            (slot, start - zeros[each.host], end - zeros[each.host])
+            for slot, start, end in each.slots
+        ]
+        for each in told
+    ]
 
 
 class Profiler:
@@ -43,12 +75,15 @@ class Profiler:
         self._session, self._folder, self.steps = session, folder, steps
         self._is_traced = session.rank in traced
         self._tracer: profile | None = None
+        self._began = 0.0
         self._emit, self._has_failed = emit, False
 
     def tell_missing(self, passed: range, done: int) -> None:
         """Warn of steps that were wanted, but done before without being measured."""
+        if self._session.rank:
+            return
         missing = [step + 1 for step in passed if not self._file(step, ".json").exists()]
-        if missing and self._session.rank == 0:
+        if missing:
             steps = span_text(missing[0], missing[-1])
             self._warn(f"the run continues after step {done}", f"steps {steps} are not measured")
 
@@ -60,6 +95,7 @@ class Profiler:
         if step not in self.steps:
             return
         dist.barrier()
+        self._began = time.perf_counter()
         if self._is_traced:
             activities = [ProfilerActivity.CPU]
             if self._session.device.type == "cuda":
@@ -84,11 +120,12 @@ class Profiler:
         if tracer is not None:
             fault = self._attempt(step, lambda: self._write_trace(step, tracer))
         self._session.progress.enter(Phase.GATHERING)
-        told = gather_objects((slots, fault))
+        mine = Told(host=platform.node(), began=self._began, slots=slots, fault=fault)
+        told: list[Told] = gather_objects(mine)
         if self._session.rank:
             return
-        timeline = measured(self._session.layout, [slots for slots, _ in told])
-        faults = [fault for _, fault in told]
+        timeline = measured(self._session.layout, on_one_clock(told))
+        faults = [each.fault for each in told]
         faults.append(self._attempt(step, lambda: self._write_timeline(step, timeline)))
         if any(faults) and not self._has_failed:
             self._has_failed = True
