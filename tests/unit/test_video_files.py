@@ -1,7 +1,9 @@
 """Files of videos that are damaged, cut, or made to harm: what is read of them, and what is not."""
 
 import io
+import warnings
 import zipfile
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -143,3 +145,12 @@ def test_frames_of_a_zip_are_compared_before_they_are_decoded() -> None:
 def test_a_rate_that_makes_a_video_last_for_years_is_refused() -> None:
     with pytest.raises(BadSample, match=r"3 frames at 1e-300 a second"):
         video_size("frames.zip", zipped(frames(3, 8, 8)), 1e-300)
+
+
+def test_grey_frames_of_a_zip_are_resized_without_a_warning() -> None:
+    grey, file = replace(RECIPE, mean=(0.5,), std=(0.5,)), zipped(frames(2, 13, 21))
+    taken = grey.taken(video_size("frames.zip", file, 1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = video_groups("frames.zip", file, taken, grey)
+    assert found.shape == (1, 2, 16, 24)

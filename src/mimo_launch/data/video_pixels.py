@@ -18,10 +18,11 @@ Frame = npt.NDArray[np.uint8]
 
 def resized(frame: Frame, height: int, width: int, resample: int) -> Frame:
     """Return a frame [channels, h, w] as [channels, height, width], by one of Pillow's filters."""
-    mode = "bicubic" if resample == BICUBIC else "bilinear"
-    given = torch.from_numpy(np.ascontiguousarray(frame))[None]
-    if given.shape[2:] == (height, width):
+    if frame.shape[1:] == (height, width):
         return frame
+    # torch warns of pixels that may not be written, such as Pillow's.
+    given = torch.from_numpy(np.require(frame, requirements=("C", "W")))[None]
+    mode = "bicubic" if resample == BICUBIC else "bilinear"
     made = F.interpolate(given, (height, width), mode=mode, antialias=True, align_corners=False)
     found: Frame = made[0].numpy()
     return found
