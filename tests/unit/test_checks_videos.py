@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.lines import marked_folder
 from tests.support.shards import tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, frames, zipped
@@ -72,6 +73,16 @@ def test_one_encoder_reads_videos(shards: Path) -> None:
     two = {"eye": box(model=reads, placeholder=380), "vision": box(model=reads, placeholder=382)}
     found = check(seeing(shards, modules=two))
     assert [(each.code, each.path[1]) for each in found] == [("videos-not-read", "vision")]
+
+
+def test_videos_have_no_tokens_between_lines(shards: Path, tmp_path: Path) -> None:
+    """As training refuses it: the processor beside the tokenizer writes them for images."""
+    folder = str(marked_folder(tmp_path))
+    [found] = check(seeing(shards, tokenizer=folder))
+    assert (found.code, found.headline) == (
+        "videos-not-read", f"`vision` reads videos, but {folder} writes <line> between lines",
+    )  # fmt: skip
+    assert not check(seeing(shards, tokenizer=folder, template="caption"))
 
 
 def test_settings_of_videos_need_a_reader(shards: Path) -> None:

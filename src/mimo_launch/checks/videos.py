@@ -6,15 +6,25 @@ Leaves: processors to `shards`, weights to `init_from`, videos themselves to the
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from mimo_launch.checks.packages import AV, is_installed
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shards import first_suffixes
 from mimo_launch.data.webdataset.tar_files import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break
 from mimo_launch.hugging_face.video_processor import video_readers
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import CaptionTemplate, DigitsData, Spec, VitModel, WebdatasetData
+from mimo_launch.spec.spec import (
+    CaptionTemplate,
+    ChatTemplate,
+    DigitsData,
+    Spec,
+    VitModel,
+    WebdatasetData,
+)
 
 
 def videos_can_be_read(spec: Spec, name: str, model: VitModel) -> Findings:
@@ -64,6 +74,14 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
             "the chat template writes what stands around each temporal patch",
             "write `template: chat` in `data`, or `video: {time: patches}`",
         )
+    if (lines := _line_break(spec)) is not None:
+        folder, text = lines
+        yield (
+            f"`{name}` reads videos, but {folder} writes {text} between lines",
+            "its processor does so for images, and no processor says where it belongs in a video",
+            f"delete `video` of `{name}`, or write `tokenizer: FOLDER` of a model that reads "
+            "videos",
+        )
     for reader in spec.encoders:
         sources = spec.sources_of(reader)
         if name in sources and len(sources) > 1:
@@ -72,6 +90,17 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
                 "the others see images only, so there is nothing of theirs to go with a video",
                 f"delete `video` of `{name}`, or write `reads: [{name}]` in `{reader}`",
             )
+
+
+def _line_break(spec: Spec) -> tuple[str, str] | None:
+    """Return the folder of the tokenizer and its token between lines of images, if it has one."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
+        return None
+    with suppress(TokenizerError):  # A check of its own says so.
+        if (text := line_break(Path(data.tokenizer))) is not None:
+            return data.tokenizer, text
+    return None
 
 
 def video_settings_used(spec: Spec) -> Findings:
