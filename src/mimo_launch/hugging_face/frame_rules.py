@@ -27,7 +27,7 @@ class VideoTooShort(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VideoSize:
-    """A video as its header describes it: frames, height and width in pixels, frames a second."""
+    """A video, not decoded: its frames, height and width in pixels, frames a second."""
 
     frames: int
     height: int
@@ -129,7 +129,9 @@ class FrameSize:
     def _over_time(self, frames: int, height: int, width: int) -> tuple[int, int]:
         factor, most = self.factor, self.max_pixels
         if frames < self.group:
-            raise VideoTooShort(f"{frames} frames are taken, a temporal patch has {self.group}")
+            raise VideoTooShort(
+                f"too few frames are taken: {frames}; a temporal patch has {self.group}"
+            )
         if self.cap is not None:
             each = max(min(self.cap * factor**2, most // frames), int(self.min_pixels * _ABOVE))
             most = each * frames

@@ -1,7 +1,8 @@
-"""Members of a sample as videos: what their headers say, and the frames that are taken.
+"""Members of a sample as videos: their size and number of frames, and the frames that are taken.
 
 Decides: the formats, by the first bytes of a file; that frames come in the order of a file, or in
-that of the numbers in the names of a `.frames.zip`; that nothing but the member itself is opened.
+that of the numbers in the names of a `.frames.zip`; that nothing but the member itself is opened;
+that frames are counted, and none is decoded that is larger than its header says.
 Relies on: PyAV, imported when it is first needed; `decode_media` for the images in a zip.
 Leaves: which frames are taken, and their size, to `hugging_face.video_processor`.
 """
@@ -43,7 +44,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
-    """Return what a video's header says; `rate` is that of frames in a zip.
+    """Return the size of a video without decoding it; `rate` is that of frames in a zip.
 
     Raises: BadSample if it cannot be read, or says nothing that it must.
     """
