@@ -145,8 +145,9 @@ def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: 
 
 
 @pytest.mark.faults
-def test_hosts_with_other_settings_do_not_start(start: Start) -> None:
-    for code, _, err in finish(start(own=((), ("--set", "optimizer.lr=0.5")))):
+@pytest.mark.parametrize("settings", [("--set", "optimizer.lr=0.5"), ("--profile", "1")])
+def test_hosts_with_other_settings_do_not_start(start: Start, settings: tuple[str, str]) -> None:
+    for code, _, err in finish(start(own=((), settings))):
         assert code == 1
         assert "has another plan" in err
 

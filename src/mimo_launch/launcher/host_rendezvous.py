@@ -81,7 +81,8 @@ class HostRendezvous:
         others = [node for node in self.others if self.messages.said(node, "plan") != plan]
         if others:
             raise self._apart(
-                f"{self.names(others)} has another plan: its spec, --set options or --device differ"
+                f"{self.names(others)} has another plan: its spec, --set options, --device or "
+                "--profile differ"
             )
 
     def _store(self, place: NodePlace, port: int) -> Any:

@@ -119,9 +119,12 @@ class ManyHosts:
     """All hosts of a job, seen from the launcher of one of them."""
 
     def __init__(
-        self, place: NodePlace, plan: Plan, device: str, run: Path, stop: StopRequest
+        self, place: NodePlace, plan: Plan, told: str, run: Path, stop: StopRequest
     ) -> None:
-        """Meet the launchers of all other hosts. Raises: HostsError, Interrupted."""
+        """Meet the launchers of all other hosts, which must have been `told` the same.
+
+        Raises: HostsError, Interrupted.
+        """
         self.node, self.world_size = place.node, plan.layout.world_size
         per_host = self.world_size // place.num_nodes
         self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
@@ -129,7 +132,7 @@ class ManyHosts:
         self._run = run
         self._attempt = 0
         self._absent: list[int] = []
-        same = f"{plan.identity} on {device}"
+        same = f"{plan.identity} on {told}"
         timeout = plan.spec.train.timeout
         self._all = HostRendezvous(place, self.ranks, same, stop, timeout=timeout)
 

@@ -39,6 +39,10 @@ class RankTask(Protocol):
 
     resumable: ClassVar[bool]
 
+    @property
+    def in_common(self) -> str:
+        """What the launchers of all hosts must have been told alike, or their ranks do not meet."""
+
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Return the listeners with which rank 0 records events in the run folder."""
 
@@ -62,6 +66,11 @@ class Training:
     resumable: ClassVar[bool] = True
     profiled: ProfiledSteps = NO_STEPS
     traced: frozenset[int] = frozenset()
+
+    @property
+    def in_common(self) -> str:
+        """The measured steps: they begin with a barrier and end with a gather."""
+        return repr(self.profiled)
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Open the metrics file and the records that `log` asks for."""
@@ -96,6 +105,11 @@ class Benching:
 
     resumable: ClassVar[bool] = False
     options: "BenchOptions"
+
+    @property
+    def in_common(self) -> str:
+        """Nothing but the plan."""
+        return ""
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Record nothing before the end."""
@@ -164,6 +178,11 @@ class Sampling:
     folder: Path
     samples: int
     steps: int
+
+    @property
+    def in_common(self) -> str:
+        """Nothing but the plan."""
+        return ""
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Record nothing but the samples."""

@@ -134,7 +134,8 @@ def _on_many_hosts(
     request = request.on_host_of(world_size(request.spec) // place.num_nodes)
     console.note(f"node {place.node} of {place.num_nodes}: meeting the others at {place.endpoint}")
     try:
-        hosts = ManyHosts(place, request.plan, request.device, request.run, stop)
+        told = f"{request.device} {request.task.in_common}"
+        hosts = ManyHosts(place, request.plan, told, request.run, stop)
         folder: RunFolder | int | None = 2
         try:
             folder = custom_classes_fail(request.spec, console)
