@@ -92,7 +92,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     held = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
     yield Diagnostic(
         code="grid-size-mismatch",
-        headline=f"`{name}`: {shown} = {grid.num_ranks}, but it has {num_ranks} ranks",
+        headline=f"`{name}`: {shown} = {grid.num_ranks}, but it has {held}",
         path=("modules", name, "grid"),
         at_key=True,
         why="each rank of a module has exactly one place on its grid",

@@ -169,7 +169,7 @@ def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: b
     from math import prod
 
     from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
-    from mimo_launch.diag.quantities import bytes_text, sizes_text
+    from mimo_launch.diag.quantities import bytes_text, num_ranks_text, sizes_text
     from mimo_launch.layout.layout import world_size
 
     spec = found.spec
@@ -203,7 +203,7 @@ def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: b
         return
     console.answer(
         f"{found.path}: step {found.step} of {spec.train.steps} of `{spec.name}`, "
-        f"{world_size(spec)} ranks, {bytes_text(found.num_bytes)}"
+        f"{num_ranks_text(world_size(spec))}, {bytes_text(found.num_bytes)}"
     )
     others = [str(step) for step in steps if step != found.step]
     if others:

@@ -86,8 +86,8 @@ def logs(
 
 
 def _instead(there: list[int]) -> str:
-    from mimo_launch.diag.quantities import ranks_text
+    from mimo_launch.diag.quantities import named_ranks
 
     if there:
-        return f"it has those of ranks {ranks_text(there)}"
+        return f"it has those of {named_ranks(there)}"
     return "name a run folder that `mimo-launch runs` lists; its ranks write once they have started"

@@ -21,6 +21,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{head},..{ranks[-1]} ({len(ranks)} ranks)"
 
 
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return increasing ranks with their noun: `rank 4`, `ranks 0-3`."""
+    return f"rank{'s' * (len(ranks) != 1)} {ranks_text(ranks)}"
+
+
+def num_ranks_text(number: int) -> str:
+    """Return a number of ranks: `1 rank`, `1,024 ranks`."""
+    return f"{number:,} rank{'s' * (number != 1)}"
+
+
 def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (first, last) of each run of increasing numbers without a gap."""
     ranges: list[tuple[int, int]] = []

@@ -12,8 +12,9 @@ from typing import Any
 from mimo_launch.diag.quantities import (
     bytes_text,
     figure,
+    named_ranks,
+    num_ranks_text,
     percent,
-    ranks_text,
     scaled,
     seconds_text,
     sizes_text,
@@ -55,7 +56,7 @@ class HolderText:
 def title_of(report: Report) -> str:
     """Return the job in a line."""
     header = report.header
-    return f"{header.name}: {header.world_size:,} ranks, plan {header.plan_hash}"
+    return f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}"
 
 
 def basis_of(report: Report) -> str:
@@ -81,7 +82,7 @@ def facts_of(report: Report) -> dict[str, str]:
 
 
 def _fit_text(fit: MemoryFit) -> str:
-    who = f"{' and '.join(fit.modules)} on ranks {ranks_text(fit.ranks)}"
+    who = f"{' and '.join(fit.modules)} on {named_ranks(fit.ranks)}"
     needed = f"{bytes_text(fit.needed_bytes)} on the fullest GPUs ({who})"
     if fit.gpu_memory is None:
         return f"{needed}; `nodes: {{gpus: 8, gpu: h100-80gb}}` in the spec says whether that fits"
@@ -160,5 +161,5 @@ def holders_of(report: Report) -> Iterator[HolderText]:
             part: sum(len(row.ranks) * SHARES[part](row) for row in alike) / len(ranks)
             for part in PARTS
         }
-        text = f"ranks {ranks_text(ranks)}, {gpus_text(ranks)}: {held}"
+        text = f"{named_ranks(ranks)}, {gpus_text(ranks)}: {held}"
         yield HolderText(text=text, shares=shares)

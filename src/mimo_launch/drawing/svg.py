@@ -8,7 +8,7 @@ Leaves: the file to the caller.
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from mimo_launch.diag.quantities import percent
+from mimo_launch.diag.quantities import num_ranks_text, percent
 from mimo_launch.drawing.html_page import FORBIDDEN
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
@@ -110,7 +110,7 @@ def _heading(timeline: Timeline, name: str, plan_hash: str, left_out: str) -> It
     facts = [
         "planned step" if timeline.unit is Unit.MODEL else "measured",
         f"plan {plan_hash}",
-        f"{timeline.num_ranks} ranks",
+        num_ranks_text(timeline.num_ranks),
         f"makespan {timeline.makespan * factor:.6g} {word}",
         f"bubble {percent(mean_bubble(timeline))}",
         left_out,

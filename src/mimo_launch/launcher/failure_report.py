@@ -9,7 +9,7 @@ Leaves: printing to `cli`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.host_resources import environment_fault
 from mimo_launch.launcher.verdict import Failure, FailureKind, RankState
 from mimo_launch.launcher.worker_logs import (
@@ -40,7 +40,7 @@ def headline(failure: Failure) -> str:
     rank, kind = failure.verdict.rank, failure.verdict.kind
     if kind is FailureKind.ABSENT:
         return "error: " + "; ".join(
-            f"{host.name} (node {host.node}, ranks {ranks_text(host.ranks)}) does not answer"
+            f"{host.name} (node {host.node}, {named_ranks(host.ranks)}) does not answer"
             for host in failure.absent
         )
     if kind is FailureKind.NO_FOLDER:
@@ -183,19 +183,15 @@ def _others(failure: Failure, blamed: int) -> list[str]:
     groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
     if len(groups) > MAX_GROUPS:
         groups = _grouped({s.rank: f"{_how(s)}, step {s.step}, {s.phase.words}" for s in others})
-    lines = [f"{_these(ranks)}: {text}" for text, ranks in groups.items()]
+    lines = [f"{named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     more = len(lines) - MAX_GROUPS
     lines = [*lines[:MAX_GROUPS], *([f"and {more} more groups of ranks"] if more > 0 else [])]
     lines += [
-        f"ranks {ranks_text(host.ranks)}: unknown, {host.name} (node {host.node}) does not answer"
+        f"{named_ranks(host.ranks)}: unknown, {host.name} (node {host.node}) does not answer"
         for host in failure.absent
         if blamed not in host.ranks
     ]
     return lines
-
-
-def _these(ranks: Sequence[int]) -> str:
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)}"
 
 
 def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
@@ -234,6 +230,6 @@ def _files(failure: Failure, run: Path, rank: int) -> list[str]:
     recorder = attempt_folder(run, failure.attempt) / RECORDER
     if recorded := recorded_ranks(recorder):
         read = f"read with torchfrtrace {recorder} -p rank_"
-        lines.append(f"{recorder}/ (NCCL's flight recorder of {_these(recorded)}; {read})")
+        lines.append(f"{recorder}/ (NCCL's flight recorder of {named_ranks(recorded)}; {read})")
     metrics = run / "metrics.jsonl"
     return [*lines, *([str(metrics)] if metrics.exists() else [])]

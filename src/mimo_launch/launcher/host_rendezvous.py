@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.host_messages import HostMessages
 from mimo_launch.launcher.network import (
@@ -144,7 +144,7 @@ class HostRendezvous:
     def names(self, nodes: Sequence[int]) -> str:
         """Return the names of hosts for a message."""
         known = (self.host(node) for node in nodes)
-        return ", ".join(f"{h.name} (node {h.node}, ranks {ranks_text(h.ranks)})" for h in known)
+        return ", ".join(f"{h.name} (node {h.node}, {named_ranks(h.ranks)})" for h in known)
 
     def rendezvous(self, run: Path) -> Rendezvous:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""

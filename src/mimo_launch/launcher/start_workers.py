@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import gpu_settings, refuse_initialised_cuda
 from mimo_launch.launcher.host_resources import oom_kills
@@ -123,8 +123,7 @@ class _Waiting:
         slowest = min(each.phase for each in found)
         self._ended = min(each.step for each in found) > self._first_step > 0
         there = [r for r, each in zip(self._ranks, found, strict=True) if each.phase == slowest]
-        who = f"rank {there[0]}" if len(there) == 1 else f"ranks {ranks_text(there)}"
-        said = f"{who}: {slowest.words}"
+        said = f"{named_ranks(there)}: {slowest.words}"
         if said != self._said and not self._ended:
             self._said = said
             self._tell(RunWaits(what=said))

@@ -8,7 +8,7 @@ Leaves: what to do about a loss to `advice`.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mimo_launch.diag.quantities import percent, ranks_text
+from mimo_launch.diag.quantities import named_ranks, percent
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 from mimo_launch.spec.spec import Spec
@@ -84,7 +84,7 @@ def wastes(spec: Spec, estimates: Estimates, constants: Calibration, world: int)
             )
     idle = tuple(sorted(set(range(world)).difference(*(row.ranks for row in estimates.ranks))))
     if len(idle) >= LEAST * world:
-        text = f"ranks {ranks_text(idle)} hold no module: {gpus_text(idle)}"
+        text = f"{named_ranks(idle)} hold{'s' * (len(idle) == 1)} no module: {gpus_text(idle)}"
         one = Waste(
             kind="idle", modules=(), ranks=idle, share=1.0, of_all=len(idle) / world, text=text
         )

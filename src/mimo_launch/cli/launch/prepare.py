@@ -91,7 +91,7 @@ def prepare(
 
     Raises: Interrupted.
     """
-    from mimo_launch.diag.quantities import sizes_text, span_text
+    from mimo_launch.diag.quantities import num_ranks_text, sizes_text, span_text
     from mimo_launch.drawing.plan_report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
@@ -122,7 +122,7 @@ def prepare(
         folder.lock.close()
         return code
     header = report.header
-    request.say(f"{request.file}: plan {header.plan_hash}, {header.world_size} ranks")
+    request.say(f"{request.file}: plan {header.plan_hash}, {num_ranks_text(header.world_size)}")
     for module in report.modules:
         placement = "" if module.placement is None else f", {module.placement}"
         ranks = span_text(module.first_rank, module.last_rank)

@@ -21,6 +21,7 @@ from mimo_launch.cli.plan.estimate_tables import (
 )
 from mimo_launch.diag.quantities import (
     coords_text,
+    num_ranks_text,
     percent,
     ranks_text,
     some,
@@ -135,7 +136,7 @@ def _heading(header: Header) -> RenderableType:
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
     nominal = f"the same images: {rows}" if rows else "no image"
     lines = [
-        f"{header.name}: {header.world_size} ranks, plan {header.plan_hash}",
+        f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}",
         f"A step: {header.global_batch} samples of {header.seq} tokens, "
         f"{header.microbatches} microbatches of {header.microbatch_size} per language replica",
     ]
