@@ -93,8 +93,8 @@ def test_a_host_that_is_cut_off_ends_on_both_sides(hosts: TwoHosts, start: Start
     ends = finish(launchers)
     assert time.monotonic() - began < 30
     assert [code for code, _, _ in ends] == [1, 1]
-    assert "(node 1, ranks 1) does not answer" in ends[0][2]
-    assert "(node 0, ranks 0) does not answer" in ends[1][2]
+    assert "(node 1, rank 1) does not answer" in ends[0][2]
+    assert "(node 0, rank 0) does not answer" in ends[1][2]
     assert all(gone(worker) for worker in workers)
 
 
@@ -128,7 +128,7 @@ def test_a_launcher_that_is_killed_ends_the_others(start: Start) -> None:
     os.kill(launchers[0].pid, signal.SIGKILL)
     code, _, err = launchers[1].finish()
     assert code == 1
-    assert "(node 0, ranks 0) does not answer" in err
+    assert "(node 0, rank 0) does not answer" in err
 
 
 def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: 
     for code, _, err in finish(start(folders=(tmp_path, other), enter=be_quick)):
         assert code == 1
         assert "does not see the run folder runs/tiny of node 0" in err
-        assert "(node 1, ranks 1)" in err
+        assert "(node 1, rank 1)" in err
 
 
 @pytest.mark.faults

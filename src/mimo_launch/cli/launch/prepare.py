@@ -91,7 +91,7 @@ def prepare(
 
     Raises: Interrupted.
     """
-    from mimo_launch.diag.quantities import num_ranks_text, sizes_text, span_text
+    from mimo_launch.diag.quantities import named_ranks, num_ranks_text, sizes_text
     from mimo_launch.drawing.plan_report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
@@ -125,8 +125,8 @@ def prepare(
     request.say(f"{request.file}: plan {header.plan_hash}, {num_ranks_text(header.world_size)}")
     for module in report.modules:
         placement = "" if module.placement is None else f", {module.placement}"
-        ranks = span_text(module.first_rank, module.last_rank)
-        request.say(f"  {module.name}: ranks {ranks}, {sizes_text(module.grid)}{placement}")
+        ranks = named_ranks(range(module.first_rank, module.last_rank + 1))
+        request.say(f"  {module.name}: {ranks}, {sizes_text(module.grid)}{placement}")
     if folder.moved:
         request.say(f"  an earlier run is now in {folder.moved}")
     request.say(f"  run folder: {folder.path}")
