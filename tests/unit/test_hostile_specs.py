@@ -100,6 +100,15 @@ def test_a_number_that_is_too_large_is_a_finding_that_states_the_largest(
     assert largest in answer
 
 
+def test_a_talker_has_no_more_codebooks_than_a_codec_could() -> None:
+    """Each is a table and an output layer of its own: millions took minutes to plan."""
+    file = ROOT / "topologies" / "bench" / "talker_1b_disjoint.yaml"
+    text = file.read_text(encoding="utf-8")
+    checked, answer = answered(text.replace("codebooks: 8", "codebooks: 8000000"))
+    assert checked.spec is None
+    assert "a whole number from 1 to 1,024" in answer
+
+
 def test_a_long_line_is_shown_around_its_place() -> None:
     text = VALID + "eval: {samples: 8, " + " " * 5000 + "sample: 1, " + " " * 5000 + "}\n"
     _, answer = answered(text)

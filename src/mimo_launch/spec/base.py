@@ -116,6 +116,8 @@ _DP_SCHEMA = {
 }
 Dp = Annotated[Places, WithJsonSchema(_DP_SCHEMA)]
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+# Of a codec; each is a table and an output layer of its own.
+Codebooks = Annotated[int, Field(ge=1, le=2**10)]
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]
 Tokens = Annotated[int, Field(ge=1, le=2**27)]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, CountFrom0, Strict, Tokens
+from mimo_launch.spec.base import Codebooks, CountFrom0, Strict, Tokens
 from mimo_launch.spec.encoders import EncoderBlocks, EncoderModel, Images
 from mimo_launch.spec.language_models import DecoderBlocks
 
@@ -32,7 +32,7 @@ class Codes(Strict):
     """
 
     kind: str
-    codebooks: Count = Field(
+    codebooks: Codebooks = Field(
         1, description="Codebooks of the codec; a frame has a code of each.", examples=[8]
     )
     vocab: Tokens = Field(
