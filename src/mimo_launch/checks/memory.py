@@ -13,7 +13,7 @@ from functools import partial
 
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.diag.quantities import bytes_text, ranks_text
+from mimo_launch.diag.quantities import bytes_text, named_ranks, ranks_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator, RankClass
 from mimo_launch.estimate.rows import Estimates, MemoryRow
@@ -50,7 +50,7 @@ def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
             "the rest": memory.workspace + memory.reserve + memory.device,
         }
         shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
-        who = f"rank{'s' * several} {ranks_text(alike.ranks)} ({holds}) need{'s' * (not several)}"
+        who = f"{named_ranks(alike.ranks)} ({holds}) need{'s' * (not several)}"
         finding = partial(
             Diagnostic,
             headline=f"{who} about {bytes_text(memory.total)}, {verdict}",

@@ -13,6 +13,7 @@ from itertools import groupby
 from mimo_launch.diag.quantities import (
     bytes_text,
     coords_text,
+    named_ranks,
     percent,
     ranks_text,
     role_text,
@@ -200,11 +201,7 @@ def _host(name: str, numbers: Iterable[int], cells: RankCells) -> Iterator[str]:
 def _name(cell: RankCell, cells: RankCells) -> str:
     if not cells.has_classes:
         return f"rank {cell.ranks[0]}"
-    return f"class {cells.cell_of[cell.ranks[0]]}, {_ranks(cell.ranks)}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
+    return f"class {cells.cell_of[cell.ranks[0]]}, {named_ranks(cell.ranks)}"
 
 
 def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
@@ -248,4 +245,4 @@ def _moved(traffic: Traffic, cells: RankCells) -> str:
     if traffic.way == COPIES:
         return amount
     peers = sorted(rank for other in traffic.amounts for rank in cells.cells[other].ranks)
-    return f"{amount} {'to' if traffic.way == SENDS else 'from'} {_ranks(peers)}"
+    return f"{amount} {'to' if traffic.way == SENDS else 'from'} {named_ranks(peers)}"
