@@ -19,9 +19,10 @@ def group(name: str) -> list[str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the default suite; arguments go to pytest."""
+    """Run the default suite in two processes; arguments go to pytest."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", *session.posargs)
+    # A file is a process's own: its fixtures are made once.
+    session.run("pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mimo_launch.diag.codes import all_codes
+from mimo_launch.diag.diagnostic import all_codes
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""Set-up of every test run: one thread per process, and what forked ranks need imported before."""
+"""Set-up of every test run: one thread and no fixed width per process; what forked ranks import."""
 
 import os
 import signal
@@ -9,6 +9,10 @@ from hypothesis import HealthCheck, settings
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several folders
+
+# pytest-xdist gives its workers a width, which would hide that of a terminal from what they start.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 # Started by nohup or a service, the tests would ignore it, and so would what they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, ru
     assert tps[0] < tps[-1]
 
 
+def test_weights_are_fully_sharded_where_nothing_else_fits(tmp_path: Path, run_cli: Cli) -> None:
+    """671 B parameters in 61 layers, which no pp but 61 divides."""
+    folder, file = tmp_path / "deepseek", tmp_path / "deepseek.yaml"
+    folder.mkdir()
+    config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    began = time.process_time()
+    options = "--gpus 512 --gpus-per-node 8 --gpu-memory 80GB"
+    assert run_cli(f"init {file} --language {folder} {options}")[0] == 0
+    assert time.process_time() - began < 20
+    language = checked(file).spec.language
+    assert (language.sharding, language.recompute) == ("full", "full")
+
+
 def test_a_hybrid_model_is_split_by_its_pattern(tmp_path: Path, run_cli: Cli) -> None:
     folder, file = tmp_path / "nemotron", tmp_path / "hybrid.yaml"
     folder.mkdir()
@@ -103,7 +118,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
     [
         (
             "--language {llama} --gpu-memory 4GB --gpus 2",
-            "no layout on 2 GPUs: rank 0 (`language` stage 0) needs",
+            "no layout on 2 GPUs: rank 1 (`language` stage 1) needs",
         ),
         ("--vision {llama}", "holds no supported vision: its model type is llama"),
         ("--language {llama}/none", "config.json cannot be read"),

@@ -132,6 +132,23 @@ def test_calibration_changes_what_fits(tmp_path: Path, capsys: pytest.CaptureFix
     assert "error[memory-too-small]" in capsys.readouterr().err
 
 
+def test_a_spec_that_does_not_fit_gets_changes_that_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    arguments = ["plan", "topologies/bench/r1_dp2_dp2.yaml", "--set", "nodes.gpu_memory=60GB"]
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert "error[memory-too-small]" in err
+    assert "What fits, the fastest first" in out
+    assert "1. " in out
+    assert "language: {" in out
+    assert max(map(len, out.splitlines())) <= 60
+    for more in ("--no-advice", "--json"):
+        assert run([*arguments, more]) == 2
+        assert capsys.readouterr().out == ""
+
+
 def test_calibration_changes_the_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.cli.app import run
+from mimo_launch.diag.quantities import percent
 from mimo_launch.drawing.spans import parse_timeline, timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
@@ -54,12 +55,15 @@ def test_two_ranks_are_drawn_as_the_file_shows(same: Callable[[Path, str], None]
     same(GOLDEN / "two_ranks_trace.json", render_trace(timeline, name="two-ranks"))
 
 
-@pytest.mark.parametrize("name", ["two_encoders", "colocated_pp2"])
+@pytest.mark.parametrize(
+    ("name", "more"), [("two_encoders", []), ("colocated_pp2", ["--model-units"])]
+)
 def test_picture_in_the_docs_is_what_plan_draws(
-    name: str, same: Callable[[Path, str], None], tmp_path: Path
+    name: str, more: list[str], same: Callable[[Path, str], None], tmp_path: Path
 ) -> None:
     svg = tmp_path / "step.svg"
-    assert run(["plan", str(ROOT / f"topologies/{name}.yaml"), "--timeline", str(svg)]) == 0
+    spec = str(ROOT / f"topologies/{name}.yaml")
+    assert run(["plan", spec, "--timeline", str(svg), *more]) == 0
     picture = ROOT / f"docs/img/{name.replace('_', '-')}.svg"
     same(picture, svg.read_text(encoding="utf-8"))
 
@@ -78,9 +82,33 @@ def test_files_come_beside_the_usual_answer(
     plan = json.loads(call(capsys, "--json")[1])
     assert plan["header"]["name"] in words
     assert f"plan {plan['header']['plan_hash']}" in words
-    assert f"makespan {plan['schedule']['makespan']} model units" in words
+    milliseconds = 1000 * plan["estimates"]["schedule_seconds"]
+    assert f"planned step, estimated for {plan['estimates']['device']}" in words
+    assert f"makespan {milliseconds:.6g} milliseconds" in words
     ranks = {e["pid"] for e in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
     assert ranks == ({4} if "--rank" in more else set(range(6)))
+
+
+def test_files_have_the_bubble_that_is_estimated_or_that_of_model_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The picture, the page and the answer tell of one step."""
+    svg, page, trace = tmp_path / "step.svg", tmp_path / "plan.html", tmp_path / "step.json"
+    files = ("--timeline", str(svg), "--html", str(page), "--trace", str(trace))
+    found = {}
+    for more in ((), ("--model-units",)):
+        code, out, _ = call(capsys, "--json", *files, *more)
+        assert code == 0
+        plan = json.loads(out)
+        words = " ".join(ET.fromstring(svg.read_text(encoding="utf-8")).itertext())
+        other = json.loads(trace.read_text(encoding="utf-8"))["otherData"]
+        found[more] = plan["schedule" if more else "estimates"]["bubble"]
+        length = plan["schedule"]["makespan"] if more else plan["estimates"]["schedule_seconds"]
+        assert f"bubble {percent(found[more])}" in words
+        assert f"bubble {percent(found[more])}</h2>" in page.read_text(encoding="utf-8")
+        assert other["makespan"] == pytest.approx(length, rel=1e-6)
+        assert other["unit"] == ("model units" if more else "estimated seconds")
+    assert found[()] != found["--model-units",]
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--full"]])

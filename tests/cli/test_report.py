@@ -1,5 +1,6 @@
 """`mimo-launch report`: files that show what runs did, and clear words where they cannot."""
 
+import json
 import math
 import re
 import shlex
@@ -14,7 +15,7 @@ import pytest
 from tests.support.histories import step, write
 
 from mimo_launch.cli.report import figure
-from mimo_launch.train.metrics_file import read_history
+from mimo_launch.train.history import read_history
 
 Cli = Callable[[str], tuple[int, str, str]]
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
@@ -58,7 +59,6 @@ def test_html_goes_into_the_first_run_and_fetches_nothing(
     assert figure._INK not in text
     for words in ("loss (dots: evaluation)", "gradient norm", "learning rate", "tokens/s"):
         assert f">{words}</text>" in text
-    assert text.count("<tr>") == 3
     # Both are in the legend and in the table.
     assert all(text.count(f">{name}<") == 2 for name in ("first", "second"))
 
@@ -167,9 +167,63 @@ def test_runs_of_one_name_are_told_apart(
     target = tmp_path / "both.html"
     assert run_cli(f"report {one} {other} {one} -o {target}")[0] == 0
     text = target.read_text(encoding="utf-8")
-    assert f"<td>{one}</td>" in text
-    assert f"<td>{other}</td>" in text
-    assert text.count("<tr>") == 3
+    assert re.findall("<th>(.*?)</th>", text) == ["", str(one), str(other)]
+
+
+def resumed(run: Path, step: int, *changes: str) -> None:
+    """Note in the metrics of a run that it was resumed."""
+    record = {"step": step, "resumed_from": "checkpoints/step", "changes": changes}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def test_a_resumed_run_is_marked_where_and_says_what_changed(
+    run_cli: Cli, runs: Callable[..., Path]
+) -> None:
+    run = runs("one")
+    resumed(run, 10)
+    resumed(run, 30, "optimizer.lr: 0.001 -> 0.002")
+    for axes in figure._figure([read_history(run)], 1).axes:
+        marked = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
+        assert marked == [10, 30]
+        assert axes.get_xlabel() == "step, dotted where resumed"
+    assert run_cli(f"report {run}")[0] == 0
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "<td>resumed after</td><td>10, 30</td>" in text
+    assert "<td>one</td><td>10</td><td>no setting changed</td>" in text
+    assert "<td>one</td><td>30</td><td>optimizer.lr: 0.001 -&gt; 0.002</td>" in text
+
+
+def test_runs_of_several_specs_show_the_settings_that_differ(
+    run_cli: Cli, runs: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Defaults count, names do not; a run without a spec is not taken for one without settings."""
+    text = SPEC.read_text()
+    places = [runs(name) for name in ("one", "two", "three")]
+    (places[0] / "spec.yaml").write_text(text)
+    changed = text.replace("name: tiny", "name: other").replace("steps: 4", "steps: 8")
+    (places[1] / "spec.yaml").write_text(f"{changed}optimizer: {{lr: 0.002}}\n")
+    target = tmp_path / "all.html"
+    assert run_cli(f"report {shlex.join(map(str, places))} -o {target}")[0] == 0
+    shown = target.read_text(encoding="utf-8").partition("Settings that differ")[2]
+    found = [re.findall("<td>(.*?)</td>", line) for line in shown.splitlines() if "<td>" in line]
+    assert found == [
+        ["optimizer.lr", "0.0003", "0.002", "?"],
+        ["train.steps", "4", "8", "?"],
+    ]
+    assert run_cli(f"report {places[0]} {places[2]} -o {target}")[0] == 0
+    assert "<p>None, in the specs of these runs" in target.read_text(encoding="utf-8")
+
+
+def test_a_page_fits_a_narrow_screen(run_cli: Cli, runs: Callable[..., Path]) -> None:
+    """Panels are elements of their own, which stand below each other; tables scroll."""
+    one = runs("one")
+    assert run_cli(f"report {one} {runs('two')}")[0] == 0
+    text = (one / "report.html").read_text(encoding="utf-8")
+    assert text.count("<svg") == 4
+    assert 'name="viewport"' in text
+    assert "repeat(auto-fit" in text
+    assert text.count("<table>") == text.count('<div class="wide">') == 1
 
 
 def test_a_run_of_one_step_that_failed_is_drawn(

@@ -8,22 +8,24 @@ from pathlib import Path
 import pytest
 from tests.support.histories import step, write
 
-from mimo_launch.cli.report.page import COLUMNS, row
-from mimo_launch.train.metrics_file import read_history
+from mimo_launch.cli.report.page import ROWS
+from mimo_launch.cli.report.page import cells as cells_of
+from mimo_launch.train.history import read_history
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 
 
 def cells(run: Path) -> dict[str, str]:
-    return dict(zip(COLUMNS, row(read_history(run)), strict=True))
+    return dict(zip(ROWS, cells_of(read_history(run)), strict=True))
 
 
 def test_the_row_of_a_run(runs: Callable[..., Path]) -> None:
     run = runs("one")
     assert cells(run) == {
-        "run": "one", "status": "-", "steps": "40", "last loss": "0.1000",
+        "status": "-", "steps": "40", "last loss": "0.1000",
         "best loss": "0.1000 at step 40", "last evaluation": "0.2500", "median tokens/s": "5",
         "skipped steps": "1", "bad samples": "80", "checkpoints": "0",
+        "resumed after": "-",
     }  # fmt: skip
 
 

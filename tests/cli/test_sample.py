@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 from mimo_launch.cli.app import run
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.digit_images import PIXEL_DEVIATION, load_digits
-from mimo_launch.train.generation import picture
+from mimo_launch.train.evaluation import picture
 from mimo_launch.train.samples import sheet_of
 
 DRAW = """

@@ -37,7 +37,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def metrics(folder: Path) -> list[dict]:
     lines = (folder / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if "resumed_from" not in record]
 
 
 # Notes which process makes the programs of a plan, and which proves them.

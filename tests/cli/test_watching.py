@@ -2,20 +2,27 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tests.support.histories import evaluated, step, write
+from tests.support.terminal import Terminal
 
 from mimo_launch.cli import watch
 from mimo_launch.launcher.forking import ask_child
 from mimo_launch.launcher.run_lock import LOCK, Owner
 from mimo_launch.launcher.worker_processes import name_process
+from mimo_launch.train.event_records import as_record
+from mimo_launch.train.events import EvalFinished
 
 Cli = Callable[[str], tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 KILLED = "its launcher was killed, or its host went down"
 
@@ -90,6 +97,59 @@ def test_watching_a_run_that_has_ended_tells_its_steps_and_its_end(
     code, _, err = run_cli(f"watch {tmp_path}")
     assert code == 2
     assert "is no run folder" in err
+
+
+def recorded(lines: list[str]) -> Iterator[str]:
+    """Yield the records of which `watch` would print these lines."""
+    number = r"([\d.,e+-]+)"
+    of_step = re.compile(
+        rf"step +{number}  loss {number}  grad norm {number} "
+        rf"\(vision {number} language {number}\)  lr {number}  {number} tokens/s"
+    )
+    of_eval = re.compile(
+        rf"eval +{number}  loss {number}  digit accuracy {number}%  \({number} held-out samples\)"
+    )
+    for line in lines:
+        kind = of_step if line.startswith("step") else of_eval
+        found = kind.fullmatch(line)
+        assert found, line
+        values = [float(each.replace(",", "")) for each in found.groups()]
+        if kind is of_eval:
+            event = EvalFinished(
+                step=int(values[0]),
+                eval_loss=values[1],
+                digit_accuracy=values[2] / 100,
+                samples=int(values[3]),
+            )
+            yield json.dumps(as_record(event)) + "\n"
+            continue
+        norms = {"vision": values[3], "language": values[4]}
+        more = {"grad_norm": values[2], "grad_norms": norms, "lr": values[5], "bad_samples": 0}
+        yield step(int(values[0]), values[1], **more, tokens_per_s=values[6])
+
+
+def test_watching_prints_what_its_page_shows(run_cli: Cli, tmp_path: Path) -> None:
+    """The screen of the page, from the same run, has the rows of a terminal."""
+    page = (ROOT / "docs" / "watching.md").read_text()
+    lines = page.partition("watch runs/quickstart | tee quickstart.txt\n")[2].partition("```")[0]
+    run = tmp_path / "quickstart"
+    run.mkdir()
+    text = (ROOT / "topologies" / "quickstart.yaml").read_text()
+    text = text.replace("steps: 500", "steps: 40").replace("log_every: 25", "log_every: 10")
+    (run / "spec.yaml").write_text(text)
+    (run / "plan.json").write_text('{"header": {"plan_hash": "0", "world_size": 8}}')
+    write(run, *recorded(lines.splitlines()[1:-1]))
+    assert run_cli(f"watch {run}") == (0, lines, "")
+
+    terminal = Terminal()
+    command = [sys.executable, "-m", "mimo_launch", "watch", str(run)]
+    subprocess.run(command, check=True, preexec_fn=terminal.enter)
+    terminal.close()
+    screen = page.partition("watch runs/quickstart\n")[2].partition("```")[0]
+    shown = [line.split()[0] for line in screen.splitlines() if not line.startswith(" ")]
+    drawn = [line.split()[0] for line in terminal.seen().splitlines() if line]
+    assert shown == ["eval", "time", "loss", "vision", "language", "step"]
+    assert drawn == ["eval", *shown, "done"]
 
 
 def test_watching_tells_new_steps_once_and_that_the_launcher_was_killed(

@@ -20,9 +20,16 @@ DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mb
         ),
         ({"stack": 3, "frames": 18}, {"cp": 3, "recompute": "full"}),
         ({"fixed_length": True, "frames": 12}, {"tp": 2, "pp": 2, "sequence_parallel": True}),
+        (
+            {"unpadded": True, "pooling": "mean", "projector": "linear"},
+            {"tp": 2, "cp": 2, "pp": 2, "sequence_parallel": True},
+        ),
+        pytest.param(
+            {"unpadded": True, "stack": 3, "frames": 18}, {"cp": 3}, marks=pytest.mark.sweep
+        ),
         ({"stack": 1}, {"dp": 2, "sharding": "full", "frozen": "except_projector"}),
     ],
-    ids=["tp dp", "sp cp", "cp 3", "pp sp", "full sharding"],
+    ids=["tp dp", "sp cp", "cp 3", "pp sp", "unpadded", "unpadded cp 3", "full sharding"],
 )
 def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str, Any]) -> None:
     module = box(0, model={**AUDIO, **model}, **audio)

@@ -64,6 +64,10 @@ PUBLISHED = {
         "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 4096, "type": "yarn",
     },
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
 }  # fmt: skip
 
 
@@ -86,7 +90,7 @@ def test_the_published_configuration_is_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: "),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
         ({"num_key_value_heads": 64}, "num_key_value_heads: 64"),
         ({"attention_bias": True}, "attention_bias: true"),
     ],

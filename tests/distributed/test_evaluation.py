@@ -24,9 +24,8 @@ from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.flow import FlowStage
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.evaluation import evaluate
+from mimo_launch.train.evaluation import DRAWING_STEPS, evaluate
 from mimo_launch.train.events import EvalFinished, StepFinished
-from mimo_launch.train.generation import DRAWING_STEPS
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState

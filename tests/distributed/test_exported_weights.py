@@ -36,9 +36,12 @@ from mimo_launch.spec.spec import Spec
         ("llama", torch.float32, 10**9),
         ("qwen2", torch.float16, 20_000),
         ("qwen3", torch.bfloat16, 20_000),
+        ("glm", torch.bfloat16, 20_000),
+        ("glm4", torch.bfloat16, 10**9),
+        ("gemma2", torch.float16, 20_000),
         ("gemma3_text", torch.bfloat16, 20_000),
     ],
-    ids=["llama fp32", "qwen2 fp16 tied sharded", "qwen3 bf16 sharded", "gemma3 bf16 sharded"],
+    ids=lambda each: str(each).removeprefix("torch."),
 )
 def test_an_untouched_import_comes_out_bit_for_bit(
     kind: str, dtype: torch.dtype, shards: int, tmp_path: Path

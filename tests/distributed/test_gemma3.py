@@ -1,20 +1,16 @@
-"""A decoder of ours is a Gemma 3 of `transformers`: a step, folders of all versions, windows."""
+"""A decoder of ours is a Gemma of `transformers`: a step, folders of all versions, windows."""
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.support.exports import exported, tensors, trained, with_sections
+from tests.support.exports import exported, tensors, trained
 from tests.support.hugging_face import (
     VOCAB,
-    ids_of,
     joined,
     logits_on_rank,
     made,
@@ -22,47 +18,36 @@ from tests.support.hugging_face import (
     tiny,
     tokens_of,
     widen,
+    widen_softmax,
 )
 from tests.support.planted_images import seen_whole
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
 from tests.support.specs import BEHIND_VISION
+from tests.support.whole_models import step_of_torch, with_optimizer
 from torch import Tensor
 
-from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.spec.spec import SlidingWindow, Spec
 
 KIND = "gemma3_text"
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
-    "sgd": ({"lr": 0.05, "weight_decay": 0.0}, partial(torch.optim.SGD, lr=0.05)),
-    "adamw": (
-        {"lr": 0.01, "weight_decay": 0.1, "decay": {"embeddings": True}},
-        partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95), eps=1e-8),
-    ),
-}
+KINDS = ("gemma2", KIND, "glm4")
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.sweep)])
-def test_a_step_is_that_of_plain_torch(optimizer: str, tmp_path: Path) -> None:
+def test_a_step_is_that_of_plain_torch(
+    kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the same texts, by the names of its tensors; norms do not decay."""
-    model = tiny(KIND, torch.float64)
+    model = tiny(kind, torch.float64)
     save(model, tmp_path / "model")
-    ours, theirs = OPTIMIZERS[optimizer]
-    sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
-    asked = with_sections(made(KIND, "one rank", tmp_path / "model", "fp64"), **sections)
+    asked = with_optimizer(made(kind, "one rank", tmp_path / "model", "fp64"), optimizer)
     found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
 
     widen(model)
-    dataset = build_dataset(asked)
-    labels = torch.from_numpy(np.stack([dataset.text("train", i)[1] for i in ids_of(asked)]))
-    logits = model(input_ids=tokens_of(asked)).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    groups = [
-        {"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": wd}
-        for decays, wd in ((True, ours["weight_decay"]), (False, 0.0))
-    ]
-    theirs(groups).step()
+    widen_softmax(monkeypatch)
+    step_of_torch(model, model(input_ids=tokens_of(asked)).logits, asked, optimizer)
     save(model, tmp_path / "wanted")
     wanted, before = tensors(tmp_path / "wanted"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()

@@ -71,6 +71,13 @@ PUBLISHED = {
         "original_max_position_embeddings": 4096,
     },
     "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+            "lm_head",
+        ],
+    },
 }  # fmt: skip
 
 
@@ -95,7 +102,7 @@ def test_the_published_configuration_is_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: "),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
         ({"swiglu_limit": 10.0}, "swiglu_limit: 10.0"),
         ({"attention_bias": False}, "attention_bias: false"),
         ({"layer_types": ["chunked_attention"] * 24}, "layer_types: chunked_attention"),

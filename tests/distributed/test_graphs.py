@@ -54,12 +54,13 @@ ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"max_patches": 8},
     ),
-    "two towers by rows, queries, several images": (
+    "three towers by rows, queries, several images": (
         {
             "vision": box(0, dp=2),
             "audio": box(2, model={"kind": "audio"}),
-            "merger": box(1, tp=2, **connector("vision", "audio", queries=2)),
-            "language": box(3),
+            "depth": box(3),
+            "merger": box(1, tp=2, **connector("vision", "audio", "depth", queries=2)),
+            "language": box(4),
         },
         IMAGES,
     ),

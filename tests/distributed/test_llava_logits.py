@@ -17,18 +17,12 @@ from tests.support.llava import (
     tiny_llava,
     tiny_tower,
 )
+from tests.support.whole_models import deviation
 from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
-
-
-def deviation(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference by the largest value."""
-    assert found.shape == wanted.shape
-    assert wanted.std() > 0.1
-    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 def wanted_logits(model: Any, made: Spec, dtype: torch.dtype) -> Tensor:

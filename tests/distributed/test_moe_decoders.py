@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.distributed.test_decoder_logits import deviation, wanted_logits
+from tests.distributed.test_decoder_logits import wanted_logits
 from tests.support.exports import (
     bits,
     exported,
@@ -27,7 +27,9 @@ from tests.support.hugging_face import (
     tiny,
     tokens_of,
     widen,
+    widen_softmax,
 )
+from tests.support.whole_models import deviation
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
@@ -45,11 +47,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt_oss", "cp2", EP2),
     ("gpt_oss", "tp2", {"experts": {"tp": 2}}),
     ("deepseek_v3", "one rank", {}),
+    ("glm4_moe", "cp2", EP2),
     ("deepseek_v3", "tp2 pp2", EP2 | {"sequence_parallel": True}),
 ]
 SELDOM = [("gpt_oss", "tp2 pp2", EP2), ("gpt_oss", "colocated dp2", {}), ("gpt_oss", "pp2", {})]
 SELDOM += [("deepseek_v3", each, {}) for each in ("tp4", "cp2", "pp2", "colocated dp2")]
-KINDS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
+SELDOM += [("glm4_moe", each, {}) for each in ("one rank", "tp4", "pp2", "colocated dp2")]
+SELDOM += [("glm4_moe", "tp2 pp2", EP2 | {"sequence_parallel": True})]
+KINDS = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe"]
 
 
 def logits(asked: Spec, run: Path) -> Tensor:
@@ -62,10 +67,9 @@ def in_float64(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     widen(model)
     # The others have no kernel for float64, and routers say fp32 in three ways.
     model.set_experts_implementation("eager")
-    softmax = torch.nn.functional.softmax
+    widen_softmax(monkeypatch)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
-    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,10 @@ def test_logits_are_those_of_transformers_in_float64(
     assert deviation(found, wanted_logits(model, asked)) < 1e-9
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt_oss", *(pytest.param(x, marks=pytest.mark.sweep) for x in ("deepseek_v3", "glm4_moe"))],
+)
 def test_a_step_is_that_of_plain_torch(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

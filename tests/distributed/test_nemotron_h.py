@@ -8,6 +8,7 @@ import torch
 from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
 from tests.support.hugging_face import joined, logits_on_rank, save, tokens_of
 from tests.support.nemotron_h import LAYOUTS, VOCAB, loaded, made, tiny, widened
+from tests.support.whole_models import deviation
 from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
@@ -21,12 +22,6 @@ def wanted_logits(model: Any, asked: Spec) -> Tensor:
         logits: Tensor = model(input_ids=tokens_of(asked)).logits
     grown = asked.language.model.vocab - VOCAB
     return torch.cat([logits, *[logits.mean(-1, keepdim=True)] * grown], dim=-1).double()
-
-
-def deviation(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference by the largest logit."""
-    assert wanted.std() > 0.1
-    return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 def ours(asked: Spec, run: Path) -> Tensor:

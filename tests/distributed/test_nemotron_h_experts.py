@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.distributed.test_nemotron_h import deviation, ours, wanted_logits
+from tests.distributed.test_nemotron_h import ours, wanted_logits
 from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
 from tests.support.hugging_face import save
 from tests.support.nemotron_h import (
@@ -18,6 +18,7 @@ from tests.support.nemotron_h import (
     tiny,
     widened,
 )
+from tests.support.whole_models import deviation
 from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks

@@ -9,6 +9,7 @@ from tests.distributed.test_session import two_modules
 from tests.support.planted import class_tokens, turned_patches
 from tests.support.planted_experts import routed
 from tests.support.planted_hybrid import split_heads
+from tests.support.planted_registers import registered
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.async_copies import HostCopy
@@ -89,6 +90,13 @@ def test_places_in_images_are_made_without_waiting() -> None:
 def test_class_tokens_and_learned_positions_are_made_without_waiting() -> None:
     train = {"steps": 3, "precision": "fp32"}
     made = class_tokens(train=train, optimizer={"kind": "sgd", "lr": 0.1})
+    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+
+
+def test_registers_and_a_cropped_table_are_made_without_waiting() -> None:
+    asked = registered({"tp": 2, "cp": 2, "sequence_parallel": True})
+    more = {"train": {"steps": 3, "precision": "fp32"}, "optimizer": {"kind": "sgd", "lr": 0.1}}
+    made = Spec.model_validate({**asked.model_dump(mode="json", by_alias=True), **more})
     assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 

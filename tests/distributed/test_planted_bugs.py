@@ -7,6 +7,7 @@ from tests.support.planted import (
     class_tokens,
     colocated,
     disjoint,
+    grouped,
     mixed_text,
     piped,
     shuffled,
@@ -20,6 +21,7 @@ from tests.support.planted_experts import GATED, mixture, routed
 from tests.support.planted_gates import gated, mixed
 from tests.support.planted_graphs import drawn, frozen_between, spoken, two_readers, two_towers
 from tests.support.planted_hybrid import split_heads
+from tests.support.planted_silence import unpadded
 from tests.support.planted_sliding import sliding
 from tests.support.planted_training import TRAINING_BUGS, settings
 from tests.support.planted_windows import windowed
@@ -37,6 +39,7 @@ from mimo_launch.verify.shrink import shrink
 CLEAN = {
     "colocated": colocated,
     "disjoint": disjoint,
+    "groups in front": grouped,
     "mixed text": mixed_text,
     "piped": piped,
     "wide group": wide_group,
@@ -60,6 +63,7 @@ CLEAN = {
     "gates of a hybrid": mixed,
     "gates of a hybrid over cp": lambda: mixed(cp=2),
     "deepstack": lambda: stacked({"pp": 2}, {"pp": 2}),
+    "unpadded": unpadded,
     "two readers": two_readers,
     "two towers": two_towers,
     "frozen between": frozen_between,
@@ -110,7 +114,9 @@ def test_a_planted_bug_is_rejected_in_float32(name: str) -> None:
 
 # Each has a sibling among the others; `nox -s sweep` plants all of them.
 SELDOM = {
-    "labels counted per replica", "replicated weights counted twice",
+    "further labels one too near", "further tokens behind the cut",
+    "further tokens divided by all labels", "labels counted per replica",
+    "replicated weights counted twice",
     "row bias added before the sum", "rows sequence-major", "records of a pack see each other",
     "labels over the end of a record", "slot of a whole group", "squares row-major",
     "stacked across clips", "images share a class token", "position of the class token forgotten",
@@ -129,7 +135,9 @@ SELDOM = {
     "images as one", "windows without images", "images out of reach", "mean of other patches",
     "biases of other experts", "last dimensions rotate", "gate ignored",
     "delta state over documents", "decays taken for strengths", "shared gate ignored",
-    "narrow widths not normed", "best expert makes a group",
+    "narrow widths not normed", "best expert makes a group", "loose tokens in front",
+    "loose tokens at the start",
+    "slope forgotten", "scores capped before their scale",
 }  # fmt: skip
 
 

@@ -5,19 +5,15 @@ Both start from one folder; samples have several images of different sizes, or n
 
 import json
 import re
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.support.exports import exported, tensors, trained, with_sections
-from tests.support.hugging_face import ids_of, joined, logits_on_rank, save
+from tests.support.exports import exported, tensors, trained
+from tests.support.hugging_face import save
 from tests.support.qwen_vl import (
     ALL_KINDS,
     KINDS,
@@ -29,30 +25,24 @@ from tests.support.qwen_vl import (
     wanted_logits,
     widen_all,
 )
+from tests.support.whole_models import (
+    OPTIMIZERS,
+    deviation,
+    found_logits,
+    step_of_torch,
+    with_optimizer,
+)
 from torch import Tensor
 
-from mimo_launch.data.build import build_dataset
-from mimo_launch.launcher.run_on_ranks import run_ranks
-from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.spec import Spec, Windows
-
-
-def logits(asked: Spec, run: Path) -> Tensor:
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
-    return joined(asked, parts, VOCAB)
-
-
-def deviation(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference by the largest logit."""
-    assert wanted.std() > 0.1
-    return float((found - wanted).abs().max() / wanted.abs().max())
-
+from mimo_launch.spec.spec import Windows
 
 OFTEN = {
     "qwen2_vl": LAYOUTS.keys() - {"tp4", "unequal, apart"},
     "qwen2_5_vl": {"one rank", "cp2, apart"},
     "qwen3_vl": {"one rank", "pp2, apart"},
     "qwen3_vl_moe": {"tp2"},
+    "glm4v": {"one rank", "unequal, apart"},
+    "glm4v_moe": {"tp2"},
     "qwen3_5": {"one rank", "cp2, apart"},
     "qwen3_5_moe": {"tp2"},
 }
@@ -70,7 +60,7 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     model = tiny(kind=kind)
     save(model, tmp_path / "model")
     asked = made(layout, tmp_path / "model", kind=kind)
-    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) < 1e-5
 
 
 @pytest.mark.sweep
@@ -83,7 +73,7 @@ def test_experts_of_older_versions_are_transposed(layout: str, tmp_path: Path) -
     assert turned
     save_file(held | turned, file, {"format": "pt"})
     asked = made(layout, tmp_path / "model", kind="qwen3_vl_moe")
-    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) < 1e-5
 
 
 def in_float64(model: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +81,11 @@ def in_float64(model: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     widen_all(model)
     if not kind.endswith("moe"):
         return
-    # The others have no kernel for float64, and routers say fp32 in two ways.
+    # The others have no kernel for float64, and routers say fp32 in three ways.
     model.set_experts_implementation("eager")
     softmax = torch.nn.functional.softmax
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
 
 
@@ -122,7 +113,7 @@ def test_experts_in_one_tensor_are_read(tmp_path: Path) -> None:
     save(model, folder)
     save_file(stacked(load_file(folder / "model.safetensors")), folder / "model.safetensors")
     asked = made("one rank", folder, kind=kind)
-    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) < 1e-5
 
 
 def keep_their_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,19 +131,12 @@ def test_logits_are_those_of_transformers_in_float64(
     model = tiny(torch.float64, kind=kind)
     save(model, tmp_path / "model")
     asked = made("one rank", tmp_path / "model", "fp64", kind=kind)
-    found = logits(asked, tmp_path)
+    found = found_logits(asked, tmp_path, VOCAB)
     in_float64(model, kind, monkeypatch)
     assert deviation(found, wanted_logits(model, asked)) < 1e-9
 
 
 STEPS_OFTEN = {("qwen2_5_vl", "sgd"), ("qwen3_vl", "adamw"), ("qwen3_5", "sgd")}
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
-    "sgd": ({"lr": 0.05, "weight_decay": 0.0}, partial(torch.optim.SGD, lr=0.05)),
-    "adamw": (
-        {"lr": 0.01, "weight_decay": 0.1, "decay": {"embeddings": True}},
-        partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95), eps=1e-8),
-    ),
-}
 
 
 @pytest.mark.parametrize(
@@ -174,25 +158,13 @@ def test_a_step_is_that_of_plain_torch(
     model = tiny(torch.float64 if precision == "fp64" else torch.float32, kind=kind)
     save(model, tmp_path / "model")
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    ours, theirs = OPTIMIZERS[optimizer]
-    sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
-    asked = with_sections(made("one rank", tmp_path / "model", precision, kind=kind), **sections)
+    asked = made("one rank", tmp_path / "model", precision, kind=kind)
+    asked = with_optimizer(asked, optimizer)
     found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype=precision)
 
     if precision == "fp64":
         in_float64(model, kind, monkeypatch)
-    dataset = build_dataset(asked)
-    labels = torch.from_numpy(
-        np.stack([dataset.text("train", sample)[1] for sample in ids_of(asked)])
-    )
-    logits = model(**inputs_of(model, asked)).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    decay = ours["weight_decay"]
-    groups = [
-        {"params": [p for p in model.parameters() if (p.dim() > 1) == decays], "weight_decay": wd}
-        for decays, wd in ((True, decay), (False, 0.0))
-    ]
-    theirs(groups).step()
+    step_of_torch(model, model(**inputs_of(model, asked)).logits, asked, optimizer)
     save(model, tmp_path / "wanted")
     wanted = tensors(tmp_path / "wanted")
     assert found.keys() == wanted.keys()
@@ -211,6 +183,9 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "interpolation": ("qwen3_vl", "vision", {"interpolation": "bicubic"}),
     "other rows": ("qwen3_vl", "vision", {"deepstack": (0, 3)}),
     "axes in turn": ("qwen3_vl", "language", {"mrope_interleaved": False}),
+    "pairs of halves": ("glm4v", "language", {"rotary_interleaved": False}),
+    "table between corners": ("glm4v", "vision", {"interpolation": "bilinear"}),
+    "activation of the merger": ("glm4v", "vision", {"projector_activation": "gelu_tanh"}),
     "whole heads": ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": (2, 2, 2)}),
 }
 WRONG_OFTEN = {"mrope", "other layers", "interpolation"}
@@ -227,7 +202,7 @@ def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
     module = asked.modules[name]
     other = module.model_copy(update={"model": module.model.model_copy(update=changed)})
     asked = asked.model_copy(update={"modules": {**asked.modules, name: other}})
-    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) > 1e-4
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) > 1e-4
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -277,4 +252,4 @@ def test_folders_of_older_versions_are_read(
     tensors = load_file(folder / "model.safetensors")
     save_file({named(name): each for name, each in tensors.items()}, folder / "model.safetensors")
     asked = made("one rank", folder, kind=kind, language={"tied": True})
-    assert deviation(logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) < 1e-5

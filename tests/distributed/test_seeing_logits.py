@@ -1,37 +1,37 @@
 """A tower and a decoder of ours are an InternVL, a SmolVLM, a Mistral 3, number by number."""
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from tests.distributed.test_qwen_vl import OPTIMIZERS, deviation
-from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
-from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, widen
+from tests.support.hugging_face import ids_of, save
 from tests.support.lines import IMAGE, lined_spec, marked_folder, write_lined_shard
-from tests.support.llava import GRID, LAYOUTS, VOCAB
+from tests.support.llava import GRID, LAYOUTS
 from tests.support.seeing import KINDS, TOKEN, boxes, logits_of, made, tiny
-from torch import Tensor
+from tests.support.whole_models import OPTIMIZERS, WholeModel, deviation, found_logits
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.hugging_face.tokenizer import token_id
-from mimo_launch.launcher.run_on_ranks import run_ranks
-from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
 
-def found_logits(asked: Spec, run: Path) -> Tensor:
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
-    return joined(asked, parts, VOCAB)
+def family(kind: str, **settings: Any) -> WholeModel:
+    """Return a family; `settings` are those of `made`."""
+    return WholeModel(
+        partial(tiny, kind),
+        partial(made, kind, **settings),
+        logits_of,
+        "vision_config",
+        (("image_token_id", "image_token_index"), TOKEN),
+        derived=frozenset({"layer_types"}),
+    )
 
 
-def wanted_logits(model: Any, asked: Spec) -> Tensor:
-    with torch.no_grad():
-        return logits_of(model, asked).double()
+def deviation_of(kind: str, asked: Spec, model: Any, run: Path) -> float:
+    """Return how far the logits of a spec are from those of a model."""
+    return deviation(found_logits(asked, run), family(kind).wanted(model, asked))
 
 
 # Its tower takes images of one size.
@@ -52,35 +52,28 @@ OFTEN = {
 )
 def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path) -> None:
     """Text alone in some samples, several images in others, of the size of the table."""
-    model = tiny(kind)
-    save(model, tmp_path / "model")
-    asked = made(kind, layout, tmp_path / "model")
-    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert family(kind).deviation(layout, tmp_path) < 1e-5
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("side", [2, 6, 10])
-@pytest.mark.parametrize("kind", KINDS.keys() - OF_ONE_SIZE)
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - OF_ONE_SIZE))
 def test_logits_of_images_of_other_sizes(kind: str, side: int, tmp_path: Path) -> None:
-    model = tiny(kind)
-    save(model, tmp_path / "model")
-    asked = made(kind, "tp2", tmp_path / "model", side=side)
-    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
+    assert family(kind, side=side).deviation("tp2", tmp_path) < 1e-5
 
 
 # Each image has a size of its own.
 OF_ANY_SIZE = {"mistral3", "pixtral"}
 
 
-@pytest.mark.parametrize("kind", OF_ANY_SIZE)
+@pytest.mark.parametrize("kind", sorted(OF_ANY_SIZE))
 def test_logits_of_images_of_several_sizes(kind: str, tmp_path: Path) -> None:
-    model = tiny(kind)
-    save(model, tmp_path / "model")
-    asked = made(kind, "tp2" if kind == "mistral3" else "one rank", tmp_path / "model", side=None)
+    layout = "tp2" if kind == "mistral3" else "one rank"
+    assert family(kind, side=None).deviation(layout, tmp_path) < 1e-5
+    asked = made(kind, layout, tmp_path / "model", side=None)
     data = build_dataset(asked)
     sizes = {x.shape for each in ids_of(asked) for x in data.images("train", each, "vision")}
     assert len(sizes) > 2
-    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) < 1e-5
 
 
 @pytest.mark.parametrize("layout", ["cp2", pytest.param("apart", marks=pytest.mark.sweep)])
@@ -98,8 +91,8 @@ def test_logits_with_tokens_between_the_lines_of_images(layout: str, tmp_path: P
         train={"steps": 1, "precision": "fp32"},
     )  # fmt: skip
     assert not [item for item in check(asked) if item.is_error]
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
-    found, wanted = joined(asked, parts, vocab), wanted_logits(model, asked)
+    found = found_logits(asked, tmp_path, vocab)
+    wanted = family("mistral3").wanted(model, asked)
     data = build_dataset(asked)
     samples = [data.describe("train", each).spans for each in ids_of(asked)]
     lines = [len(span.lines) for spans in samples for span in spans.get("vision", ())]
@@ -114,13 +107,9 @@ SELDOM = {"idefics3", "pixtral"}
     "kind", [pytest.param(x, marks=pytest.mark.sweep if x in SELDOM else ()) for x in KINDS]
 )
 def test_logits_in_float64(kind: str, tmp_path: Path) -> None:
-    model = tiny(kind, torch.float64)
-    save(model, tmp_path / "model")
     side = GRID if kind in OF_ONE_SIZE else 6
-    asked = made(kind, "one rank", tmp_path / "model", "fp64", side=side)
-    found = found_logits(asked, tmp_path)
-    widen(model)
-    assert deviation(found, wanted_logits(model, asked)) < 1e-9
+    found, _ = family(kind, side=side).deviations_in_float64(tmp_path)
+    assert found < 1e-9
 
 
 STEPS_OFTEN = {
@@ -138,38 +127,10 @@ STEPS_OFTEN = {
 )
 def test_a_step_is_that_of_plain_torch(kind: str, optimizer: str, tmp_path: Path) -> None:
     """On the same texts and images, by name; norms, biases and layer scale do not decay."""
-    model = tiny(kind, torch.float64)
-    save(model, tmp_path / "model")
-    ours, theirs = OPTIMIZERS[optimizer]
-    sections = {"optimizer": {**ours, "kind": optimizer, "clip": None}}
-    asked = with_sections(made(kind, "one rank", tmp_path / "model", "fp64"), **sections)
-    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
-
-    widen(model)
-    dataset = build_dataset(asked)
-    labels = torch.from_numpy(
-        np.stack([dataset.text("train", sample)[1] for sample in ids_of(asked)])
+    # One bias for all keys of a query changes nothing.
+    family(kind).assert_step(
+        optimizer, tmp_path, undecided=lambda name: name.endswith("k_proj.bias")
     )
-    F.cross_entropy(logits_of(model, asked).flatten(0, 1), labels.flatten()).backward()
-    flat = ("class_embedding", "cls_token")
-    decays = {
-        name: parameter.dim() > 1 or name.endswith(flat)
-        for name, parameter in model.named_parameters()
-    }
-    groups = [
-        {"params": [p for n, p in model.named_parameters() if decays[n] == which],
-         "weight_decay": ours["weight_decay"] if which else 0.0}
-        for which in (True, False)
-    ]  # fmt: skip
-    theirs(groups).step()
-    save(model, tmp_path / "wanted")
-    wanted = tensors(tmp_path / "wanted")
-    assert found.keys() == wanted.keys()
-    start = tensors(tmp_path / "model")
-    for name, tensor in wanted.items():
-        assert (found[name] - tensor).abs().max() < 1e-9, name
-        # One bias for all keys of a query changes nothing.
-        assert name.endswith("k_proj.bias") or not torch.equal(tensor, start[name]), name
 
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
@@ -193,7 +154,7 @@ def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
     module = asked.modules["vision"]
     other = module.model_copy(update={"model": module.model.model_copy(update=changed)})
     asked = asked.model_copy(update={"modules": {**asked.modules, "vision": other}})
-    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) > 1e-4
+    assert deviation_of(kind, asked, model, tmp_path) > 1e-4
 
 
 @pytest.mark.sweep
@@ -204,26 +165,10 @@ def test_the_bound_sees_images_that_are_causal(tmp_path: Path) -> None:
     changed = asked.language.model.model_copy(update={"bidirectional_images": False})
     language = asked.language.model_copy(update={"model": changed})
     asked = asked.model_copy(update={"modules": {**asked.modules, "language": language}})
-    assert deviation(found_logits(asked, tmp_path), wanted_logits(model, asked)) > 1e-4
+    assert deviation_of("gemma3", asked, model, tmp_path) > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_untouched_model_comes_out_bit_for_bit(kind: str, tmp_path: Path) -> None:
     """With its settings, those that we do not know among them."""
-    save(tiny(kind, torch.bfloat16), tmp_path / "model")
-    asked = with_sections(made(kind, "tp2", tmp_path / "model"))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
-    found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert bits(found[name]) == bits(tensor), name
-    config, source = (
-        json.loads((tmp_path / each / "config.json").read_text()) for each in ("out", "model")
-    )
-    assert config.get("image_token_id", config.get("image_token_index")) == TOKEN
-    assert config["architectures"] == source["architectures"]
-    for part in ("vision_config", "text_config"):
-        kept = source[part].keys() - {"layer_types"}
-        assert {key: config[part].get(key) for key in kept} == {
-            key: source[part][key] for key in kept
-        }
+    family(kind).assert_untouched(tmp_path)

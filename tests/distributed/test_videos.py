@@ -45,10 +45,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"video_processor_type": "Qwen3VLVideoProcessor", "fps": 4.0, "min_frames": 2},
     ),
 }  # fmt: skip
+GLM = {"glm4v", "glm4v_moe"}
+FAMILIES |= dict.fromkeys(
+    sorted(GLM), ({"time": "text_after"}, {"video_processor_type": "Glm4vVideoProcessor", "fps": 4})
+)
 FAMILIES |= dict.fromkeys(("qwen3_vl_moe", "qwen3_5"), FAMILIES["qwen3_vl"])
 # Frames that are taken of the videos of the samples `between` and `two`.
 TAKEN = {"qwen2_vl": [9, 6, 3], "qwen2_5_vl": [4, 2, 2]}
 TAKEN |= {kind: [4, 3, 2] for kind in FAMILIES if kind not in TAKEN}
+GLM_OFTEN = {("glm4v", "one rank"), ("glm4v", "cp2, apart"), ("glm4v_moe", "tp2")}
 SIZE = {"shortest_edge": 8 * 8, "longest_edge": 16 * 16}
 SIZE_OVER_TIME = {"shortest_edge": 2 * 8 * 8, "longest_edge": 4 * 12 * 12}
 
@@ -187,6 +192,54 @@ def test_other_families_read_them_as_well(kind: str, shards: Path, tmp_path: Pat
     asked = made(kind, "one rank", shards, tmp_path / "model", "fp32")
     parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     found, there = joined(asked, parts, VOCAB), wanted(kind, model, asked, shards).double()
+    assert there.std() > 0.1
+    assert float((found - there).abs().max() / there.abs().max()) < 1e-5
+
+
+def wanted_of_glm(model: Any, asked: Spec) -> Tensor:
+    """Return the same of a GLM, in which videos have the token of images, sample by sample.
+
+    It takes no images beside videos: where a sample has both, each temporal patch is an image.
+    """
+    dataset: Any = build_dataset(asked)
+    picture, rows = model.config.image_token_id, []
+    vision, dtype = asked.modules["vision"].model, model.lm_head.weight.dtype
+    for sample, ids in zip(ids_of(asked), tokens_of(asked), strict=True):
+        spans = dataset.describe("train", sample).spans.get("vision", ())
+        arrays = dataset.images("train", sample, "vision")
+        cut = [cut_image(x, images=vision, dtype=dtype, pinned=False).values for x in arrays]
+        sizes = [[1, span.height * 2, span.width * 2] for span in spans]
+        more: dict[str, Tensor] = {}
+        kind = 1
+        if dataset.name("train", sample).endswith("two"):
+            # Of 6 and of 3 frames, of which 3 and 1 are taken, an even number.
+            assert len(sizes) == 3
+            grids, kind = [[2, *sizes[0][1:]], sizes[2]], 2
+            more = {"pixel_values_videos": torch.cat(cut), "video_grid_thw": torch.tensor(grids)}
+        elif spans:
+            more = {"pixel_values": torch.cat(cut), "image_grid_thw": torch.tensor(sizes)}
+        with torch.no_grad():
+            kinds = (ids == picture).int() * kind
+            rows.append(model(input_ids=ids[None], mm_token_type_ids=kinds[None], **more).logits)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, each, marks=() if (kind, each) in GLM_OFTEN else pytest.mark.sweep)
+        for kind in sorted(GLM)
+        for each in LAYOUTS
+    ],
+)
+def test_logits_of_a_glm_are_those_of_transformers(
+    kind: str, layout: str, shards: Path, tmp_path: Path
+) -> None:
+    """The same samples; their text says the second of each temporal patch behind it."""
+    model = theirs(kind, shards, torch.float32, tmp_path / "model")
+    asked = made(kind, layout, shards, tmp_path / "model", "fp32")
+    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    found, there = joined(asked, parts, VOCAB), wanted_of_glm(model, asked).double()
     assert there.std() > 0.1
     assert float((found - there).abs().max() / there.abs().max()) < 1e-5
 

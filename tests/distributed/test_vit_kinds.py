@@ -6,7 +6,9 @@ import pytest
 from tests.support.graphs import flow, talker
 from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
-from tests.support.planted_scales import MERGED, NEAREST, POOLED, scaled
+from tests.support.planted_registers import MODEL as REGISTERED
+from tests.support.planted_registers import SQUARED
+from tests.support.planted_scales import GATED, MERGED, NEAREST, POOLED, scaled
 from tests.support.planted_scales import MODEL as SCALED
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
@@ -144,7 +146,7 @@ SCALE_OFTEN = "sp cp"
     ("model", "layout"),
     [
         pytest.param(each, layout, marks=() if layout == SCALE_OFTEN else pytest.mark.sweep)
-        for each in (SCALED, NEAREST, POOLED, MERGED)
+        for each in (SCALED, NEAREST, POOLED, MERGED, GATED, REGISTERED, SQUARED)
         for layout in SCALE_LAYOUTS
     ],
 )

@@ -6,8 +6,7 @@ from pathlib import Path
 from tests.docs.files_page import ROOT
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.drawing.text_grid import grid_lines
-from mimo_launch.drawing.timeline import timeline_rows
+from mimo_launch.drawing.timeline import grid_lines, timeline_rows
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.base import LANGUAGE

@@ -13,6 +13,11 @@ from tests.docs.files_page import ROOT, SOURCES
 
 # A ViT whose tokens are scaled by a learned vector in front of its layers.
 KEYS = """
+from typing import Literal
+
+from mimo_launch.spec.vit import VitModel
+
+
 class ScaledVitModel(VitModel):
     \"\"\"A vision transformer whose tokens are scaled before the first layer.\"\"\"
 
@@ -23,7 +28,7 @@ from dataclasses import dataclass
 
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.kinds.vision import VisionKind
-from mimo_launch.spec.encoders import ScaledVitModel
+from mimo_launch.spec.scaled_vit import ScaledVitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,9 @@ def follow(sources: Path, scale: str) -> None:
     union = "EncoderKinds = VitModel | AudioModel"
     encoders = sources / "spec" / "encoders.py"
     edit(encoders, f"\n{union}", f"\n{union} | ScaledVitModel")
-    edit(encoders, "\n# Every kind of encoder", f"{KEYS}\n\n# Every kind of encoder")
+    imported = "from mimo_launch.spec.vit import VitModel\n"
+    edit(encoders, imported, f"from mimo_launch.spec.scaled_vit import ScaledVitModel\n{imported}")
+    (sources / "spec" / "scaled_vit.py").write_text(KEYS, encoding="utf-8")
     (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
     oracle = sources / "verify" / "oracle_encoders.py"
@@ -142,9 +149,9 @@ def test_an_encoder_kind_takes_three_files_and_is_proved(
         if not (there := SOURCES / file.relative_to(copy)).exists()
         or not filecmp.cmp(file, there, shallow=False)
     }
-    code = {"spec/encoders.py", "kinds/scaled_vit.py", "models/scaled_vit.py"}
-    assert changed == code | {"verify/oracle_encoders.py"}
+    code = {f"{room}/scaled_vit.py" for room in ("spec", "kinds", "models")}
+    assert changed == code | {"spec/encoders.py", "verify/oracle_encoders.py"}
     recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = recipe.partition("## Recipe: an encoder kind")[2].partition("\n## ")[0]
     named = set(re.findall(r"^\d\. .*?`([a-z_/.]+)`", steps, re.MULTILINE))
-    assert named == {"spec/encoders.py", "kinds/", "models/"}
+    assert named == {"spec/", "kinds/", "models/"}

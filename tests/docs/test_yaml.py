@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.checks.load_and_check import check_text, load_and_check
-from mimo_launch.diag.codes import all_codes
+from mimo_launch.diag.diagnostic import all_codes
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "topologies").rglob("*.yaml"))

@@ -114,9 +114,10 @@ def session(leader: int) -> list[int]:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """Every field of the metrics but times."""
+    """Every field of the metrics but times, without notes that the run was resumed."""
     lines = (folder / "runs" / "broken" / "metrics.jsonl").read_text().splitlines()
-    return without_times([json.loads(line) for line in lines])
+    records = [json.loads(line) for line in lines]
+    return without_times([record for record in records if "resumed_from" not in record])
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

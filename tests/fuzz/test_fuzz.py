@@ -10,8 +10,10 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +87,13 @@ def try_batch(numbers: range, folder: Path, pipe: Any) -> None:
     pipe.send(None)
 
 
-def outcomes(folder: Path) -> list[Outcome]:
-    """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
-    import mimo_launch.checks.load_and_check
-    import mimo_launch.cli.plan.tables
-    import mimo_launch.drawing.plan_report  # noqa: F401
-
+def outcomes_of(batch: range, folder: Path) -> list[Outcome]:
+    """Try a batch in a forked process; after one that died, the rest in another."""
     context = multiprocessing.get_context("fork")
     found: list[Outcome] = []
-    while (first := len(found)) < NUM_SPECS:
+    while rest := batch[len(found) :]:
         mine, theirs = context.Pipe(duplex=False)
-        numbers = range(first, min(first + BATCH, NUM_SPECS))
-        process = context.Process(target=try_batch, args=(numbers, folder, theirs))
+        process = context.Process(target=try_batch, args=(rest, folder, theirs))
         process.start()
         theirs.close()
         try:
@@ -106,9 +103,21 @@ def outcomes(folder: Path) -> list[Outcome]:
             pass
         process.kill()
         process.join()
-        if len(found) <= numbers[-1]:
-            found.append(Outcome(len(found), (), 0.0, 0, "the process died or hung"))
+        if rest := batch[len(found) :]:
+            found.append(Outcome(rest.start, (), 0.0, 0, "the process died or hung"))
     return found
+
+
+def outcomes(folder: Path) -> list[Outcome]:
+    """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
+    import mimo_launch.checks.load_and_check
+    import mimo_launch.cli.plan.tables
+    import mimo_launch.drawing.plan_report  # noqa: F401
+
+    numbers = range(NUM_SPECS)
+    batches = [numbers[first : first + BATCH] for first in range(0, NUM_SPECS, BATCH)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(chain.from_iterable(pool.map(partial(outcomes_of, folder=folder), batches)))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +160,13 @@ def two_steps(spec: Spec) -> list[float]:
 
 
 def small_ones(tried: list[Outcome]) -> Iterator[tuple[int, Spec]]:
-    """Yield accepted specs of few ranks, made small: their grids, schedules and settings stay."""
+    """Yield accepted specs of few ranks, made small: their grids, schedules and settings stay.
+
+    `train` refuses, in words, those that are still too large for this host.
+    """
+    from mimo_launch.checks.memory import memory_lacking
+    from mimo_launch.estimate.estimates import Estimator
+    from mimo_launch.launcher.host_resources import host_memory
     from mimo_launch.verify.shrink import shrink
 
     seen = set()
@@ -167,7 +182,9 @@ def small_ones(tried: list[Outcome]) -> Iterator[tuple[int, Spec]]:
         seen.add(text)
         steps = spec.train.model_copy(update={"steps": 2, "precision": "fp32"})
         small = shrink(spec).model_copy(update={"train": steps, "checkpoint": None, "eval": None})
-        yield each.number, small
+        estimates = Estimator.of(Plan.of(small)).estimates()
+        if not memory_lacking(estimates, range(world_size(small)), host_memory()):
+            yield each.number, small
 
 
 @pytest.mark.fuzz

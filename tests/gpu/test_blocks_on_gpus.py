@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.gpu.test_layouts_on_gpus import prove, uncompiled
 from tests.support.gpu_ranks import NUM_DEVICES
+from tests.support.planted_caps import MODEL as CAPPED
 from tests.support.planted_deepstack import MODEL as STACKED
 from tests.support.planted_gates import MODEL as GATED
 from tests.support.planted_scales import MERGED, NEAREST, POOLED
@@ -26,7 +27,7 @@ TOWERS = {
     "pooled": POOLED, "merged": MERGED,
 }  # fmt: skip
 DECODERS = {
-    "sliding windows": SLIDING, "sinks": SINKS, "gates": GATED,
+    "sliding windows": SLIDING, "sinks": SINKS, "gates": GATED, "caps": CAPPED,
     "images seen whole": SLIDING | {"bidirectional_images": True},
 }  # fmt: skip
 SP: dict[str, Any] = {"sequence_parallel": True}

@@ -9,7 +9,7 @@ from tests.gpu.test_mamba_kernels import deviations, drawn
 from tests.support.gpu_ranks import DEVICE
 
 from mimo_launch.launcher.run_on_ranks import Ranks
-from mimo_launch.layers.deltanet import delta_rule
+from mimo_launch.layers.delta_rule import delta_rule
 
 pytestmark = pytest.mark.gpu
 

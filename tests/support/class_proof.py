@@ -6,9 +6,8 @@ import pytest
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.deadlock_proof import DeadlockError, proven
+from mimo_launch.schedule.deadlock_proof import DeadlockError, proven, simulate
 from mimo_launch.schedule.generate import Programs
-from mimo_launch.schedule.simulate import simulate
 from mimo_launch.schedule.simulation_result import Costs, Event
 
 # Costs that differ by module, stage and kind, so that times tell alike ranks from others.

@@ -250,10 +250,11 @@ class Launcher:
         raise AssertionError(f"no {text!r} on the terminal")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the records written so far."""
+        """Return the steps and evaluations written so far."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in records if "resumed_from" not in record]
 
     def finish(self, seconds: float = 60) -> tuple[int | None, str, str]:
         """Wait for the end; return exit code, stdout and stderr."""

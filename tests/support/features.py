@@ -46,13 +46,16 @@ def _of_encoders(made: Spec) -> set[str]:
             found |= {"pixel shuffle"} if joined else set()
             found |= {f"{model.positions} positions, {model.projector} projector"}
             found |= {"class token"} if model.class_token else set()
+            found |= {"registers"} if model.registers else set()
             found |= {"no final norm"} if not model.final_norm else set()
             found |= {"windows"} if model.windows else set()
+            found |= {"tiles"} if model.tiles else set()
             found |= {"layer scale"} if model.layer_scale else set()
             found |= {"norm of all heads"} if model.qk_norm else set()
             found |= {"norm of the projector"} if model.projector_norm_eps else set()
             found |= {"pooled rows"} if model.pooling == "mean" and joined else set()
             found |= {"merged rows"} if model.pooling == "linear" else set()
+            found |= {"norm of patches"} if model.patch_norm else set()
             found |= {"no biases in vision"} if not model.block_bias else set()
             found |= {f"frequencies {model.rope_frequencies}"} if model.turns_patches else set()
             found |= {f"{model.interpolation} positions"} if model.has_table else set()
@@ -77,7 +80,9 @@ def _of_placements(layout: Layout) -> set[str]:
         found |= {"fan-in" if num > dp else "fan-out" if num < dp else "one-to-one"}
         found |= {"uneven dp"} if num % dp and dp % num else set()
         found |= {"samples move"} if replicas_that_share(layout, encoder) > 1 else set()
-        if encoder.in_phases:
+        if not encoder.in_phases:
+            found |= {"groups in front"} if encoder.group_size > 1 else set()
+        else:
             more = layout.samples.microbatches > encoder.group_size
             found |= {"several groups"} if more else {"one group"}
             found |= {"k > 1"} if encoder.group_size > 1 else set()
@@ -90,6 +95,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     found |= {"tied"} if model.tied else set()
     found |= {"gated attention"} if model.gated_attention else set()
     found |= {"heads that rotate in part"} if model.rotary_factor < 1 else set()
+    found |= {"neighbours rotate together"} if model.rotary_interleaved else set()
     found |= {"positions on three axes"} if model.mrope else set()
     if isinstance(model, HybridModel):
         found |= {"hybrid", *(f"hybrid, {LETTERS[each]}" for each in model.pattern)}
@@ -107,6 +113,9 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"norms on both sides"} if model.post_norms else set()
         found |= {"latent attention"} if model.mla else set()
         found |= {"attention sinks"} if model.attention_sinks else set()
+        found |= {"further tokens"} if model.mtp else set()
+        found |= {"capped scores"} if model.attention_softcap else set()
+        found |= {"capped logits"} if model.logit_softcap else set()
         found |= {"bias of attention's output"} if model.output_bias else set()
         found |= {"axes in turn"} if model.mrope and model.mrope_interleaved else set()
     experts, moe = layout.language.experts, model.moe

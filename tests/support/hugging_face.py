@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
@@ -48,7 +49,47 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mistral": (
         {"norm_eps": 1e-6, "head_dim": None}, {"sliding_window": None, "rms_norm_eps": 1e-6},
     ),
+    "glm": (
+        {
+            "norm_eps": 1e-3, "qkv_bias": True, "head_dim": 12, "rotary_factor": 0.5,
+            "rope_theta": 500.0, "rotary_interleaved": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "pad_token_id": None, "eos_token_id": 1,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "glm4": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rotary_factor": 0.5, "rope_theta": 500.0,
+            "rotary_interleaved": True, "post_norms": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "pad_token_id": None, "eos_token_id": 1,
+            "attention_bias": False,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
     # The first layer attends in windows, the second one to whole sequences.
+    "gemma2": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "tied": True, "rope_theta": 500.0,
+            "activation": "gelu_tanh", "sliding_window": {"size": 5, "full": [1]},
+            "post_norms": True, "norm_offset": True, "embedding_scale": 32**0.5,
+            "query_pre_attn_scalar": 20, "attention_softcap": 2.0, "logit_softcap": 3.0,
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "tie_word_embeddings": True,
+            "sliding_window": 5, "query_pre_attn_scalar": 20, "pad_token_id": None,
+            "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    # The same.
     "gemma3_text": (
         {
             "norm_eps": 1e-2, "qk_norm": True, "head_dim": 12, "tied": True, "rope_theta": 500.0,
@@ -112,6 +153,25 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     # The first layer has an MLP, the second one experts.
+    "glm4_moe": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 12, "rotary_factor": 0.5,
+            "qk_norm": True, "qkv_bias": True,
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "moe_intermediate_size": 20,
+            "n_routed_experts": 6, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True,
+            "num_mtp_layers": 0, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    # The same.
     "deepseek_v3": (
         {
             "norm_eps": 1e-2, "rope_theta": 500.0, "rope_scaling": GROWN, "head_dim": 10,
@@ -227,7 +287,7 @@ def widen(model: nn.Module) -> None:
         return turn.cos(), turn.sin()
 
     for module in model.modules():
-        if type(module).__name__ == "Gemma3RMSNorm":
+        if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]
@@ -237,6 +297,12 @@ def widen(model: nn.Module) -> None:
             module.forward = MethodType(angles, module)  # type: ignore[method-assign]
         if type(module).__name__.endswith("ScaledWordEmbedding"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+
+
+def widen_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64 each softmax that transformers computes in float32, whatever the type."""
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
 
 
 class Seen(NamedTuple):

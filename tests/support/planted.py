@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.planted_caps import CAP_BUGS
 from tests.support.planted_deepstack import STACK_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_gates import GATE_BUGS
@@ -17,9 +18,13 @@ from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
 from tests.support.planted_images import IMAGE_BUGS
 from tests.support.planted_latent import LATENT_BUGS
+from tests.support.planted_mtp import MTP_BUGS
+from tests.support.planted_registers import REGISTER_BUGS
 from tests.support.planted_scales import SCALE_BUGS
+from tests.support.planted_silence import SILENCE_BUGS
 from tests.support.planted_sinks import SINK_BUGS
 from tests.support.planted_sliding import SLIDING_BUGS
+from tests.support.planted_tiles import TILE_BUGS
 from tests.support.planted_windows import WINDOW_BUGS
 from tests.support.specs import box, spec
 from torch.distributed.fsdp import FSDPModule
@@ -55,6 +60,14 @@ def disjoint(**settings: Any) -> Spec:
     return spec(
         {"vision": box(0, tp=2, dp=2), "language": box(4, dp=2)},
         **{"microbatches": 3, "mbs": 2, **settings},
+    )
+
+
+def grouped(**settings: Any) -> Spec:
+    """Vision dp 4 in front of language dp 3, which encodes four microbatches at once."""
+    return spec(
+        {"vision": box(0, dp=4), "language": box(4, dp=3)},
+        **{"microbatches": 8, "encoder_microbatches": 4, **settings},
     )
 
 
@@ -135,18 +148,18 @@ def replicated_counted_twice() -> None:
 
 def reduced_before_they_exist() -> None:
     """Encoder gradients are reduced after the first backward of a step, not the last."""
-    backward, switch = compute.Stages.backward, executor._set_gradient_sync
+    backward, switch = compute.Stages.backward, executor._sync
 
-    def never_for_encoders(module: Any, stage: int, *, sync: bool) -> None:
+    def never_for_encoders(module: Any, stage: int, *, is_last: bool) -> None:
         if module.name == "language":
-            switch(module, stage, sync=sync)
+            switch(module, stage, is_last=is_last)
 
     def first_syncs(self: Any, action: Any, step: Any) -> None:
         if action.module in self.bridges:
-            switch(self.modules[action.module], action.stage, sync=action.index == 0)
+            switch(self.modules[action.module], action.stage, is_last=action.index == 0)
         backward(self, action, step)
 
-    executor._set_gradient_sync, compute.Stages.backward = never_for_encoders, first_syncs
+    executor._sync, compute.Stages.backward = never_for_encoders, first_syncs
 
 
 def split_rows_zero_filled() -> None:
@@ -233,6 +246,21 @@ def one_backward_too_few() -> None:
                 self.mail.gradients.peek(self.at(index)).zero_()
 
     RankBridge._deliver = stale
+
+
+def answers_of_the_first_microbatch() -> None:
+    """Of the gradients of a group, those of all microbatches but the first are lost."""
+    from mimo_launch.runtime.bridges import RankBridge
+
+    correct = RankBridge._outgoing
+
+    def first_only(self: Any, state: Any, *, forward: bool) -> Any:
+        rows = correct(self, state, forward=forward)
+        if not forward and rows is not None:
+            rows[self._num_received(min(state.received)) :] = 0
+        return rows
+
+    RankBridge._outgoing = first_only
 
 
 def mixed_text(**settings: Any) -> Spec:
@@ -603,6 +631,7 @@ def images_reversed() -> None:
 
 BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS
 BUGS_OF_PARTS |= SLIDING_BUGS | SCALE_BUGS | SINK_BUGS | IMAGE_BUGS | GATE_BUGS | LATENT_BUGS
+BUGS_OF_PARTS |= SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),
@@ -619,6 +648,7 @@ BUGS: dict[str, Bug] = {
     "gradients summed at the end of a region": Bug(exit_sums_gradients, disjoint()),
     "row bias added before the sum": Bug(bias_added_before_the_sum, disjoint()),
     "exchange of the last group lost": Bug(one_backward_too_few, colocated()),
+    "answers of the first microbatch": Bug(answers_of_the_first_microbatch, grouped()),
     "cp sum missing": Bug(cp_sum_missing, piped()),
     "wrong chunk": Bug(contiguous_chunks, piped()),
     "encoder stage skipped": Bug(encoder_stage_skipped, piped()),

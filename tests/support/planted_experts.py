@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
-from mimo_launch.layers import router, scales
+from mimo_launch.layers import norms, router
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, mlp
 from mimo_launch.optimizer import module_optimizers
@@ -37,19 +37,19 @@ def routed(
 
 def shared_gate_ignored() -> None:
     """The shared expert's answer is added as it is."""
-    scales.TokenGate.forward = lambda self, x, change: change + 0 * self.weight.sum()
+    norms.TokenGate.forward = lambda self, x, change: change + 0 * self.weight.sum()
 
 
 def shared_gate_taken_for_whole() -> None:
     """Gradients of the shared gate from parts of the tokens are not added up."""
-    correct = scales.TokenGate.__init__
+    correct = norms.TokenGate.__init__
 
     def whole(self: Any, *args: Any) -> None:
         correct(self, *args)
         segments = self.segments["weight"]
         self.segments["weight"] = tuple(replace(x, tp_grad="complete") for x in segments)
 
-    scales.TokenGate.__init__ = whole
+    norms.TokenGate.__init__ = whole
 
 
 def counted_per_tp_rank() -> None:

@@ -25,6 +25,11 @@ def mixed(pattern: str = "*-*-", **language: Any) -> Spec:
     return gated(model={"kind": "hybrid", "pattern": pattern, "activation": "silu"}, **language)
 
 
+def neighbours(**language: Any) -> Spec:
+    """Heads whose pairs are neighbours, a half of which rotate."""
+    return gated(model={"gated_attention": False, "rotary_interleaved": True}, **language)
+
+
 def gate_ignored() -> None:
     """Outputs of heads pass as they are."""
     attention.sigmoid_gated = lambda x, gate: x + 0 * gate.flatten(1)
@@ -56,7 +61,13 @@ def last_dimensions_rotate() -> None:
     attention.rotated = lambda x, cos, sin: correct(x.flip(-1), cos, sin).flip(-1)
 
 
+def pairs_of_halves() -> None:
+    """Numbers that rotate together are half of those that rotate apart."""
+    attention.rotated_interleaved = attention.rotated
+
+
 GATE_BUGS = {
+    "pairs of halves": (pairs_of_halves, neighbours(cp=2)),
     "gate ignored": (gate_ignored, mixed()),
     "gate of another head": (gate_of_another_head, gated(tp=2)),
     "frequencies of whole heads": (frequencies_of_whole_heads, gated(cp=2)),

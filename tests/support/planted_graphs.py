@@ -8,7 +8,7 @@ import torch
 from tests.support.graphs import connector, flow, talker
 from tests.support.specs import box, spec
 
-from mimo_launch.data.noise import Noise, noises_of
+from mimo_launch.data.random_draws import Noise, noises_of
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import Run
 from mimo_launch.models.language_model import LanguageStage
@@ -123,7 +123,9 @@ def local_patch_count() -> None:
 
 def weight_applied_twice() -> None:
     """The weight of a generator's loss counts in the runtime and once more behind it."""
-    scaled_loss_of_generator(lambda stages, action, _: stages.layout[action.module].loss_weight)
+    scaled_loss_of_generator(
+        lambda stages, action, _: stages.layout[action.module].losses[0].weight
+    )
 
 
 def towers_swapped() -> None:

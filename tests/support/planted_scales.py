@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import norms, scales, whole_linear
-from mimo_launch.models import vision_encoder
+from mimo_launch.layers import norms, whole_linear
+from mimo_launch.models import projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
 
@@ -34,6 +34,12 @@ MERGED: dict[str, Any] = {
     "pre_norm": True, "final_norm": False, "pooling": "linear", "shuffle": 2,
     "projector_norm_eps": 1e-3, "projector_norm": "rms", "projector_bias": False,
 }  # fmt: skip
+# As a GLM-4.1V.
+GATED: dict[str, Any] = {
+    "layers": 2, "positions": "learned+rope2d", "image": [3, 4], "patch_norm": True, "norm": "rms",
+    "activation": "swiglu", "qkv_bias": False, "block_bias": False, "projector": "gated",
+    "projector_mlp": 20, "shuffle": 2,
+}  # fmt: skip
 
 
 def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
@@ -47,12 +53,13 @@ def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
 
 def scale_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own tokens."""
-    correct: Any = scales.replicated
+    correct: Any = norms.replicated
 
     def complete(name: str, shape: Any, tp_grad: Any, **more: Any) -> Any:
-        return correct(name, shape, "complete", **more)
+        is_scale = more.get("init") == "constant"
+        return correct(name, shape, "complete" if is_scale else tp_grad, **more)
 
-    scales.replicated = complete
+    norms.replicated = complete
 
 
 def squares_of_own_heads() -> None:
@@ -94,6 +101,30 @@ def rows_turn_as_columns() -> None:
     vision_encoder.turned_by_place = shared
 
 
+def convolved_patch_after_patch() -> None:
+    """The convolution of a gated projector reads the patches of a row one after another."""
+    correct = projector.GatedProjector.__init__
+
+    def one(self: Any, *given: Any, **options: Any) -> None:
+        correct(self, *given, **options)
+        self.patches = 1
+
+    projector.GatedProjector.__init__ = one
+
+
+def patches_normed_behind_positions() -> None:
+    """The norm of patches stands behind their positions."""
+    correct = VisionStage.embed
+
+    def behind(self: Any, packed: Any) -> Any:
+        norm, self.patch_norm = self.patch_norm, None
+        found = correct(self, packed)
+        self.patch_norm = norm
+        return norm(found)
+
+    VisionStage.embed = behind
+
+
 def merge_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own rows."""
     correct: Any = whole_linear.replicated
@@ -106,6 +137,12 @@ def merge_taken_for_complete() -> None:
 
 SCALE_BUGS = {
     "patches merged in another order": (merged_patch_after_patch, scaled({}, MERGED)),
+    "patches convolved in another order": (convolved_patch_after_patch, scaled({}, GATED)),
+    "norm behind positions": (patches_normed_behind_positions, scaled({}, GATED)),
+    "convolution of own rows": (
+        merge_taken_for_complete,
+        scaled({"tp": 2, "sequence_parallel": True}, GATED),
+    ),
     "frequencies of both axes": (rows_turn_as_columns, scaled({}, MERGED)),
     "merge of own rows": (
         merge_taken_for_complete,

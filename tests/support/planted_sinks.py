@@ -6,9 +6,9 @@ import torch
 from tests.support.lists import by_lists
 from tests.support.specs import behind_vision
 
-from mimo_launch.layers import rotary
+from mimo_launch.layers import sequence_contexts
 from mimo_launch.layers.experts import Experts
-from mimo_launch.layers.scales import Sinks
+from mimo_launch.layers.norms import Sinks
 from mimo_launch.spec.spec import RopeScaling, Spec
 
 # Every second layer attends in windows, as in GPT-OSS.
@@ -58,12 +58,12 @@ def scores_not_stretched() -> None:
 
 def bounds_of_yarn_rounded() -> None:
     """The bounds between which pairs are interpolated are whole, whatever the spec says."""
-    correct = rotary._interpolated
+    correct = sequence_contexts._interpolated
 
     def rounded(pairs: int, scaling: Any, theta: float) -> tuple[float, float]:
         return correct(pairs, scaling.model_copy(update={"truncate": True}), theta)
 
-    rotary._interpolated = rounded
+    sequence_contexts._interpolated = rounded
 
 
 def biases_of_other_experts() -> None:

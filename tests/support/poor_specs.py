@@ -1,33 +1,39 @@
-"""Specs with poor layouts, and a wide search for the best layout of each.
+"""Specs with poor layouts, and what follows from advice about them.
 
 Models, GPUs and batches are as in practice; placement, grids, microbatches and settings waste time
 in a different way in each.
 """
 
-from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
+import yaml
+
 from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.changes import Change, changed
-from mimo_launch.spec.load import spec_from_data
+from mimo_launch.search.answer import PlanAnswer, answer_of
+from mimo_launch.search.change_words import Settings
+from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.wording import flow
 
 VIT_L = {"kind": "vit", "layers": 24, "hidden": 1024, "heads": 16, "patch": 14}
 VIT_H = {"kind": "vit", "layers": 32, "hidden": 1280, "heads": 16, "patch": 14}
-AUDIO = {"kind": "audio", "layers": 32, "hidden": 1280, "heads": 20}
+IMAGES = {"kind": "synthetic", "image": [32, 32], "min_text": 64, "text_only": 0.0}
+TEXT = {"kind": "synthetic"}
 
 
-def decoder(layers: int, hidden: int, heads: int, mlp: int) -> dict[str, Any]:
+def decoder(layers: int, hidden: int, heads: int, mlp: int, **more: Any) -> dict[str, Any]:
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": 8, "mlp": mlp}
-    return {"kind": "decoder", **sizes, "vocab": 128256}
+    return {"kind": "decoder", **sizes, "vocab": 128256, **more}
 
 
 B1, B8 = decoder(16, 2048, 32, 8192), decoder(32, 4096, 32, 14336)
+B7 = decoder(28, 3584, 28, 18944, kv_heads=4, qkv_bias=True)
 B32, B70 = decoder(64, 5120, 64, 25600), decoder(80, 8192, 64, 28672)
+MOE = {"experts": 128, "top_k": 8, "width": 768, "aux_loss": 0.001}
+B30 = decoder(48, 2048, 32, 6144, kv_heads=4, head_dim=128, moe=MOE)
 
 
 def module(model: dict[str, Any], first: int, last: int, **more: Any) -> dict[str, Any]:
@@ -36,28 +42,37 @@ def module(model: dict[str, Any], first: int, last: int, **more: Any) -> dict[st
 
 
 def job(
-    modules: dict[str, Any], batch: int, microbatches: int, gpu: str = "h100-80gb", **schedule: Any
+    modules: dict[str, Any],
+    batch: int,
+    microbatches: int,
+    *,
+    gpu: str = "h100-80gb",
+    network: str = "ib-400g",
+    seq: int = 4096,
+    data: dict[str, Any] = IMAGES,
+    **schedule: Any,
 ) -> Spec:
-    """Return a job in bf16 on hosts of 8 GPUs, with images of 1,024 patches in 4,096 tokens."""
+    """Return a job in bf16 on hosts of 8 GPUs; by default with images of 1,024 patches."""
     return spec_from_data(
         {
             "version": 1,
             "name": "poor",
             "modules": modules,
             "schedule": {"microbatches": microbatches, **schedule},
-            "batch": {"global": batch, "seq": 4096},
-            "data": {"kind": "synthetic", "image": [32, 32], "min_text": 64, "text_only": 0.0},
+            "batch": {"global": batch, "seq": seq},
+            "data": data,
             "train": {"precision": "bf16"},
-            "nodes": {"gpus": 8, "gpu": gpu, "network": "ib-400g"},
+            "nodes": {"gpus": 8, "gpu": gpu, "network": network},
         }
     )
 
 
+# By GPUs, models and what is poor.
 POOR = {
-    # Half of the GPUs for a small encoder, and tp where dp would do.
-    8: job({"vision": module(VIT_L, 0, 3, dp=4), "language": module(B1, 4, 7, tp=4)}, 32, 8),
-    # A deep pipeline with as many microbatches as stages, and recomputing that nobody needs.
-    16: job(
+    "8, 1B: half of the GPUs for a small encoder, tp where dp would do": job(
+        {"vision": module(VIT_L, 0, 3, dp=4), "language": module(B1, 4, 7, tp=4)}, 32, 8
+    ),
+    "16, 8B: as many microbatches as stages, needless recomputing": job(
         {
             "vision": module(VIT_H, 0, 15, dp=16),
             "language": module(B8, 0, 15, tp=2, pp=8, recompute="full"),
@@ -66,8 +81,7 @@ POOR = {
         8,
         gpu="h200-141gb",
     ),
-    # Two encoders on ranks of their own, language with tp across all of a host.
-    32: job(
+    "32, 8B: two encoders on ranks of their own, tp over a whole host": job(
         {
             "vision": module(VIT_H, 0, 7, dp=8),
             "hearing": module(VIT_L, 8, 15, dp=8),
@@ -76,8 +90,12 @@ POOR = {
         64,
         4,
     ),
-    # Full sharding over all hosts, with the smallest microbatches.
-    64: job(
+    "64, 7B: half of the GPUs for an encoder, a pipeline without need": job(
+        {"vision": module(VIT_H, 0, 31, dp=32), "language": module(B7, 32, 63, tp=4, pp=2, dp=4)},
+        256,
+        8,
+    ),
+    "64, 8B: full sharding with the smallest microbatches": job(
         {
             "vision": module(VIT_H, 0, 63, dp=64, sharding="full"),
             "language": module(B8, 0, 63, tp=4, dp=16, sharding="full"),
@@ -85,13 +103,44 @@ POOR = {
         512,
         32,
     ),
-    256: job(
+    "64, 30B of experts: recomputing and a pipeline, experts split over 4": job(
+        {"language": module(B30, 0, 63, tp=4, pp=4, dp=4, recompute="full", experts={"ep": 4})},
+        256,
+        16,
+        data=TEXT,
+    ),
+    "128, 8B: tp over two hosts, recomputing": job(
+        {
+            "vision": module(VIT_H, 0, 127, dp=128),
+            "language": module(B8, 0, 127, tp=16, dp=8, recompute="full"),
+        },
+        512,
+        16,
+    ),
+    "256, 32B: half of the GPUs for an encoder, tp over a whole host": job(
         {"vision": module(VIT_H, 0, 127, dp=128), "language": module(B32, 128, 255, tp=8, dp=16)},
         1024,
         8,
         gpu="h200-141gb",
     ),
-    512: job(
+    "256, 70B: a deep pipeline with few microbatches, everything recomputed": job(
+        {
+            "vision": module(VIT_H, 0, 255, dp=256, recompute="full"),
+            "language": module(B70, 0, 255, tp=4, pp=16, dp=4, recompute="full"),
+        },
+        256,
+        16,
+    ),
+    "512, 8B: full sharding over all hosts and a slow network": job(
+        {
+            "vision": module(VIT_H, 0, 511, dp=512),
+            "language": module(B8, 0, 511, dp=512, sharding="full"),
+        },
+        1024,
+        2,
+        network="roce-100g",
+    ),
+    "512, 70B: a deep pipeline with few microbatches, recomputing": job(
         {
             "vision": module(VIT_H, 0, 511, dp=512),
             "language": module(B70, 0, 511, tp=8, pp=16, dp=4, recompute="full"),
@@ -99,7 +148,14 @@ POOR = {
         1024,
         16,
     ),
-}  # fmt: skip
+    "1,024, 70B, 32,768 tokens: recomputing, no sequence parallelism": job(
+        {"language": module(B70, 0, 1023, tp=8, cp=4, pp=8, dp=4, recompute="full")},
+        256,
+        16,
+        seq=32768,
+        data=TEXT,
+    ),
+}
 
 
 def fits(made: Spec) -> bool:
@@ -119,42 +175,30 @@ def seconds(made: Spec) -> float:
     return Estimator.of(Plan.of(made)).estimates().step_seconds
 
 
-def all_layouts(made: Spec) -> Iterator[Change]:
-    """Yield many layouts: placements x grids of language x microbatches x settings."""
-    world, batch = world_size(made), made.batch.global_
-    others = [name for name in made.modules if name != "language"]
-    for tp, pp, dp in product((1, 2, 4, 8), (1, 2, 4, 8, 16), range(1, world + 1)):
-        own = tp * pp * dp
-        if own > world or batch % dp or not (own == world or 2 * own >= world):
-            continue
-        left = world - own
-        placed: dict[str, Any] = {
-            "modules.language.ranks": f"{left}-{world - 1}",
-            "modules.language.grid": {"tp": tp, "pp": pp, "dp": dp},
-        }
-        sizes = [tp for tp in (1, 2, 4, 8) if (left or world) % tp == 0]
-        for size in sizes[: 1 if left == 0 else 4]:
-            for name in others:
-                last = (left or world) - 1
-                placed[f"modules.{name}.ranks"] = f"0-{last}" if last else "0"
-                placed[f"modules.{name}.grid"] = {"tp": size, "dp": (left or world) // size}
-            share = batch // dp
-            counts = [n for n in range(1, share + 1) if share % n == 0 and n >= min(share, pp)]
-            kinds = [("1f1b", 1)] + [("interleaved", 2), ("bubble_filling", 1)] * (pp > 1)
-            for count, (kind, virtual), recompute, sharding in product(
-                counts, kinds, ("none", "full"), ("optimizer", "full")
-            ):
-                if sharding == "full" and kind != "1f1b":
-                    continue
-                settings = {
-                    **placed,
-                    "schedule.microbatches": count,
-                    "schedule.kind": kind,
-                    "schedule.virtual_stages": virtual,
-                    "modules.language.recompute": recompute,
-                    "modules.language.sharding": sharding,
-                    **{f"modules.{name}.sharding": "optimizer" for name in others},
-                    **{f"modules.{name}.recompute": recompute for name in others},
-                }
-                if found := changed(made, "any", {}, settings):
-                    yield found
+def answer(made: Spec, **options: bool) -> PlanAnswer:
+    """Return what `plan` says first."""
+    estimator = Estimator.of(Plan.of(made))
+    return answer_of(estimator, estimator.estimates(), **options)
+
+
+def with_settings(made: Spec, settings: Settings) -> Spec:
+    """Return a spec with settings, as `--set` makes it."""
+    text = yaml.safe_dump(dump_spec(made))
+    found = check_text(
+        text, overrides=[f"{path}={flow(value)}" for path, value in settings.items()]
+    )
+    if found.spec is None:
+        raise ValueError("; ".join(each.headline for each in found.diagnostics if each.is_error))
+    return found.spec
+
+
+def followed(made: Spec, times: int = 3) -> list[PlanAnswer]:
+    """Return the answers for a spec, and for it with the first advice followed so many times."""
+    answers = [answer(made)]
+    while len(answers) <= times and answers[-1].losses:
+        change = answers[-1].losses[0].change
+        if change is None:
+            break
+        made = with_settings(made, change.settings)
+        answers.append(answer(made))
+    return answers

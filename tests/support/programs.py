@@ -7,7 +7,7 @@ from tests.support.specs import Box, box, brief, layout_specs, spec
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.schedule.actions import Kind, format_program, parse_program
 from mimo_launch.schedule.generate import Programs
-from mimo_launch.schedule.simulate import Simulation
+from mimo_launch.schedule.simulation_result import Simulation
 
 
 def layout_of(

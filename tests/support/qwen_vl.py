@@ -114,6 +114,51 @@ KINDS["qwen3_vl_moe"] = replace(
         "moe": {"experts": 4, "top_k": 2, "width": 20, "first_dense": 1, "aux_loss": 0.0},
     },
 )  # fmt: skip
+# Three of four numbers of a head rotate.
+KINDS["glm4v"] = Kind(
+    "Glm4v",
+    {
+        **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
+        "image_size": 5 * SIDE, "rms_norm_eps": 1e-3,
+    },
+    {
+        **_VISION_KEYS, "layers": 2, "mlp": 32, "activation": "swiglu", "patch_bias": True,
+        "positions": "learned+rope2d", "image": [5, 5], "norm": "rms", "norm_eps": 1e-3,
+        "qkv_bias": False, "block_bias": False, "patch_norm": True, "projector": "gated",
+        "projector_mlp": 40,
+    },
+    {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 1],
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    {
+        "mrope": [1, 1, 1], "rotary_factor": 0.75, "rotary_interleaved": True, "post_norms": True,
+    },
+)  # fmt: skip
+# The first layer has an MLP, the second one experts in two groups.
+KINDS["glm4v_moe"] = replace(
+    KINDS["glm4v"],
+    name="Glm4vMoe",
+    text={
+        "head_dim": 12, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "moe_intermediate_size": 20, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 50.0, "mrope_section": [1, 1, 1],
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    language={
+        "head_dim": 12, "mrope": [1, 1, 1], "rotary_factor": 0.5,
+        "moe": {
+            "experts": 8, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5, "shared": 40,
+            "groups": 4, "top_groups": 2, "first_dense": 1, "aux_loss": 0.0,
+            "bias_update_rate": 0.0,
+        },
+    },
+)  # fmt: skip
 _TOWER = {
     **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
     "num_position_embeddings": 25,
@@ -194,7 +239,11 @@ def tiny(
     made = cls(config).to(dtype).eval()
     random = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for name, weight in made.named_parameters():
+        biases = [each for each in made.named_buffers() if each[0].endswith("correction_bias")]
+        for _, bias in biases:
+            # As transformers keeps it.
+            bias.data = bias.to(torch.promote_types(dtype, torch.float32))
+        for name, weight in (*made.named_parameters(), *biases):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
             weight.copy_(noise * 0.2 + _begins_at_1(kind, name))
     return made
@@ -302,6 +351,8 @@ def widen_all(model: Any) -> None:
     )
     theirs.apply_rotary_pos_emb_vision = turned
     theirs.get_vision_interpolation_indices_and_weights = _shares
+    if hasattr(model.model.visual, "embeddings"):
+        model.model.visual.embeddings.forward = MethodType(_placed, model.model.visual.embeddings)
 
 
 def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Tensor]:
@@ -314,6 +365,18 @@ def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Te
         found += [squares.permute(1, 3, 2, 4, 0).reshape(-1, side**2)] * time
     shares = torch.cat(found)
     return torch.arange(side**2).expand(shares.shape), shares
+
+
+def _placed(self: Any, x: Tensor, lengths: Tensor, sizes: Tensor, *_: Tensor) -> Tensor:
+    """Return patches with the table of a GLM-4.1V resized for each image, patches together."""
+    table = self.position_embedding.weight
+    side, found = round(len(table) ** 0.5), []
+    for time, height, width in sizes.tolist():
+        grid = table.T.view(1, -1, side, side)
+        sized = F.interpolate(grid, (height, width), mode="bicubic", align_corners=False)
+        squares = sized[0].view(-1, height // MERGE, MERGE, width // MERGE, MERGE)
+        found += [squares.permute(1, 3, 2, 4, 0).reshape(height * width, -1)] * time
+    return x + torch.cat(found)
 
 
 def _angles(places: Tensor, theta: float, size: int) -> Tensor:

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
 from mimo_launch.schedule.roles import needs_backward
-from mimo_launch.schedule.simulate import Costs, Simulation, simulate
-from mimo_launch.schedule.simulation_result import lower_bound
+from mimo_launch.schedule.simulation_result import Costs, Simulation, lower_bound
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 

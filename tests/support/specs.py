@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.layout.samples import grouped_encoders
 from mimo_launch.spec.spec import Spec
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -25,6 +26,7 @@ KINDS = ("1f1b", "gpipe", "interleaved", "bubble_filling")
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
 LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
 SPARSE = ("experts", "hybrid", "hybrid")
+NO_TILES = {"mrope": None, "mrope_interleaved": False, "bidirectional_images": False}
 
 # What `layout_specs` did so far: specs drawn, and placements that had no room and became another
 # one. It never rejects; a caller that does (say, because `validate` objects) counts that itself.
@@ -301,9 +303,14 @@ def _layout_specs(
     size = prod(language)
     first = draw(st.integers(0, room - size))
     intervals, grids = {"language": range(first, first + size)}, {"language": language}
+    # Encoders all on ranks of their own take groups, too, if no other runs in phases.
+    apart = draw(st.booleans()) and room > size
+    if apart:
+        k = max(2, k)
     for name in ENCODERS[:num_encoders]:
         share = language[2] * mbs  # samples of one microbatch, over all language replicas
-        ranks, grid = draw(placed(intervals["language"], room, share, k, supported_only))
+        place = placed(intervals["language"], room, share, k, supported_only, apart=apart)
+        ranks, grid = draw(place)
         intervals[name], grids[name] = ranks, grid
     order = draw(st.permutations(list(intervals)))
     intervals, idle = draw(closed(intervals, room))
@@ -333,11 +340,17 @@ def _layout_specs(
         modules[name]["model"]["deepstack"] = stacked
         if not stacked:
             del modules[name]["model"]["deepstack"]
+        if tiles := draw(_tiles(modules[name]["model"])):
+            modules[name]["model"] |= tiles
+            # What language does not do with tiles.
+            model = modules["language"]["model"]
+            model |= {key: value for key, value in NO_TILES.items() if key in model}
     group_sizes = [k] if groups > 1 else [None, k]
+    grouped = k if apart else None
     made = spec(
         modules,
         microbatches=k * groups,
-        encoder_microbatches=draw(st.sampled_from(group_sizes)) if in_phases else None,
+        encoder_microbatches=draw(st.sampled_from(group_sizes)) if in_phases else grouped,
         kind=kind,
         virtual_stages=virtual_stages,
         mbs=mbs,
@@ -352,6 +365,10 @@ def _layout_specs(
         seed=draw(st.integers(0, 3)),
         **({} if idle is None else {"idle_ranks": idle}),
     )
+    if apart and len(grouped_encoders(made)) < num_encoders:
+        # Some share ranks and run in phases: the others take one microbatch, which must be larger.
+        batch = made.batch.model_copy(update={"global_": made.batch.global_ * k})
+        made = made.model_copy(update={"batch": batch})
     if draw(st.booleans()):
         # A longer sequence than needed: padding at the end of every sample.
         unit = seq_unit(
@@ -388,10 +405,18 @@ def one_grid(
 
 @st.composite
 def placed(
-    draw: st.DrawFn, language: range, room: int, share: int, k: int, supported_only: bool
+    draw: st.DrawFn,
+    language: range,
+    room: int,
+    share: int,
+    k: int,
+    supported_only: bool,
+    *,
+    apart: bool = False,
 ) -> tuple[range, tuple[int, ...]]:
     """Draw the ranks and the grid of one encoder; its dp divides the samples of one group."""
-    kind = draw(st.sampled_from(["colocated", "disjoint", "overlap", "disjoint"]))
+    kinds = ["disjoint"] if apart else ["colocated", "disjoint", "overlap", "disjoint"]
+    kind = draw(st.sampled_from(kinds))
     spaces = [range(language.start), range(language.stop, room)]
     spaces = [space for space in spaces if space]
     if kind == "disjoint" and not spaces:
@@ -399,7 +424,7 @@ def placed(
         kind = "overlap"
     if kind == "disjoint":
         space = draw(st.sampled_from(spaces))
-        sizes, samples = range(1, len(space) + 1), share
+        sizes, samples = range(1, len(space) + 1), share * (k if apart else 1)
     else:
         size = len(language)
         sizes = range(size, size + 1) if kind == "colocated" else range(1, room + 1)
@@ -472,6 +497,8 @@ def one_module(
             if draw(seldom):
                 model |= draw(_as_deepseek(model["heads"]))
             model |= {"attention_sinks": draw(seldom), "output_bias": draw(seldom)}
+            if draw(seldom) and not model.get("bidirectional_images"):
+                model["mtp"] = {"depth": draw(st.sampled_from([1, 2]))}
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
@@ -483,11 +510,13 @@ def one_module(
             "stack": draw(st.sampled_from([1, 2, 3])),
             "projector_bias": draw(st.booleans()),
             "fixed_length": draw(seldom),
+            "unpadded": draw(st.booleans()),
+            "pooling": draw(st.sampled_from([None, "mean"])),
         }
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
-            "projector": draw(st.sampled_from(["mlp", "linear", "merger"])),
+            "projector": draw(st.sampled_from(["mlp", "linear", "merger", "gated"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
             **draw(_tower()),
@@ -505,7 +534,10 @@ def _gates(draw: st.DrawFn) -> dict[str, Any]:
     fast = {"head_dim": 8, "rotary_factor": 0.25, "mrope": None, "mrope_interleaved": False}
     turned = {"head_dim": 8, "rotary_factor": 0.75, "mrope": [1, 1, 1]}
     part = draw(st.sampled_from([{}, {}, fast, turned]))
-    gates = {"gated_attention": draw(st.booleans())}
+    gates = {
+        "gated_attention": draw(st.booleans()),
+        "rotary_interleaved": draw(st.sampled_from([False, False, True])),
+    }
     return {**part, **gates} if part else gates
 
 
@@ -520,7 +552,10 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
         "v_head_dim": draw(st.sampled_from([3, size])),
         "interleaved": draw(st.booleans()),
     }
-    off = {"qk_norm": False, "qkv_bias": False, "gated_attention": False, "mrope": None}
+    off = {
+        "qk_norm": False, "qkv_bias": False, "gated_attention": False, "mrope": None,
+        "rotary_interleaved": False,
+    }  # fmt: skip
     return {
         **off, "mrope_interleaved": False, "rotary_factor": 1.0, "kv_heads": heads,
         "head_dim": size, "mla": mla,
@@ -529,7 +564,7 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
 
 @st.composite
 def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    """Draw windows of a decoder, and the parts of a block that come with them in Gemma 3."""
+    """Draw windows of a decoder, and the parts of a block that come with them in Gemma 2 and 3."""
     window = {
         "size": draw(st.integers(2, 9)),
         "full": [number for number in range(layers) if draw(st.booleans())][: layers - 1],
@@ -543,6 +578,8 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "embedding_scale": draw(st.sampled_from([None, 3.0])),
         "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),
         "bidirectional_images": draw(st.booleans()),
+        "attention_softcap": draw(st.sampled_from([None, 50.0])),
+        "logit_softcap": draw(st.sampled_from([None, 30.0])),
     }
 
 
@@ -651,15 +688,17 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
     has_class_token = not turns and draw(st.booleans())
     windows = None
-    if not has_class_token and draw(seldom):
+    registers = 0 if turns else draw(st.sampled_from([0, 0, 1, 3]))
+    if not has_class_token and not registers and draw(seldom):
         windows = {"side": draw(st.integers(1, 2)), "full": draw(st.sampled_from([[], [0]]))}
     return {
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if is_learned else None,
-        "interpolation": draw(st.sampled_from(["bicubic", "bilinear", "nearest"]))
+        "interpolation": draw(st.sampled_from(["bicubic", "bilinear", "nearest", "cropped"]))
         if is_learned
         else "bicubic",
         "class_token": has_class_token,
+        "registers": registers,
         "windows": windows,
         "rope_frequencies": draw(st.sampled_from(["shared", "in_turn"])) if turns else "shared",
         "qkv_bias": not draw(seldom),
@@ -673,11 +712,12 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "pooling": draw(st.sampled_from([None, None, "mean", "linear"])),
         "norm": draw(st.sampled_from(["layer", "rms", "layer"])),
         "patch_bias": draw(st.booleans()),
+        "patch_norm": draw(seldom),
         "pre_norm": draw(seldom),
         "final_norm": not draw(seldom),
         "norm_eps": draw(st.sampled_from([1e-5, 1e-2])),
         "activation": draw(st.sampled_from([*activations, "swiglu"])),
-        "projector_activation": draw(st.sampled_from(activations)),
+        "projector_activation": draw(st.sampled_from([*activations, "squared_relu"])),
     }
 
 
@@ -691,6 +731,18 @@ def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any])
     if "pattern" in language or model.get("kind", "vit") != "vit" or most < 1:
         return []
     return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
+
+
+@st.composite
+def _tiles(draw: st.DrawFn, model: dict[str, Any]) -> dict[str, Any]:
+    """Draw tiles of the grid of learned positions, and what they do not go with."""
+    if model.get("positions") != "learned" or "deepstack" in model:
+        return {}
+    grids = draw(st.sampled_from([[[1, 2]], None, [[1, 2], [2, 2]], [[3, 1], [1, 2]]]))
+    if grids is None:
+        return {}
+    tiles = {"grids": grids, "most": draw(st.sampled_from([None, 1, 2]))}
+    return {"tiles": tiles, "shuffle": 1, "windows": None}
 
 
 def shuffle_of(module: Box) -> int:

@@ -94,4 +94,5 @@ def samples() -> list[tuple[str, dict[str, Any]]]:
 def video_shard(folder: Path) -> Path:
     """Write these samples, and a tokenizer beside them; return its folder."""
     write_shard(folder / "000.tar", samples())
-    return tokenizer_folder(folder / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
+    specials = ("<|video_pad|>", "<|begin_of_image|>", "<|end_of_image|>")
+    return tokenizer_folder(folder / "tokenizer", TEMPLATE, specials=specials)

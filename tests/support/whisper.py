@@ -1,21 +1,18 @@
 """A tiny Whisper of `transformers` with random weights, specs that start from it, their tokens."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tests.support.hugging_face import ids_of, started
+from tests.support.encoder_outputs import Seen, deviations_of, seen_on_rank
 from tests.support.specs import Box, box, spec
 from torch import Tensor, nn
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.data.build import build_dataset
-from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
-from mimo_launch.train.loader import step_inputs
 
 FRAMES, MELS = 40, 5
 SIZES = {
@@ -77,31 +74,13 @@ def made(layout: str, folder: Path, precision: str = "fp32", **model: Any) -> Sp
     return found
 
 
-class Seen(NamedTuple):
-    """Tokens [n, D] behind the last norm of one group on one rank."""
-
-    replica: int
-    group: int
-    shard: tuple[int, int]
-    tokens: Tensor
-
-
 def tokens_on_rank(made: Spec, run: Path) -> tuple[list[Seen], list[WeightsLoaded]]:
-    """Run a step from the weights of `init_from`; return what this rank's encoder computed."""
-    session, events = started(made, run)
-    module, seen = session.modules.get("audio"), list[Seen]()
-    last = None if module is None else module.stages.get(len(module.layout.stages) - 1)
-    if module is not None and last is not None:
-        replica = module.layout.grid.index("dp", session.rank)
-        shard = module.context.cp.index, module.context.tp.index
+    """Run a step from the weights of `init_from`; return what is behind this rank's last norm."""
 
-        def note(_: nn.Module, __: Any, out: Tensor) -> None:
-            seen.append(Seen(replica, len(seen), shard, out.detach().clone()))
+    def watch(last: nn.Module, note: Callable[[Tensor], None]) -> None:
+        last.get_submodule("norm").register_forward_hook(lambda _, __, out: note(out))
 
-        last.get_submodule("norm").register_forward_hook(note)
-    dataset = build_dataset(made)
-    session.gradients(step_inputs(dataset, "train", ids_of(made), 0))
-    session.__exit__(None, None, None)
+    seen, events = seen_on_rank(made, run, "audio", watch)
     return seen, [event for event in events if isinstance(event, WeightsLoaded)]
 
 
@@ -120,20 +99,4 @@ def heard(model: Any, clip: Tensor) -> Tensor:
 
 def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
     """Return, per group and replica with a clip, the largest difference by the largest output."""
-    layout, dataset = build_layout(made), build_dataset(made)
-    module, inputs = layout["audio"], step_inputs(dataset, "train", ids_of(made), 0)
-    views = StepViews(layout, inputs.data)
-    shards = sorted((seen for part in parts for seen in part), key=lambda seen: seen.shard)
-    found = []
-    for key in sorted({(seen.replica, seen.group) for seen in shards}):
-        samples = views.encoder("audio", *key).samples
-        clips = [clip for sample in samples for clip in inputs.images(sample, "audio")]
-        mine = [seen for seen in shards if (seen.replica, seen.group) == key]
-        if not module.sequence_parallel:
-            mine = [seen for seen in mine if seen.shard[1] == 0]
-        if clips:
-            wanted = torch.cat([heard(model, torch.from_numpy(clip)) for clip in clips])
-            tokens = torch.cat([seen.tokens for seen in mine])[: len(wanted)]
-            assert wanted.std() > 0.1
-            found.append(float((tokens - wanted).abs().max() / wanted.abs().max()))
-    return found
+    return deviations_of("audio", made, parts, lambda clip: heard(model, torch.from_numpy(clip)))

@@ -3,52 +3,46 @@
 import os
 
 import pytest
-from tests.support.poor_specs import POOR, all_layouts, fits, seconds
+from tests.support.best_layouts import BEST
+from tests.support.poor_specs import POOR, answer, fits, followed, seconds, with_settings
+from tests.support.specs import box, spec
+from tests.support.wide_search import WideSearch
 
-from mimo_launch.checks.all_checks import check
-from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.plan.plan import Plan
-from mimo_launch.search.answer import PlanAnswer, answer_of
-from mimo_launch.search.changes import Settings, changed
-from mimo_launch.spec.spec import Grid, Spec
+from mimo_launch.checks.all_checks import check, is_legal
+from mimo_launch.search.candidates import first_changes, further_changes
+from mimo_launch.search.change_words import words_of
+from mimo_launch.search.changes import Change
+from mimo_launch.search.memory_changes import recomputing_changes, smaller_changes
+from mimo_launch.search.setting_changes import setting_ideas
+from mimo_launch.spec.spec import Spec
 
-# The best of all layouts that `all_layouts` yields, as the sweep finds it.
-BEST_OF_8 = {
-    "modules.vision.ranks": "0-7",
-    "modules.vision.grid": {"dp": 8},
-    "modules.language.ranks": "0-7",
-    "modules.language.grid": {"dp": 8},
-    "modules.language.sharding": "optimizer",
-    "schedule.microbatches": 1,
-}
+OF_8, OF_64 = (next(each for each in POOR if each.startswith(start)) for start in ("8,", "64, 30B"))
 
 
-def answer(made: Spec, **options: bool) -> PlanAnswer:
-    estimator = Estimator.of(Plan.of(made))
-    return answer_of(estimator, estimator.estimates(), **options)
+def test_changes_keep_as_many_microbatches_at_once_as_encoders_in_front_need() -> None:
+    """Vision dp 4 in front of dp 3: three samples in a microbatch, so four of them, or larger."""
+    model = {"layers": 4, "heads": 8}
+    modules = {"vision": box(0, dp=4), "language": box(4, dp=3, tp=2, model=model)}
+    made = spec(modules, microbatches=8, encoder_microbatches=8)
+    legal = [each for each in first_changes(made, {}) if is_legal(each.spec)]
+    schedules = {(m.schedule.microbatches, m.schedule.encoder_microbatches, m.language.grid.dp)
+                 for m in (each.spec for each in legal)}  # fmt: skip
+    assert {(8, 4, 3), (4, 2, 3), (4, 2, 6)} <= schedules
+    assert {each.kind for each in legal} >= {"encoder_microbatches", "microbatches"}
 
 
-def with_settings(made: Spec, settings: Settings) -> Spec:
-    """Return a spec with settings, whose grids may leave axes of one rank out."""
-    whole = {
-        path: Grid(**value).model_dump() if path.endswith(".grid") else value
-        for path, value in settings.items()
-    }
-    found = changed(made, "", {}, whole)
-    return made if found is None else found.spec
+def test_experts_are_split_over_whole_hosts() -> None:
+    made = with_settings(POOR[OF_64], {"modules.language.experts": {"ep": 8}})
+    ideas = [settings for kind, settings in setting_ideas(made) if kind == "experts"]
+    found = {each["modules.language.experts"]["ep"] for each in ideas}
+    assert found == {4, 16, 64, 128}
+    legal = with_settings(made, {"modules.language.experts": {"ep": 16}})
+    assert is_legal(legal)
+    assert seconds(legal) > 0
 
 
-def followed(made: Spec, times: int) -> Spec:
-    """Return a spec after its first advice, so many times."""
-    for _ in range(times):
-        losses = answer(made).losses
-        if losses and losses[0].change is not None:
-            made = with_settings(made, losses[0].change.settings)
-    return made
-
-
-def test_offers_are_legal_fit_and_gain_most_of_what_the_best_layout_gains() -> None:
-    made = POOR[8]
+def test_offers_are_legal_fit_and_give_what_they_say() -> None:
+    made = POOR[OF_8]
     given = answer(made)
     offers = [loss.change for loss in given.losses if loss.change is not None]
     assert offers
@@ -59,13 +53,62 @@ def test_offers_are_legal_fit_and_gain_most_of_what_the_best_layout_gains() -> N
         assert seconds(other) == pytest.approx(offer.step_seconds)
         assert offer.gain == pytest.approx(given.step_seconds / offer.step_seconds - 1)
     assert offers[0].gain == max(offer.gain for offer in offers)
-    best = seconds(with_settings(made, BEST_OF_8))
-    saved, possible = (given.step_seconds - each for each in (offers[0].step_seconds, best))
-    assert saved >= 0.8 * possible > 0
+
+
+def gained(poor: str) -> tuple[list[float], float]:
+    """Return the seconds of a step as it is and after each advice, and of the best known layout."""
+    steps = [each.step_seconds for each in followed(POOR[poor])]
+    best = WideSearch(POOR[poor]).applied(BEST[poor])
+    assert best is not None
+    assert fits(best)
+    return steps, min(seconds(best), *steps)
+
+
+@pytest.mark.parametrize("poor", [OF_8, OF_64])
+def test_the_first_advice_three_times_gains_most_of_what_is_known_to_be_possible(poor: str) -> None:
+    steps, best = gained(poor)
+    assert steps[0] - steps[-1] >= 0.8 * (steps[0] - best) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("poor", POOR)
+def test_so_it_does_of_every_poor_spec_against_a_wide_search(poor: str) -> None:
+    """`ADVICE_PLANS=1500` seeks a better layout than is known; each takes a minute or more."""
+    steps, best = gained(poor)
+    if plans := int(os.environ.get("ADVICE_PLANS", "0")):
+        best = min(best, WideSearch(POOR[poor]).best(plans)[0])
+    share = (steps[0] - steps[-1]) / (steps[0] - best)
+    shown = " | ".join(f"{each:.2f}" for each in [*steps, *[steps[-1]] * (4 - len(steps)), best])
+    print(f"| {poor} | {shown} | {share:.0%} |")
+    assert share >= 0.8
+
+
+@pytest.mark.parametrize("poor", [OF_64, next(each for each in POOR if each.startswith("32,"))])
+def test_the_words_of_a_change_name_all_that_its_lines_change(poor: str) -> None:
+    """Ranks go together: one sentence is about all of them."""
+    made = POOR[poor]
+    firsts = list(first_changes(made, {}))
+    further = [each for first in firsts[:8] for each in further_changes(made, first)]
+    smaller = [each for first in firsts[:8] for each in smaller_changes(made, first)]
+    for change in (*firsts, *further, *smaller, *recomputing_changes(made)):
+        assert unsaid(change) == []
+
+
+def unsaid(change: Change) -> list[str]:
+    """Return the settings without which the words are the same."""
+    all_words = words_of(change.spec, change.settings)
+    found = []
+    for path in change.settings:
+        others = {key: value for key, value in change.settings.items() if key != path}
+        if path.endswith(".ranks"):
+            others = {key: value for key, value in others.items() if not key.endswith(".ranks")}
+        if words_of(change.spec, others) == all_words:
+            found.append(path)
+    return found
 
 
 def test_losses_name_modules_ranks_and_numbers() -> None:
-    given = answer(POOR[8], seeks=False)
+    given = answer(POOR[OF_8], seeks=False)
     assert all(loss.change is None for loss in given.losses)
     first = given.losses[0]
     assert first.what.startswith("vision waits ")
@@ -77,14 +120,22 @@ def test_losses_name_modules_ranks_and_numbers() -> None:
     assert sum(parts) == pytest.approx(given.step_seconds)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("ranks", POOR)
-def test_the_first_advice_three_times_gains_most_of_what_a_wide_search_finds(ranks: int) -> None:
-    made = POOR[ranks]
-    start, reached = seconds(made), seconds(followed(made, 3))
-    most = int(os.environ.get("ADVICE_LAYOUTS", "400"))
-    layouts = list(all_layouts(made))[:: max(1, 4 * ranks // most)]
-    wide = [seconds(each.spec) for each in layouts if fits(each.spec)]
-    best = min([*wide, reached])
-    print(f"{ranks} GPUs: {start:.3g} s, advice {reached:.3g} s, best of {len(wide)}: {best:.3g} s")
-    assert start - reached >= 0.8 * (start - best)
+@pytest.mark.parametrize("poor", POOR)
+def test_what_is_exchanged_between_layers_for_experts_and_by_replicas_adds_up(poor: str) -> None:
+    made = POOR[poor]
+    time = answer(made, seeks=False).time
+    parts = (time.between_layers, time.of_experts, time.of_replicas)
+    assert all(each >= 0 for each in parts)
+    assert sum(parts) == pytest.approx(time.communicating)
+    assert (time.of_experts > 0) == (poor == OF_64)
+
+
+def deep(made: Spec, layers: int) -> Spec:
+    model = made.language.model.model_copy(update={"layers": layers})
+    language = made.language.model_copy(update={"model": model})
+    return made.model_copy(update={"modules": {**made.modules, "language": language}})
+
+
+def test_fewer_changes_are_planned_of_models_with_more_layers() -> None:
+    """A plan of 2,000 layers takes a third of a second; `plan` answers within seconds."""
+    assert answer(deep(POOR[OF_8], 2000)).planned < answer(POOR[OF_8]).planned / 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.cli.bench.screen import (
+from mimo_launch.cli.bench_screen import (
     BenchScreen,
     NotAResult,
     compared,

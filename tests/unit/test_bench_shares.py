@@ -13,8 +13,8 @@ from mimo_launch.bench.time_shares import bubbles_of, shares_of, step_seconds, s
 from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import parse_program
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate
-from mimo_launch.schedule.simulate import simulate
 from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=25, deadline=None)

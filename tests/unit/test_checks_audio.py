@@ -28,6 +28,12 @@ def test_the_longest_clip_is_whole_rows(stack: int, found: list[str]) -> None:
     assert codes({"stack": stack, "frames": 24}) == found
 
 
+def test_settings_without_silence_and_of_single_tokens_do_nothing() -> None:
+    assert codes({"unpadded": True, "pooling": "mean"}) == []
+    assert codes({"unpadded": True, "fixed_length": True}) == ["setting-without-effect"]
+    assert codes({"pooling": "mean", "stack": 1}) == ["setting-without-effect"]
+
+
 def test_limits_of_clips_in_order() -> None:
     assert codes({}, {"min_frames": 12}) == []
     assert codes({}, {"min_frames": 13}) == ["empty-image-range"]

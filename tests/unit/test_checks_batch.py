@@ -40,12 +40,23 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
     [
         # One language replica, 16 microbatches of 2 samples, 4 encoder replicas.
         ([*APART, "schedule.microbatches=8"], [], ""),
-        ([*APART, "schedule.microbatches=16"], ["encoder-share-uneven"], "write `global: 64`"),
+        (
+            [*APART, "schedule.microbatches=16"],
+            ["encoder-share-uneven"],
+            "write `encoder_microbatches: 2` in `schedule`, or `microbatches: 8`, or "
+            "`grid: {pp: 2, dp: 2}` for `vision`, or `global: 64`",
+        ),
+        ([*APART, "schedule={microbatches: 16, encoder_microbatches: 2}"], [], ""),
+        (
+            [*APART, "schedule={microbatches: 16, encoder_microbatches: 3}"],
+            ["encoder-microbatches-uneven"],
+            "write `encoder_microbatches: 2`",
+        ),
         ([*SHARED, "schedule.microbatches=16"], [], ""),
         (
             [*SHARED, "schedule={microbatches: 16, encoder_microbatches: 1}"],
             ["encoder-share-uneven"],
-            "write `encoder_microbatches: 2` in `schedule`, the smallest that fits",
+            "write `encoder_microbatches: 2` in `schedule`, or `microbatches: 8`, or ",
         ),
         ([*SHARED, "schedule={microbatches: 16, encoder_microbatches: 2}"], [], ""),
         (
@@ -57,7 +68,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
         (
             [*SHARED, "schedule.microbatches=2", "batch.global=2"],
             ["encoder-share-uneven"],
-            "write `global: 4`",
+            "write `grid: {pp: 2, dp: 2}` for `vision`, or `global: 4`",
         ),
         # dp sizes that do not divide each other are legal when the samples split.
         (
@@ -68,7 +79,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
         (
             layout(("0-2", 1, 3), ("3-4", 1, 2)),
             ["encoder-share-uneven"],
-            "write `global: 36` (the smallest is 12)",
+            "write `ranks: 0-1` for `vision` with `grid: {dp: 2}`, or `global: 36` (the ",
         ),
         # Fan-out 1:3.
         (
@@ -92,7 +103,7 @@ def test_the_batch_shown_is_the_smallest_legal_one_above(overrides: list[str]) -
     for size in range(1, 40):
         found = findings(*overrides, schedule, f"batch.global={size}")
         errors = [item for item in found if item.is_error]
-        shown = re.search(r"write `global: (\d+)`", errors[0].help) if errors else None
+        shown = re.search(r"`global: (\d+)`", errors[0].help) if errors else None
         if errors and errors[0].code == "encoder-share-uneven" and shown:
             legal = [
                 each

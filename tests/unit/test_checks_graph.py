@@ -396,7 +396,7 @@ def test_one_order_of_all_work_needs_no_even_groups(kind: str) -> None:
 @pytest.mark.parametrize(
     ("first", "schedule", "codes", "help_"),
     [
-        (0, {}, ["encoder-share-uneven"], "write `generator_microbatches: 2` in `schedule`, the"),
+        (0, {}, ["encoder-share-uneven"], "write `generator_microbatches: 2` in `schedule`, or"),
         (0, {"generator_microbatches": 2}, [], ""),
         (
             0,

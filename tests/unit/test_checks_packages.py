@@ -83,8 +83,11 @@ def test_a_missing_backend_is_found_before_the_run(
             "`mla`",
         ),
         (["modules.language.model.query_pre_attn_scalar=20.0"], "`query_pre_attn_scalar`"),
+        (["modules.language.model.attention_softcap=50.0"], "`attention_softcap`"),
+        (["modules.language.model.logit_softcap=30.0"], None),
         (["modules.language.model.gated_attention=true"], "`gated_attention`"),
         (["modules.language.model.rotary_factor=0.5"], "`rotary_factor`"),
+        (["modules.language.model.rotary_interleaved=true"], "`rotary_interleaved`"),
         (["modules.language.model.embedding_scale=8.0"], None),
     ],
 )

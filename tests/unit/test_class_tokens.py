@@ -12,13 +12,15 @@ from mimo_launch.layout.row_owners import held_patches, local_extra_tokens
 CPU = torch.device("cpu")
 
 
-def owners(lengths: list[int], patches: int, class_tokens: int, shards: int) -> np.ndarray:
+def owners(
+    lengths: list[int], patches: int, class_tokens: int, shards: int, each: int = 1
+) -> np.ndarray:
     """Return the image of each token of all shards, -1 for padding, as the layout describes it."""
     images = np.repeat(np.arange(len(lengths)), lengths)
     of_patches = np.full(shards * patches, -1)
     of_patches[: len(images)] = images
     of_class = np.full(shards * class_tokens, -1)
-    of_class[: len(lengths)] = np.arange(len(lengths))
+    of_class[: each * len(lengths)] = np.repeat(np.arange(len(lengths)), each)
     parts = of_patches.reshape(shards, patches), of_class.reshape(shards, class_tokens)
     return np.concatenate(parts, axis=1).flatten()
 
@@ -38,17 +40,22 @@ def seen_by(mask: ImageContext, token: int) -> list[int]:
 
 @pytest.mark.parametrize("lengths", [[4], [3, 7, 1, 5], [2] * 6, [1], [9, 1]])
 @pytest.mark.parametrize(("cp", "tp"), [(1, 1), (2, 1), (3, 2), (1, 4)])
-def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: int) -> None:
-    vision = box(0, cp=cp, tp=tp, sequence_parallel=True, model={"class_token": True})
+@pytest.mark.parametrize("registers", [0, 3])
+def test_each_token_attends_to_its_own_image(
+    lengths: list[int], cp: int, tp: int, registers: int
+) -> None:
+    model = {"class_token": True, "registers": registers}
+    vision = box(0, cp=cp, tp=tp, sequence_parallel=True, model=model)
     module = build_layout(spec({"vision": vision, "language": box(0)}))["vision"]
-    class_tokens = local_extra_tokens(module, len(lengths))
+    extras = [module.learned_tokens] * len(lengths)
+    class_tokens = local_extra_tokens(module, sum(extras))
     patches = len(held_patches(module, sum(lengths), 0)) // tp
-    everyone = owners(lengths, patches, class_tokens, cp * tp)
+    everyone = owners(lengths, patches, class_tokens, cp * tp, 1 + registers)
     size, seen = (patches + class_tokens) * tp, 0
     for rank in range(cp):
         shards = range(rank * tp, (rank + 1) * tp)
         mask = two_list_context(
-            lengths, [1] * len(lengths), (patches, class_tokens), shards, CPU, alone=cp == 1
+            lengths, extras, (patches, class_tokens), shards, CPU, alone=cp == 1
         )
         mine = everyone[rank * size : (rank + 1) * size]
         if (mine < 0).all():
@@ -58,7 +65,7 @@ def test_each_token_attends_to_its_own_image(lengths: list[int], cp: int, tp: in
             keys = seen_by(mask, int(token))
             assert sorted(keys) == np.flatnonzero(everyone == mine[token]).tolist()
             seen += 1
-    assert seen == sum(lengths) + len(lengths)
+    assert seen == sum(lengths) + sum(extras)
 
 
 def test_without_an_image_there_is_nothing_to_attend_to() -> None:

@@ -13,7 +13,7 @@ from mimo_launch.checkpoint.folder import DamagedCheckpoint, complete, read_mark
 from mimo_launch.checkpoint.index import read_index, uncovered
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, read_config, read_headers
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens
-from mimo_launch.train.metrics_file import NoHistory, read_history
+from mimo_launch.train.history import NoHistory, read_history
 
 DEEP = "[" * 100_000
 # Two halves of a tensor of 4 x 6, and one of a single number.

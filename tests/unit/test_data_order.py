@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mimo_launch.data.make_digits import from_uci, write_npz
+from mimo_launch.data.digit_images import from_uci, write_npz
 from mimo_launch.data.random_draws import Draws, Purpose, pick, split_key, threshold
 from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.layout.step_data import SampleData

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.deltanet import delta_rule
+from mimo_launch.layers.delta_rule import delta_rule
 
 HEADS, VALUES, GROUPS, KEYS = 4, 3, 2, 5
 

@@ -8,15 +8,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
+from mimo_launch.estimate.workload import (
+    backward_flops,
+    encoder_workload,
+    forward_flops,
+    workload,
+)
 from mimo_launch.kinds.layer import Flops, Workload
-from mimo_launch.layers.image_contexts import image_context, window_context
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.layers.image_contexts import image_context, two_list_context, window_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.step_data import SampleData
+from mimo_launch.layout.replica_views import EncoderView
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 from mimo_launch.models.build import build_network
 from mimo_launch.models.encoder_inputs import EncoderInput, Patches
-from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.language_model import LanguageInput, TextAhead
+from mimo_launch.models.stage_losses import StageLosses
+from mimo_launch.runtime.model_inputs import row_sources
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
@@ -32,7 +42,7 @@ def counted(run) -> tuple[dict, dict]:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as ahead:
         out = run()
     with FlopCounterMode(display=False) as back:
-        out.sum().backward()
+        sum(loss.sum() for loss in StageLosses.of(out).losses).backward()
     return tuple(
         {str(op).split(".")[-1]: n for op, n in mode.get_flop_counts()["Global"].items()}
         for mode in (ahead, back)
@@ -47,6 +57,7 @@ def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     tokens = torch.randint(0, 300, (2, 32))
+    depths = kind_of(made.language.model).depths
     batch = LanguageInput(
         num_sequences=2,
         tokens=tokens,
@@ -55,6 +66,7 @@ def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
         labels=tokens,
         rows={},
         row_places={},
+        ahead=(TextAhead(tokens, tokens, None),) * depths,
     )
     ahead, back = counted(lambda: network(None, batch))
     work = workload(layout, layout.language, nominal(made))
@@ -72,6 +84,15 @@ def test_language_costs_what_torch_counts() -> None:
     # The reference kernel computes the whole square, of which causal attention needs half.
     assert ahead["bmm"] == 2 * forward.attention
     assert back["bmm"] == 2 * backward.attention
+
+
+def test_further_tokens_cost_what_torch_counts() -> None:
+    model = {**DECODER, "head_dim": 6, "mtp": {"depth": 2}}
+    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
+    ahead, back, _, forward, backward = of_language(made)
+    assert ahead["mm"] == forward.linear + forward.head
+    assert back["mm"] == backward.linear + backward.head
+    assert ahead["bmm"] == 2 * forward.attention
 
 
 def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
@@ -103,7 +124,7 @@ def test_images_that_see_each_other_add_the_pairs_behind_a_token() -> None:
 
 
 def test_delta_rules_cost_what_torch_counts() -> None:
-    """But for half of the products inside a chunk, and triangular systems, which torch leaves out.
+    """But for half of the products inside a chunk; and what chunks do to a state is one matrix.
 
     The backward computes the recurrence again.
     """
@@ -118,7 +139,8 @@ def test_delta_rules_cost_what_torch_counts() -> None:
     states = 2 * 64 * 6.0 * sizes.inner * sizes.state
     within = forward.attention - systems - states
     assert within == per_token * (2 * sizes.shared + sizes.inner)
-    assert ahead["bmm"] == 2 * within + states
+    passed = 2 * 64 * 2 * sizes.heads * sizes.key_dim**2
+    assert ahead["bmm"] == 2 * within + 2 * systems + states + passed
 
 
 def test_gates_of_attention_and_of_mlps_cost_what_torch_counts() -> None:
@@ -167,7 +189,7 @@ def test_experts_cost_what_torch_counts() -> None:
     assert back["mm"] == 2 * ahead["mm"]
 
 
-@pytest.mark.parametrize("projector", ["mlp", "linear", "merger"])
+@pytest.mark.parametrize("projector", ["mlp", "linear", "merger", "gated"])
 @pytest.mark.parametrize(
     ("frames", "deepstack", "pooling"),
     [(1, [], None), (2, [], None), (1, [0, 1], None), (1, [], "linear"), (1, [0], "linear")],
@@ -198,6 +220,40 @@ def test_vision_costs_what_torch_counts(
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     assert ahead["bmm"] == forward.attention
     assert back["bmm"] == backward.attention
+
+
+def test_tiles_cost_what_torch_counts() -> None:
+    """Every patch goes through the projector, whether it becomes a row or not."""
+    model = {**VIT, "positions": "learned", "image": [3, 4],
+             "tiles": {"grids": [[1, 2]], "most": 1}}  # fmt: skip
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=1, seq=64)
+    layout = build_layout(made)
+    module = layout["vision"]
+    (stage,) = module.stages
+    span = ImageSpan(0, 1, 12 + 2 * 6, tiling=Tiling(1, 2, 3, 8))
+    sample = SampleData(0, 40, 1, {"vision": (span,)})
+    view = EncoderView(module, StepData(0, [sample]), 0, (0,))
+    work = encoder_workload(view, times=1, forwards=1)
+    assert (work.spans, work.rows, work.held) == ((12, 12, 12), span.rows, 36)
+    assert module.tiles is not None
+    assert module.tiles.num_rows(span.tiling) == span.rows
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    mask = image_context([12] * 3, range(36), torch.device("cpu"), alone=True)
+    places = torch.tensor([[y, x, 3, 4] for _ in range(3) for y in range(3) for x in range(4)])
+    given = EncoderInput(
+        mask,
+        (span.rows,),
+        Patches(torch.randn(36, 12), places),
+        row_sources=row_sources(view, ParallelContext()),
+    )
+    ahead, back = counted(lambda: network(None, given))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
 
 def test_windows_cost_what_torch_counts() -> None:
@@ -256,6 +312,39 @@ def test_audio_costs_what_torch_counts() -> None:
     assert back["mm"] == backward.linear + backward.patch - first + backward.projector
     assert ahead["bmm"] == forward.attention
     assert back["bmm"] == backward.attention
+
+
+def test_clips_without_silence_cost_what_torch_counts() -> None:
+    """Two clips, one of which has a token behind those of its rows."""
+    model = {"kind": "audio", "mels": 5, "stack": 2, "unpadded": True, "pooling": "mean"}
+    made = spec({"audio": box(0, model=model), "language": box(1)}, mbs=2, seq=64)
+    layout = build_layout(made)
+    module = layout["audio"]
+    (stage,) = module.stages
+    spans = ImageSpan(0, 1, 6), ImageSpan(6, 1, 5, loose=1)
+    sample = SampleData(0, 20, 1, {"audio": spans})
+    view = EncoderView(module, StepData(0, [sample]), 0, (0,))
+    work = encoder_workload(view, times=1, forwards=1)
+    assert (work.spans, work.rows, work.extra_tokens) == ((12, 11), 11, 1)
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    device = torch.device("cpu")
+    mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), device, alone=True)
+    patches, loose = (Patches(torch.randn(n, 25), torch.arange(n)[:, None] % 12) for n in (22, 1))
+    given = EncoderInput(mask, (11,), patches, extra_tokens=1, loose=loose)
+    ahead, back = counted(lambda: network(None, given))
+    forward = forward_flops(made, stage, work)
+    backward = backward_flops(made, layout, module, stage, forward)
+    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    first = 2 * 23 * 3 * (3 * 5) * 8
+    assert back["mm"] == backward.linear + backward.patch - first + backward.projector
+    # Without lists each clip is padded to the longest.
+    padded = 4 * (12**2 - 11**2) * 8
+    assert (ahead["bmm"], back["bmm"]) == (
+        forward.attention + padded,
+        backward.attention + 2 * padded,
+    )
 
 
 ROWS = {"kind": "connector", "layers": 2, "hidden": 24, "heads": 2}

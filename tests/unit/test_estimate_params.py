@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.planted_scales import MERGED
+from tests.support.planted_registers import MODEL as REGISTERED
+from tests.support.planted_registers import SQUARED
+from tests.support.planted_scales import GATED, MERGED
+from tests.support.planted_tiles import TILES
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
@@ -87,6 +90,19 @@ def specs() -> dict[str, Spec]:
         )
 
     return {
+        "further tokens": one({"mtp": {"depth": 2}}, {}, tp=2, pp=2),
+        "further tokens, experts": spec(
+            {
+                "language": box(
+                    tp=2,
+                    dp=2,
+                    sharding="full",
+                    experts={"ep": 2},
+                    model={**DECODER, **EXPERTS["model"], "mtp": {"depth": 1}},
+                )
+            },
+            mbs=2,
+        ),
         "tp 1": one({}, {}, 1),
         "tp 2, kv heads split": one({"kv_heads": 4}, {"projector": "linear"}, 2),
         "tp 2, RMSNorm and SwiGLU": one(
@@ -166,9 +182,20 @@ def specs() -> dict[str, Spec]:
             2,
         ),
         "as a Mistral 3": one({}, MERGED, 2),
+        "as a GLM-4.1V": one({}, GATED, 2),
+        "as a RADIO": one({}, REGISTERED, 2),
+        "as a Nemotron-H Omni": one({}, SQUARED, 2),
+        "gated projector without biases": one(
+            {}, {"projector": "gated", "projector_bias": False, "projector_mlp": 22}, 4
+        ),
+        "audio, gated": hearing({"projector": "gated", "stack": 2}, tp=2),
+        "as a LLaVA-OneVision": one({}, TILES, 2, sequence_parallel=True),
         "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, projector without biases": hearing({"projector_bias": False}, tp=2),
+        "audio, pooled": hearing(
+            {"projector": "linear", "stack": 2, "pooling": "mean", "unpadded": True}, tp=2
+        ),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),

@@ -14,7 +14,7 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.simulate import simulate
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.router import Router, TokenShares, move_biases
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.layers import Moe
 
 CONTEXT = ParallelContext()
 # Four tokens, the last one padding, choose two experts each: 0 and 1, 0 and 1, 0 and 2, 2 and 3.

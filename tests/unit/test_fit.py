@@ -1,5 +1,7 @@
 """Sizes of memory in a spec, and ranks that do not fit into it."""
 
+import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
+from mimo_launch.search.fitting import what_fits
 from mimo_launch.spec.load import load_spec
 
 SPEC = """
@@ -118,6 +121,56 @@ def test_a_spec_that_cannot_fit_is_none(tmp_path: Path) -> None:
     ]
 
 
+STAGES = """
+version: 1
+name: stages
+modules:
+  language:
+    model: {kind: decoder, layers: 16, hidden: 2048, heads: 16, vocab: 65536}
+    ranks: 0-3
+    grid: {pp: 4}
+schedule: {microbatches: 8}
+batch: {global: 64, seq: 2048}
+data: {kind: synthetic}
+train: {steps: 5, precision: bf16}
+nodes: {gpus: 8, gpu_memory: 20GB}
+"""
+
+
+def test_stages_of_the_same_modules_are_one_finding(tmp_path: Path) -> None:
+    (found,) = load_and_check(write(tmp_path, STAGES)).diagnostics
+    assert found.code == "memory-too-small"
+    assert found.headline.startswith("rank 0 (`language` stage 0) needs about")
+    assert found.headline.endswith("but a GPU has 20.0 GB; rank 1 needs more than it has, too")
+    smaller = STAGES.replace("20GB", "12GB")
+    (found,) = load_and_check(write(tmp_path, smaller)).diagnostics
+    assert found.headline.endswith("but a GPU has 12.0 GB; ranks 1-3 need more than it has, too")
+
+
+def test_changes_by_which_a_spec_fits_do_fit(tmp_path: Path) -> None:
+    """Each of them is written into the spec, which then has no error."""
+    file = write(tmp_path, STAGES)
+    spec = load_and_check(file).unfit
+    assert spec is not None
+    found = what_fits(Estimator.of(Plan.of(spec)))
+    assert [change.step_seconds for change in found.changes] == sorted(
+        change.step_seconds for change in found.changes
+    )
+    assert len(found.changes) > 1
+    for change in found.changes:
+        settings = [f"{path}={json.dumps(value)}" for path, value in change.settings.items()]
+        checked = load_and_check(file, settings)
+        assert checked.spec is not None
+        estimates = Estimator.of(Plan.of(checked.spec)).estimates()
+        assert estimates.step_seconds == pytest.approx(change.step_seconds)
+        assert max(row.total_bytes for row in estimates.ranks) == change.needed_bytes
+
+
+def test_a_spec_with_another_error_is_not_one_that_does_not_fit(tmp_path: Path) -> None:
+    assert load_and_check(write(tmp_path, STAGES.replace("layers: 16", "layers: 2"))).unfit is None
+    assert load_and_check(write(tmp_path, STAGES.replace("20GB", "141GB"))).unfit is None
+
+
 def test_a_warning_says_on_which_side_of_the_limit_the_estimate_is(tmp_path: Path) -> None:
     made = check_text(SPEC).spec
     assert made is not None
@@ -134,9 +187,11 @@ def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
     # Activations are most of it with four samples in a microbatch.
     text = nodes("10GB").replace("global: 16", "global: 64")
     (found,) = load_and_check(write(tmp_path, text)).diagnostics
-    assert str(found.help) == (
-        "cut the step into more and smaller microbatches (`schedule.microbatches`), "
-        "or write `recompute: full` for `vision`, or write `recompute: full` for `language`"
+    assert re.fullmatch(
+        r"cut the step into more and smaller microbatches \(`schedule.microbatches`\), "
+        r"or write `recompute: full` for `vision` \(then [\d.]+ GB there\), "
+        r"or write `recompute: full` for `language` \(then [\d.]+ GB there\)",
+        str(found.help),
     )
     # With one image at a time, and recomputing, it is state, and language has most of that.
     text = nodes("10GB").replace("grid:", "recompute: full\n    grid:")
@@ -145,7 +200,9 @@ def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
     help_ = str(found.help)
     assert "recompute" not in help_
     assert "encoder_microbatches" not in help_
-    assert -1 < help_.find("full` for `language`") < help_.find("full` for `vision`")
+    # That suffices, and the same for vision would not.
+    assert "`sharding: full` for `language` (then" in help_
+    assert "`sharding: full` for `vision`" not in help_
 
 
 @pytest.mark.parametrize(
@@ -197,7 +254,19 @@ def test_smaller_groups_of_a_generator_are_offered_where_they_save() -> None:
     estimator = Estimator.of(Plan.of(made))
     [alike] = estimator.classes
     offers = remedies(estimator, alike, estimator.memory(alike))
-    assert "run fewer microbatches of `drawer` at once (`generator_microbatches: 2`)" in offers
+    offered = "run fewer microbatches of `drawer` at once (`generator_microbatches: 2`) (then "
+    assert any(each.startswith(offered) for each in offers)
+
+
+def test_a_change_that_saves_less_than_is_shown_is_not_offered(tmp_path: Path) -> None:
+    """Weights fill these ranks; recomputing a few tokens leaves as many GB."""
+    text = nodes("2GB").replace("seq: 2048", "seq: 16").replace("image: [32, 32]", "image: [2, 2]")
+    text = text.replace("hidden: 2048", "hidden: 4096").replace(
+        "grid:", "sharding: full\n    grid:"
+    )
+    found = next(iter(load_and_check(write(tmp_path, text)).diagnostics))
+    (needed,) = re.findall(r"need about ([\d.]+ GB)", found.headline)
+    assert f"(then {needed} there)" not in str(found.help)
 
 
 def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> None:
@@ -248,7 +317,7 @@ def test_thousands_of_ranks_are_judged_quickly(tmp_path: Path) -> None:
     made = load_spec(write(tmp_path, text.replace("global: 16", "global: 16384"))).spec
     assert made is not None
     start = time.process_time()
-    (found,) = memory_findings(made, Calibration())
+    (found,) = memory_findings(Plan.of(made), Calibration())
     # Measured: 0.1 to 0.8 s, by machine.
     assert time.process_time() - start < 3
     assert "ranks 0-4095" in found.headline

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.hugging_face import gemma3
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Spec
 
 COMMON = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"}
@@ -78,7 +80,6 @@ def test_published_models_are_read_as_transformers_reads_them(size: str) -> None
     ("changed", "setting"),
     [
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
         ({"layer_types": ["full_attention", "chunked"]}, "layer_types: chunked"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: yarn"),
@@ -88,6 +89,14 @@ def test_published_models_are_read_as_transformers_reads_them(size: str) -> None
 def test_settings_that_are_not_computed_are_refused(changed: dict[str, Any], setting: str) -> None:
     [found] = part_of({**TEXTS["1b"], **changed}, "decoder").not_computed()
     assert found.lower() == setting.lower()
+
+
+def test_a_cap_of_logits_is_read_and_written() -> None:
+    part = part_of({**TEXTS["1b"], "final_logit_softcapping": 30.0}, "decoder")
+    assert part.not_computed() == ()
+    assert part.keys()["logit_softcap"] == 30.0
+    model = model_from_data({"kind": "decoder", **part.keys()})
+    assert gemma3.TEXT.config(model)["final_logit_softcapping"] == 30.0
 
 
 VISION = {

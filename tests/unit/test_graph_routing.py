@@ -16,9 +16,9 @@ from tests.unit.test_routing import Row, fair_share, rank_of, rows_of
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.balance import replica_links, replica_sources
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
@@ -171,6 +171,19 @@ def test_all_that_see_an_image_in_common_see_the_same_images() -> None:
         assert sizes[0] == sizes[1] == sizes[2]
         counts.add(len(sizes[0]))
     assert len(counts) > 2
+
+
+def test_groups_of_other_sizes_stay_within_a_language_replica() -> None:
+    """So few ranks meet at a bridge as the samples allow."""
+    modules = {
+        "vision": box(0, dp=2),
+        "merger": box(4, dp=2, **connector("vision")),
+        "language": box(4, dp=2, reads=["merger"]),
+    }
+    layout = build_layout(spec(modules, mbs=4, microbatches=4, encoder_microbatches=2))
+    bridge = layout.bridges["vision>merger"]
+    assert (bridge.source_group, bridge.target_group) == (1, 2)
+    assert replica_links(layout, "vision>merger") == (range(1), range(1, 2))
 
 
 def transfers_of(layout: Layout, bridge: Bridge) -> range:

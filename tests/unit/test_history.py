@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.histories import evaluated, step, write
 
-from mimo_launch.train.metrics_file import NoHistory, moving_average, read_history, thinned
+from mimo_launch.train.history import NoHistory, moving_average, read_history, thinned
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 
 from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
 from mimo_launch.data.webdataset.tar_files import MAX_FILES, PatternError, shard_files
-from mimo_launch.diag.text import render, to_json
+from mimo_launch.diag.json_rows import to_json
+from mimo_launch.diag.text import render
 
 ROOT = Path(__file__).parents[2]
 VALID = (ROOT / "tests" / "fixtures" / "valid.yaml").read_text(encoding="utf-8")

@@ -123,7 +123,7 @@ def test_a_value_that_differs_is_named(
         ({**LLAVA, "vision_config": {"model_type": "dinov2"}}, "model_type: dinov2`"),
         ({**LLAVA, "vision_config": PIXTRAL}, "strategy: default`"),
         ({**CLIP, "hidden_act": "silu"}, "`hidden_act: silu`"),
-        ({**CLIP, "quantization_config": {}}, "`quantization_config: {}`"),
+        ({**CLIP, "quantization_config": {"bits": 4}}, "`quantization_config: {"),
         (LLAMA, "`model_type: llama`"),
     ],
 )

@@ -10,14 +10,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from mimo_launch.data.webdataset.decode_media import decode_image, process
-from mimo_launch.hugging_face.image_processor import (
-    ImageRecipe,
-    ImageTooThin,
-    ProcessorError,
-    ShortEdge,
-    Smart,
-    read_recipe,
-)
+from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, read_recipe
+from mimo_launch.hugging_face.resize_rules import ImageTooThin, ShortEdge, Smart
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessorPil", {"size": {"height": 30, "width": 30}}),
@@ -49,6 +43,15 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen2_vl",
         "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "merge_size": 2, "min_pixels": 16 * 16, "max_pixels": 48 * 40},
+    ),
+    "glm4v": (
+        "glm4v",
+        "Glm4vImageProcessorPil",
+        {
+            "patch_size": 4,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 2 * 48 * 40},
+        },
     ),
     # Qwen3-VL has the same with other settings.
     "qwen3-vl": (

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.memory import INNER, TOKENS, WIDTH, model, per_block
+from tests.support.memory import INNER, TOKENS, WIDTH, memory_of, model, per_block
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mimo_launch.kinds import saved_activations, transformer_encoder
+from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.saved_activations import HeldAtEnds
+from mimo_launch.layers import score_attention
 from mimo_launch.layers.image_contexts import (
     AttentionContext,
     image_context,
@@ -20,10 +24,15 @@ from mimo_launch.layers.image_contexts import (
 )
 from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext, _compiled
+from mimo_launch.layers.pointwise import soft_capped
+from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import sequence_context
+from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
+from mimo_launch.models.mtp import MtpDepth
+from mimo_launch.models.projector import projector
 from mimo_launch.models.transformer_block import Block, BlockShape
-from mimo_launch.spec.attention import Mla
-from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.encoder_blocks import Activation
+from mimo_launch.spec.layers import Mla
 
 
 def block_of(
@@ -35,8 +44,10 @@ def block_of(
     activation: Activation = "gelu",
     gated: bool = False,
     post_norms: bool = False,
+    is_capped: bool = False,
+    made: type[Block] | type[MtpDepth] = Block,
     **more: Any,
-) -> Block:
+) -> Block | MtpDepth:
     """Return a block as runs have it: its products add up the gradients of their weights.
 
     A `gated` block of vision has RMSNorm as well.
@@ -57,10 +68,11 @@ def block_of(
         post_norms=post_norms,
         norm_offset=float(post_norms),
         score_size=20.0 if post_norms else None,
+        score_cap=50.0 if is_capped else None,
         **more,
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
-    block = Block(context, shape, recompute=False)
+    block = made(context, shape, recompute=False)
     for layer in block.modules():
         if hasattr(layer, "weight_gradients"):
             layer.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]
@@ -101,7 +113,9 @@ def kept_by_autograd(
     return kept_by_block(block, mask_of(name, dtype, turned=turned), dtype)
 
 
-def kept_by_block(block: Block, mask: AttentionContext, dtype: torch.dtype) -> int:
+def kept_by_block(
+    block: torch.nn.Module, mask: AttentionContext, dtype: torch.dtype, streams: int = 1
+) -> int:
     known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
     kept: dict[int, int] = {}
@@ -113,11 +127,35 @@ def kept_by_block(block: Block, mask: AttentionContext, dtype: torch.dtype) -> i
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype, requires_grad=True)
+    read = [torch.randn(TOKENS, WIDTH, dtype=dtype, requires_grad=True) for _ in range(streams)]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        out = block(x_nD, mask)
+        out = block(*read, mask)
     del out
     return sum(kept.values())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize(
+    ("compiled", "dtype"),
+    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
+)
+def test_a_depth_of_further_tokens_keeps_what_the_table_says(
+    compiled: bool, dtype: torch.dtype
+) -> None:
+    """The output layer keeps as much as for the next tokens."""
+    depth = block_of("language", dtype, compiled=compiled, frozen=False, made=MtpDepth)
+    got = kept_by_block(depth, mask_of("language", dtype), dtype, streams=2)
+    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
+    kept = [
+        memory_of(
+            model(compiled=compiled, precision=precision, decoder={"mtp": mtp}), "language"
+        ).kept
+        for mtp in (None, {"depth": 1})
+    ]
+    of_head = TOKENS * (WIDTH + 512) * dtype.itemsize
+    assert kept[1] - kept[0] - of_head == got
 
 
 # The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
@@ -182,6 +220,42 @@ def test_a_block_with_norms_on_both_sides_keeps_what_the_table_says(
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.usefixtures("compiles_without_kernels")
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("most", [saved_activations.MOST_SCORES, 2 * 256 * 100])
+def test_a_block_with_capped_scores_keeps_none(
+    most: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they exist all at once or those of 100 queries at a time."""
+    monkeypatch.setattr(score_attention, "MOST_SCORES", most)
+    dtype = torch.bfloat16
+    block = block_of("language", dtype, compiled=compiled, frozen=False, is_capped=True)
+    got = kept_by_block(block, mask_of("language", dtype), dtype)
+    made = model(compiled=compiled, decoder={"attention_softcap": 50.0})
+    assert per_block(made, "language") == got
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_capped_scores_exist_as_often_as_the_table_says(dtype: torch.dtype) -> None:
+    heads, seq = 8, 512
+    q, k, v = (torch.randn(1, heads, seq, 16, dtype=dtype, requires_grad=True) for _ in range(3))
+    seen = torch.ones(seq, seq, dtype=torch.bool).tril()
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        return score_attention.attend_by_scores(*tensors, seen, scale=None, cap=3.0, sinks_h=None)
+
+    with MemoryPeak(q, k, v) as forward:
+        out = recomputed(attend, q, k, v)
+    grad = torch.randn_like(out)
+    with MemoryPeak(q, k, v, out, grad) as backward:
+        out.backward(grad)
+    tables = saved_activations.CAPPED_FORWARD, saved_activations.CAPPED_BACKWARD
+    for table, peak in zip(tables, (forward, backward), strict=True):
+        assert peak.largest == pytest.approx(table.scores * heads * seq * seq * 4, rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("activation", ["gelu_tanh", "quick_gelu"])
 def test_other_activations_keep_what_the_table_says(activation: Activation, compiled: bool) -> None:
     got = kept_by_autograd(
@@ -213,6 +287,27 @@ def test_latent_attention_keeps_what_the_table_says(q_rank: int | None) -> None:
     got = kept_by_block(block, mask, dtype)
     keys = {"mla": latent.model_dump(), "head_dim": 32, "kv_heads": 8}
     assert per_block(model(decoder=keys), "language") == got
+
+
+def test_capped_logits_are_kept_beside_their_gradient() -> None:
+    tokens, words = 64, 40
+    logits = torch.randn(tokens, words, requires_grad=True)
+    kept: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    labels = torch.zeros(tokens, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        vocab_cross_entropy(soft_capped(logits, 3.0), labels, range(words), ParallelContext()).sum()
+    held = HeldAtEnds(
+        tp=1, tokens=tokens, patches=tokens, stream_tokens=tokens, sequence_parts=1, words=words,
+        through_layers=True, weights_train=False,
+    )  # fmt: skip
+    ends = Ends(is_first=False, is_last=True, vocab=words, row_width=0)
+    kind = kind_of(model(decoder={"logit_softcap": 3.0}).language.model)
+    assert kind.saved_at_ends(ends, held) == sum(each.numel() for each in kept.values())
 
 
 class MemoryPeak(TorchDispatchMode):
@@ -285,3 +380,42 @@ def test_a_block_with_gates_keeps_what_the_table_says(compiled: bool, dtype: tor
     keys = shape | {"rotary_factor": 0.25}
     made = model(compiled=compiled, precision=precision, decoder=keys)
     assert per_block(made, "language") == got
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation"), [("gated", "gelu"), ("mlp", "squared_relu"), ("mlp", "gelu")]
+)
+def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activation: Any) -> None:
+    """Of rows of four patches, not compiled."""
+    width, inner, out, patches = 32, 48, 40, 64
+    keys = {"hidden": width, "shuffle": 2, "projector": kind, "projector_mlp": inner}
+    made = model(vision=keys | {"projector_activation": activation}).encoders["vision"].model
+    layer = projector(
+        ParallelContext(),
+        kind,
+        4 * width,
+        out,
+        activation=activation,
+        inner=inner,
+        patches=made.patches_per_row,
+    )
+    for each in layer.modules():
+        if hasattr(each, "weight_gradients"):
+            each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]
+    weights = {weight.data_ptr() for weight in layer.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights and tensor.numel() > 2 * patches:
+            kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        rows = layer(torch.randn(patches // 4, 4 * width, requires_grad=True))
+    held = HeldAtEnds(
+        tp=1, tokens=patches, patches=patches, stream_tokens=patches, sequence_parts=1, words=0,
+        through_layers=True, weights_train=True,
+    )  # fmt: skip
+    ends = Ends(is_first=False, is_last=True, vocab=0, row_width=out)
+    # The table counts the rows as well, which a bridge keeps.
+    assert kind_of(made).saved_at_ends(ends, held) == sum(kept.values()) + rows.numel()

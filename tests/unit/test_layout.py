@@ -6,6 +6,7 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.rank_groups import groups_of, rank_groups
 
 EXPERTS = {"moe": {"experts": 4, "top_k": 2, "width": 8}}
 
@@ -29,5 +30,5 @@ def test_sequence_parallelism_splits_tokens_over_tp_where_there_is_any(
 def test_the_groups_of_a_rank_are_those_of_all_that_hold_it(modules: dict) -> None:
     layout = build_layout(spec(modules))
     for rank in range(layout.world_size):
-        mine = Counter(layout.groups_of(rank))
-        assert mine == Counter(each for each in layout.groups if rank in each.ranks)
+        mine = Counter(groups_of(layout, rank))
+        assert mine == Counter(each for each in rank_groups(layout) if rank in each.ranks)

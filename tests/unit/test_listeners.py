@@ -156,6 +156,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    # Its telemetry would start threads again in every later fork of this process.
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     yield wandb
     with contextlib.suppress(Exception):
         wandb.teardown()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.specs import box, spec
 
-from mimo_launch.optimizer.learning_rate import learning_rate, rate_at
+from mimo_launch.optimizer.module_optimizers import learning_rate, rate_at
 from mimo_launch.spec.spec import LrSchedule
 
 KINDS = ("constant", "cosine", "wsd")

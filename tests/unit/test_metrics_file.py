@@ -12,16 +12,18 @@ import pytest
 from tests.support.histories import USAGE
 
 from mimo_launch.layout.step_views import Imbalance
+from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
     Event,
+    RunResumed,
     RunStarted,
     StepFinished,
     Usage,
     WriteFailed,
-    as_record,
 )
+from mimo_launch.train.history import read_history
 from mimo_launch.train.metrics_file import MetricsFile
 
 
@@ -53,11 +55,12 @@ def test_the_page_has_every_field_and_shows_a_step_as_it_is_written() -> None:
     written = [
         as_record(step(1, imbalance=even, usage=USAGE)),
         as_record(EvalFinished(step=1, eval_loss=0.5, digit_accuracy=None, samples=8)),
+        as_record(RunResumed(step=1, resumed_from="checkpoints/step-00000001", changes=())),
     ]
     assert [list(line) for line in lines] == [list(each) for each in written]
     assert lines[0]["imbalance"]["vision"].keys() == written[0]["imbalance"]["vision"].keys()
     named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    kinds = (StepFinished, Usage, EvalFinished)
+    kinds = (StepFinished, Usage, EvalFinished, RunResumed)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     fields.remove("usage")  # Its fields are beside the others.
     assert sorted(named) == sorted(fields)
@@ -84,6 +87,28 @@ def test_a_run_that_goes_on_drops_what_it_does_again(tmp_path: Path) -> None:
     again.close()
     assert steps_in(path) == [1, 2, 2, 3]
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_resumed_run_says_so_behind_the_steps_that_it_keeps(tmp_path: Path) -> None:
+    """Half a line, and steps that come again, are dropped first."""
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, print)
+    for event in (started(0), step(1), step(2), step(3)):
+        file(event)
+    file.close()
+    with path.open("a") as half:
+        half.write('{"step": 4, "lo')
+    for changes in ((), ("optimizer.lr: 0.1 -> 0.2",)):
+        again = MetricsFile(path, print)
+        again(RunResumed(step=2, resumed_from="step-2", changes=changes))
+        again(started(2))
+        again(step(3))
+        again.close()
+    assert steps_in(path) == [1, 2, 2, 2, 3]
+    found = read_history(path)
+    assert [record["step"] for record in found.steps] == [1, 2, 3]
+    assert found.resumed_after() == [2]
+    assert [record["changes"] for record in found.resumes] == [[], ["optimizer.lr: 0.1 -> 0.2"]]
 
 
 def test_a_run_that_starts_anew_in_its_folder_drops_everything(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from mimo_launch.layout.balance import (
     replicas_that_share,
 )
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.sample_readers import reads_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
-from mimo_launch.layout.step_views import StepViews
+from mimo_launch.layout.step_views import StepViews, reads_of
 
 
 def step_of(rows: list[int], encoder: str = "vision") -> StepData:

@@ -24,8 +24,8 @@ from mimo_launch.data.sample_order import (
     steps_of,
 )
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.sample_readers import Reads
 from mimo_launch.layout.step_data import SampleData, packed
+from mimo_launch.layout.step_views import Reads
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
+from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.svg import IDLE
-from mimo_launch.drawing.svg_layout import colors
 
 # Machado et al. 2009: how people without one kind of cone see linear RGB, full severity.
 SIGHT = {

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.drawing.bridge_rows import fan
+from mimo_launch.drawing.meeting_rows import fan
 from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
 from mimo_launch.drawing.rows import Report
 from mimo_launch.kinds.vocabulary import padded_vocab_size

@@ -6,7 +6,7 @@ import pytest
 
 from mimo_launch.diag.quantities import as_ranges, ranks_text
 from mimo_launch.drawing.rows import TimelineRow, Work
-from mimo_launch.drawing.text_grid import grid_lines, letters
+from mimo_launch.drawing.timeline import grid_lines, letters
 
 
 def test_ranks_as_text() -> None:

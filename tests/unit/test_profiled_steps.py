@@ -2,7 +2,7 @@
 
 import pytest
 
-from mimo_launch.launcher.profiled_steps import ProfiledSteps
+from mimo_launch.launcher.rank_tasks import ProfiledSteps
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.train.profiling import Told, on_one_clock
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console as RichConsole
 from tests.support.histories import USAGE
 
+from mimo_launch.cli.run_screens import LiveProgress, PlainProgress, progress_for
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.train.screen import LiveProgress, PlainProgress, progress_for
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.train.events import (
     BadSamples,
@@ -130,7 +130,7 @@ def test_before_the_first_step_a_terminal_says_what_it_waits_for() -> None:
 
 OTHERS: list[tuple[Event, str]] = [
     (
-        RunResumed(step=4, checkpoint="c/step-4", changes=("optimizer.lr: 0.1 -> 0.2",)),
+        RunResumed(step=4, resumed_from="c/step-4", changes=("optimizer.lr: 0.1 -> 0.2",)),
         "resumed after step 4 from c/step-4\n  changed since: optimizer.lr: 0.1 -> 0.2",
     ),
     (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.cli.init.draft import Answers, draft
+from mimo_launch.cli.init_draft import Answers, draft
 from mimo_launch.hugging_face.contents import read_contents
 from mimo_launch.plan.plan import Plan
 
@@ -61,6 +61,16 @@ MISTRAL: Config = {
 }  # fmt: skip
 
 
+def gemma2(*sizes: int, **more: Any) -> Config:
+    capped = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return dense("gemma2", *sizes, 256000, **{**capped, "sliding_window": 4096, **more})
+
+
+def glm(model_type: str, *sizes: int, **more: Any) -> Config:
+    common = {"partial_rotary_factor": 0.5, "attention_bias": False, "head_dim": 128}
+    return dense(model_type, *sizes, 151552, **{**common, **more})
+
+
 def gemma3(*sizes: int, **more: Any) -> Config:
     scaling = {"rope_type": "linear", "factor": 8.0}
     text = dense("gemma3_text", *sizes, sliding_window=1024, rope_scaling=scaling, **more)
@@ -98,6 +108,21 @@ def qwen3_vl(vision: Config, *sizes: int, **more: Any) -> Config:
         "model_type": "qwen3_vl", "text_config": text, "image_token_id": 151655,
         "vision_config": {"num_heads": 16, "out_hidden_size": sizes[1], **vision},
     }  # fmt: skip
+
+
+def glm4v(layers: int, text: Config, **more: Any) -> Config:
+    """Return a GLM-4.1V or one with experts; all have the same tower."""
+    rope = {"rope_type": "default", "mrope_section": [8, 12, 12]}
+    vision = {
+        "depth": 24, "hidden_size": 1536, "num_heads": 12, "intermediate_size": 13696,
+        "image_size": 336, "patch_size": 14, "out_hidden_size": 4096, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    common = {
+        "num_hidden_layers": layers, "hidden_size": 4096, "attention_bias": True,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "rope_scaling": rope,
+    }  # fmt: skip
+    return {**more, "vision_config": vision, "text_config": common | text}
 
 
 CLIP = tower("clip_vision_model", 24, 1024, 4096, 336, 14)
@@ -145,6 +170,21 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "gemma-2-2b": (gemma2(26, 2304, 8, 4, 9216), 8),
+    "gemma-2-9b": (gemma2(42, 3584, 16, 8, 14336), 16),
+    "gemma-2-27b": (gemma2(46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144), 64),
+    "glm-4-9b-chat-hf": (glm("glm", 40, 4096, 32, 2, 13696, attention_bias=True), 16),
+    "GLM-4-9B-0414": (glm("glm4", 40, 4096, 32, 2, 13696), 16),
+    "GLM-4-32B-0414": (glm("glm4", 61, 6144, 48, 8, 23040), 64),
+    "GLM-4.5-Air": (
+        glm(
+            "glm4_moe", 46, 4096, 96, 8, 10944, attention_bias=True, use_qk_norm=False,
+            n_routed_experts=128, n_shared_experts=1, num_experts_per_tok=8, n_group=1,
+            moe_intermediate_size=1408, first_k_dense_replace=1, routed_scaling_factor=1.0,
+            num_nextn_predict_layers=1, rope_theta=1000000,
+        ),
+        128,
+    ),
     "gemma-3-4b": (gemma3(34, 2560, 8, 4, 10240, 262208), 8),
     "gemma-3-12b": (gemma3(48, 3840, 16, 8, 15360, 262208), 16),
     "gemma-3-27b": (
@@ -155,6 +195,22 @@ MODELS: dict[str, tuple[Config, int]] = {
         {
             "model_type": "llava", "vision_config": CLIP, "image_token_index": 32000,
             "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
+        },
+        16,
+    ),
+    "llava-onevision-qwen2-7b": (
+        {
+            "model_type": "llava_onevision", "image_token_index": 151646,
+            "video_token_index": 151647, "projector_hidden_act": "gelu",
+            "vision_aspect_ratio": "anyres_max_9", "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full", "tie_word_embeddings": False,
+            "image_grid_pinpoints": [
+                [384 * down, 384 * right] for down in range(1, 7) for right in range(1, 7)
+            ],
+            "text_config": dense("qwen2", *QWEN2_7B, rope_theta=1e6),
+            "vision_config": {
+                **tower("siglip_vision_model", 26, 1152, 4304, 384, 14), "vision_use_head": False,
+            },
         },
         16,
     ),
@@ -195,6 +251,24 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         8,
     ),
+    # Sizes that are left out are those of its classes.
+    "Qwen2-Audio-7B": (
+        {
+            "model_type": "qwen2_audio", "audio_token_index": 151646, "vocab_size": 156032,
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder", "activation_function": "gelu",
+                "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+                "encoder_layerdrop": 0.0, "encoder_layers": 32, "max_source_positions": 1500,
+                "num_mel_bins": 128, "scale_embedding": False,
+            },
+            "text_config": {
+                "model_type": "qwen2", "intermediate_size": 11008, "rms_norm_eps": 1e-5,
+                "vocab_size": 156032, "max_position_embeddings": 8192, "rope_theta": 10000,
+                "use_mrope": False,
+            },
+        },
+        16,
+    ),
     "Qwen2-VL-7B": (
         qwen_vl(
             "qwen2_vl",
@@ -216,12 +290,54 @@ MODELS: dict[str, tuple[Config, int]] = {
         8,
     ),
     "Qwen3-VL-8B": (qwen3_vl({}, *QWEN3_8B), 16),
+    "GLM-4.1V-9B": (
+        glm4v(
+            40,
+            {
+                "num_attention_heads": 32, "num_key_value_heads": 2, "intermediate_size": 13696,
+                "vocab_size": 151552,
+            },
+            model_type="glm4v", image_token_id=151343,
+        ),
+        16,
+    ),
+    "GLM-4.5V": (
+        glm4v(
+            46,
+            {
+                "num_attention_heads": 96, "num_key_value_heads": 8, "intermediate_size": 10944,
+                "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+                "num_experts_per_tok": 8, "vocab_size": 151552,
+            },
+            model_type="glm4v_moe", image_token_id=151363,
+        ),
+        64,
+    ),
     "InternVL3.5-8B": (
         {
             "model_type": "internvl", "vision_config": INTERN, "text_config": qwen3(*QWEN3_8B),
             "image_token_id": 151671, "tie_word_embeddings": False,
         },
         16,
+    ),
+    # Of the language model, the sizes of Nemotron 3 Nano 30B-A3B; of the rest, those of its class.
+    "Nemotron-3-Nano-Omni-30B-A3B": (
+        {
+            "model_type": "nemotron_h_omni", "img_context_token_id": 18, "downsample_ratio": 0.5,
+            "vit_hidden_size": 1280, "sound_config": {"model_type": "parakeet"},
+            "vision_config": {"model_type": "radio", "video_temporal_patch_size": 2},
+            "llm_config": {
+                "model_type": "nemotron_h", "hidden_size": 2688, "vocab_size": 131072,
+                "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+                "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+                "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+                "conv_kernel": 4, "chunk_size": 128, "intermediate_size": 1856,
+                "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+                "moe_shared_expert_intermediate_size": 3712, "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
+            },
+        },
+        64,
     ),
     "SmolVLM2-2.2B": (
         {
@@ -236,6 +352,15 @@ MODELS: dict[str, tuple[Config, int]] = {
 ENCODERS: dict[str, tuple[str, Config]] = {
     "clip-vit-large-patch14-336": ("vision", CLIP),
     "siglip-so400m-patch14-384": ("vision", SIGLIP),
+    # The defaults of its class.
+    "C-RADIOv4-H": (
+        "vision",
+        {
+            "model_type": "radio", "hidden_size": 1280, "num_hidden_layers": 32,
+            "num_attention_heads": 16, "mlp_ratio": 4.0, "patch_size": 16, "max_img_size": 2048,
+            "num_cls_tokens": 3, "num_registers": 7, "layerscale_value": 1.0, "qkv_bias": True,
+        },
+    ),
     "whisper-large-v3": (
         "audio",
         {
@@ -244,6 +369,13 @@ ENCODERS: dict[str, tuple[str, Config]] = {
         },
     ),
 }  # fmt: skip
+# Parts that no module of ours computes.
+NOT_READ = {
+    "Nemotron-3-Nano-Omni-30B-A3B": (
+        "audio_config.model_type: parakeet; supported are whisper, voxtral_encoder, "
+        "qwen2_audio_encoder",
+    ),
+}
 OFTEN = {"Llama-3.2-1B", "gemma-3-4b"}
 
 
@@ -268,7 +400,7 @@ def test_published_models_plan_at_full_size(name: str, tmp_path: Path) -> None:
     config, gpus = MODELS[name]
     folder = written(tmp_path / name, config)
     contents = read_contents(folder)
-    assert contents.unread == ()
+    assert contents.unread == NOT_READ.get(name, ())
     assert [part.not_computed for part in contents.modules] == [()] * len(contents.modules)
     plan = planned(Answers(name=name, model=folder, gpus=gpus, gpu_memory="141GB"))
     assert plan.layout.world_size == gpus

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from mimo_launch.cli.shared.lines import step_line
-from mimo_launch.train.events import Reading, StepFinished, as_record
+from mimo_launch.train.event_records import as_record
+from mimo_launch.train.events import Reading, StepFinished
 from mimo_launch.train.listeners import scalars
 
 STEP = StepFinished(

@@ -10,8 +10,9 @@ from tests.support.specs import box, spec
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate, generate_forward, needs_backward
-from mimo_launch.schedule.simulate import Costs, simulate
+from mimo_launch.schedule.simulation_result import Costs
 
 CASES = settings(max_examples=100, deadline=None)
 BACKWARD_KINDS = {Kind.BACKWARD, Kind.SEND_B, Kind.RECV_B, Kind.EXCHANGE_B}

@@ -6,8 +6,8 @@ from tests.support.programs import chain, layout_of, peaks, texts, with_program,
 from tests.support.specs import box
 
 from mimo_launch.schedule import pipeline
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate
-from mimo_launch.schedule.simulate import simulate
 
 
 def test_a_send_before_its_forward_is_reported_with_those_that_miss_it():

@@ -8,8 +8,9 @@ from tests.support.specs import box
 
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate, generate_forward
-from mimo_launch.schedule.simulate import Costs, simulate
+from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.load import load_spec
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"

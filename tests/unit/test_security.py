@@ -22,7 +22,7 @@ DANGEROUS = {
     "import_module": (
         # Names of our own.
         "cli/app.py",
-        "data/make_digits.py",
+        "data/digit_images.py",
         "kinds/registry.py",
         "layers/te_layers.py",
         "models/build.py",

@@ -26,13 +26,14 @@ from tests.support.shards import (
 from tests.support.specs import box, spec
 
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.shared.shards import ready_shards
+from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.index import IndexProgress
-from mimo_launch.data.webdataset.samples import NotTrainable, ShardSamples
+from mimo_launch.data.webdataset.open_split import NotTrainable
+from mimo_launch.data.webdataset.samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
-from mimo_launch.layout.sample_readers import Reads
+from mimo_launch.layout.step_views import Reads
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 

@@ -1,6 +1,7 @@
 """Whatever stands in a spec, the answer is findings with places, never a traceback."""
 
 import json
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.diag.codes import all_codes
-from mimo_launch.diag.text import render, to_json
+from mimo_launch.diag.diagnostic import all_codes
+from mimo_launch.diag.json_rows import to_json
+from mimo_launch.diag.text import render
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
 from mimo_launch.spec.parse import read_spec
 
@@ -103,3 +106,83 @@ def test_the_complete_spec_is_sound() -> None:
     assert len(paths(data)) > 60
     assert_sound(data)
     assert_drawn(data)
+
+
+HEADS = """
+version: 1
+name: heads
+modules:
+  vision:
+    model: {kind: vit, layers: 2, hidden: 48, heads: 5, patch: 4}
+    ranks: 0-7
+    grid: {tp: 4, pp: 0, dp: 2}
+  language:
+    model: {kind: decoder, layers: 2, hidden: 64, heads: 4, vocab: digits}
+    ranks: 0-7
+    grid: {tp: 2, dp: 4}
+schedule: {kind: 1f1b, microbatches: 2}
+batch: {global: 16, seq: 108}
+data: {kind: digits}
+train: {steps: 2}
+"""
+
+
+def test_a_grid_is_not_proposed_where_a_size_of_it_is_wrong() -> None:
+    """What is nearest to a grid cannot be said if one of its sizes is no size."""
+    codes = [item.code for item in check_text(HEADS).diagnostics]
+    assert codes == ["hidden-over-heads", "heads-over-tp", "bad-value"]
+
+
+def test_fewer_ranks_are_never_none() -> None:
+    """A grid of more ranks than its module has: a replica has none of them."""
+    text = HEADS.replace("heads: 5", "heads: 4").replace(
+        "ranks: 0-7\n    grid: {tp: 4, pp: 0, dp: 2}", "ranks: 0\n    grid: {dp: 1}"
+    )
+    text = text.replace("ranks: 0-7\n    grid: {tp: 2, dp: 4}", "ranks: 1-3\n    grid: {dp: 6}")
+    found = check_text(text.replace("microbatches: 2", "microbatches: 64")).diagnostics
+    assert {item.code for item in found} == {"batch-not-divisible", "grid-size-mismatch"}
+    assert all("ranks: 1-0" not in (item.help or "") for item in found)
+
+
+MANY = """
+version: 1
+name: many
+modules:
+  vision:
+    model: {kind: vit, layers: 1, hidden: 48, heads: 4, patch: 4}
+    ranks: 0-1
+    grid: {dp: 2}
+  language:
+    model: {kind: decoder, layers: 4, hidden: 64, heads: 4, vocab: digits}
+    ranks: 2-5
+    grid: {pp: 2, dp: 2}
+  merger:
+    model: {kind: connector, layers: 1, hidden: 16, heads: 2}
+    ranks: "0"
+    reads: [vision]
+schedule: {kind: interleaved, microbatches: 8000, virtual_stages: 2}
+batch: {global: 16000, seq: 36}
+data: {kind: digits}
+train: {steps: 2}
+"""
+
+
+def test_programs_of_many_microbatches_are_made_in_linear_time() -> None:
+    """Searches for what arrived, and for what a group waits for, were quadratic."""
+    spec = check_text(MANY).spec
+    assert spec is not None
+    began = time.process_time()
+    assert len(Plan.of(spec).work) == 6
+    assert time.process_time() - began < 6
+
+
+def test_a_decoder_that_is_not_called_language_is_no_encoder() -> None:
+    """It reads rows and computes a loss, so it has no images of its own."""
+    text = VALID.replace("  language:", "  speaker:").replace(
+        "    model: {kind: decoder", "    reads: [vision]\n    model: {kind: decoder"
+    )
+    assert "  speaker:" in text
+    assert "reads: [vision]" in text
+    found = check_text(text)
+    assert found.spec is None
+    assert any(item.is_error for item in found.diagnostics)

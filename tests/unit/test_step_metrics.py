@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mimo_launch.optimizer.grad_norm import num_zeros, sum_of_squares
+from mimo_launch.optimizer.gradients import num_zeros, sum_of_squares
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

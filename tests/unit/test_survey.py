@@ -11,7 +11,7 @@ from tests.support.damage import damaged
 from tests.support.shards import planted, sample, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.data.tables import page, png, record_text
+from mimo_launch.cli.data_tables import page, png, record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
@@ -19,9 +19,9 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
-from mimo_launch.survey.facts import find_facts, first_steps
+from mimo_launch.survey.index_statistics import find_facts, first_steps
+from mimo_launch.survey.reading_speed import read_steps, survey
 from mimo_launch.survey.shown_samples import show_samples
-from mimo_launch.survey.survey import read_steps, survey
 
 GRIDS = {"vision": box(0, dp=2), "language": box(2, tp=2)}
 

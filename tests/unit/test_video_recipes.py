@@ -4,7 +4,9 @@ import io
 import json
 import warnings
 import zipfile
+from importlib import import_module
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from tokenizers import Tokenizer
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
+from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.video_processor import read_video_recipe
 from mimo_launch.spec.spec import Videos
 
@@ -295,3 +298,67 @@ def test_videos_are_left_alone_where_nobody_reads_them(tmp_path: Path) -> None:
     assert dataset.num_samples("train") == 1
     (bad,) = dataset.splits["train"].index.bad()
     assert "0 videos and 1 marker for them; no encoder reads videos" in bad["why"]
+
+
+@pytest.mark.parametrize("fps", [2.0, 0.7, 5])
+def test_frames_of_a_glm_are_those_of_transformers(fps: float, tmp_path: Path) -> None:
+    """Without torchvision: its rules alone. Files say how long they last."""
+    theirs_of: Any = import_module("transformers.models.glm4v.video_processing_glm4v")
+    settings = {"video_processor_type": "Glm4vVideoProcessor", "fps": fps, "max_duration": 10}
+    settings |= SMALL | {"size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 4 * 40 * 48}}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    recipe = read_video_recipe(tmp_path, Videos(time="text_after"))
+    for number, rate in ((9, 6.0), (1, 24.0), (100, 24.0), (300, 24.0), (13, 1.0), (400, 29.97)):
+        video = theirs_of.VideoMetadata(
+            total_num_frames=number, fps=rate, duration=number / rate, height=61, width=47
+        )
+        asked = SimpleNamespace(fps=fps, max_duration=10)
+        wanted = theirs_of.Glm4vVideoProcessor.sample_frames(asked, video)
+        taken = recipe.taken(VideoSize(number, 61, 47, rate))
+        assert list(taken.indices) == wanted.tolist()
+        size = theirs_of.smart_resize(
+            len(wanted), 61, 47, factor=8, min_pixels=512, max_pixels=7680
+        )
+        assert (taken.height, taken.width) == size
+        video.frames_indices = wanted
+        assert list(taken.seconds) == [int(each) for each in video.timestamps[::2]]
+        assert len(taken.indices) <= 2 * (recipe.most_groups or 0)
+
+
+def test_text_says_the_second_behind_each_temporal_patch(tmp_path: Path) -> None:
+    """As `Glm4vProcessor` writes it, in the tokens of its chat template."""
+    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+
+    names = ("<|begin_of_video|>", "<|video|>", "<|end_of_video|>")
+    specials = (*names, "<|begin_of_image|>", "<|end_of_image|>")
+    template = TEMPLATE.replace("<|vision_start|><|video_pad|><|vision_end|>", "".join(names))
+    folder = tokenizer_folder(tmp_path / "tokenizer", template, specials=specials)
+    said = asked("Look: ", "video", "!")
+    write_shard(
+        tmp_path / "000.tar", [("a", {"frames.zip": zipped(frames(9, 16, 16)), "json": said})]
+    )
+    settings = {"video_processor_type": "Glm4vVideoProcessor", **SMALL}
+    settings |= {"size": {"shortest_edge": 2 * 8 * 8, "longest_edge": 2 * 16 * 16 * 100}}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    images = {"image_processor_type": "Glm4vImageProcessor", **SMALL}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    found = shard_spec(
+        tmp_path, {"time": "text_after"}, video={"rate": 2.0},
+        processors={"vision": str(tmp_path)},
+    )  # fmt: skip
+    dataset: Any = build_dataset(found)
+    record = dataset.describe("train", 0)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = dataset.text("train", 0)[0][: record.num_tokens].tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    # 2 of 2 frames a second: all nine, the last one twice.
+    metadata = SimpleNamespace(fps=2.0, timestamps=[each / 2 for each in (*range(9), 8)])
+    span = record.spans["vision"][0]
+    grid = np.array([[5, span.height * 2, span.width * 2]])
+    of = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token=PICTURE)
+    of.replace_frame_token_id = MethodType(Glm4vProcessor.replace_frame_token_id, of)
+    wanted = Glm4vProcessor.replace_video_token(
+        of, {"video_grid_thw": grid, "video_metadata": [metadata]}, 0
+    )
+    assert f"Look: <|begin_of_video|>{wanted}<|end_of_video|>!" in text
+    assert wanted.count("<|end_of_image|>") == 5

@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console as RichConsole
 
+from mimo_launch.cli.run_screens import PlainProgress
 from mimo_launch.cli.shared.console import Color, Console
-from mimo_launch.cli.train.screen import PlainProgress
 from mimo_launch.train.events import BadSamples
 
 EVIL = "\x1b]0;title\x07 \x1b[2J\x1b[8mhidden \x9b1A back\r over\x7f\x00"

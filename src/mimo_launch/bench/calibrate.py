@@ -26,8 +26,8 @@ from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.comm.device import device_name
 from mimo_launch.comm.step_clock import Section
+from mimo_launch.comm.world import device_name
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel

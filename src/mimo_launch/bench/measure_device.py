@@ -31,6 +31,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import PRECISIONS, RankModule, build_network, keep_activations
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.stage_losses import StageLosses
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, Spec
 from mimo_launch.train.rank_session import RankSession
@@ -91,15 +92,20 @@ def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
 
 
 def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
-    """Return a function that runs forward and backward, from a loss or a random gradient."""
+    """Return a function that runs forward and backward, from losses or a random gradient."""
+
+    def forward() -> Tensor:
+        made: Tensor | StageLosses = network(hidden, batch)
+        return torch.stack(made.losses).sum() if isinstance(made, StageLosses) else made
+
     with torch.no_grad():
-        made: Tensor = network(hidden, batch)
+        made = forward()
     gradient = torch.randn_like(made) if made.dim() else None
 
     def run() -> None:
         network.zero_grad()
         hidden.grad = None
-        torch.autograd.backward(network(hidden, batch), gradient)
+        torch.autograd.backward(forward(), gradient)
 
     return run
 

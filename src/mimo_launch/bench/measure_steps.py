@@ -17,7 +17,8 @@ from mimo_launch.bench.result import BenchOptions, BenchResult, Machine, spread
 from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
 from mimo_launch.bench.time_shares import step_seconds
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.comm.device import (
+from mimo_launch.comm.step_clock import Section
+from mimo_launch.comm.world import (
     device_name,
     peak_allocated,
     peak_resident,
@@ -25,7 +26,6 @@ from mimo_launch.comm.device import (
     used_of_device,
     versions,
 )
-from mimo_launch.comm.step_clock import Section
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder, global_order, steps_of

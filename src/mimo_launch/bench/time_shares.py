@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 
 from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.rank_groups import groups_of
 from mimo_launch.schedule.actions import Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
@@ -176,7 +177,7 @@ def _count_sections(
     # The ranks that sum terms of gradients with this one: its tp ranks, and a tied embedding's.
     partners = {
         other
-        for group in layout.groups_of(rank)
+        for group in groups_of(layout, rank)
         if group.name.endswith((".tp", ".tied"))
         for other in group.ranks
     }

@@ -2,20 +2,19 @@
 
 Decides: which elements of the files each rank reads; how a vocabulary beyond the file's is filled;
 that every tensor of the files is used, left out by rule, or an error.
-Relies on: safetensors, which reads slices and runs no code; `hugging_face` for names.
+Relies on: `folder_tensors` for slices; `hugging_face` for names.
 Leaves: whether the model is the same to `checks`, which has compared config.json.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from mimo_launch.checkpoint.boxes import WEIGHTS as PREFIX
 from mimo_launch.checkpoint.boxes import (
@@ -26,6 +25,7 @@ from mimo_launch.checkpoint.boxes import (
     size,
     weight_boxes,
 )
+from mimo_launch.checkpoint.folder_tensors import FolderTensors
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
@@ -37,8 +37,8 @@ from mimo_launch.hugging_face.folder import (
     FilesError,
     TensorHeader,
     read_config,
-    read_headers,
 )
+from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
@@ -49,14 +49,8 @@ from mimo_launch.train.rank_session import RankSession
 BLOCK = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in the files: its file, name, type and shape."""
-
-    file: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+# The tensors of a part by the names of its family: the name in the files, and the header.
+Stored = Mapping[str, tuple[str, TensorHeader]]
 
 
 def load_hugging_face(
@@ -72,7 +66,11 @@ def load_hugging_face(
     model, vocab = spec.modules[name].model, vocab_size(spec)
     config, headers = _contents_on_first(folder, group)
     part = part_of(config, model.kind)
-    stored = _stored(part, headers)
+    stored: Stored = {
+        inner: (theirs, header)
+        for theirs, header in headers.items()
+        if (inner := part.inner_name(theirs)) is not None
+    }
     module = session.modules.get(name)
     mine = [] if module is None else list(_placed(part, model, module, stored, vocab))
     every: dict[str, Place | None] = {}
@@ -80,12 +78,12 @@ def load_hugging_face(
         every |= theirs
     places = {key: _found(place, stored) for key, place in every.items() if place is not None}
     saved = {
-        key: _offered(stored[place.name].shape, place)
+        key: _offered(stored[place.name][1].shape, place)
         for key, place in places.items()
         if place.name in stored
     }
     fitting = fit(saved, [box for box, place in mine if place is not None], group)
-    used = {stored[place.name].name for place in places.values() if place.name in stored}
+    used = {stored[place.name][0] for place in places.values() if place.name in stored}
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
     missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
@@ -126,7 +124,7 @@ def _contents_on_first(
     problem = ""
     if dist.get_rank(group) == 0:
         try:
-            config, headers = read_config(folder), read_headers(folder)
+            config, headers = read_config(folder), read_tensors(folder)
         except (ConfigError, FilesError) as error:
             problem = f"{folder} cannot be read: {error}"
     config, headers, problem = from_first((config, headers, problem), group)
@@ -135,18 +133,8 @@ def _contents_on_first(
     return config, headers
 
 
-def _stored(part: Part[Any], headers: Mapping[str, TensorHeader]) -> dict[str, Stored]:
-    """Return the tensors of a part by the names that its family gives them."""
-    named = {part.inner_name(name): (name, header) for name, header in headers.items()}
-    return {
-        inner: Stored(header.file, name, header.dtype, header.shape)
-        for inner, (name, header) in named.items()
-        if inner is not None
-    }
-
-
 def _placed(
-    part: Part[Any], model: Any, module: RankModule, stored: Mapping[str, Stored], vocab: int
+    part: Part[Any], model: Any, module: RankModule, stored: Stored, vocab: int
 ) -> Iterator[tuple[Box, Place | None]]:
     """Yield this rank's boxes under their names in the files, and their places there.
 
@@ -159,22 +147,26 @@ def _placed(
         if (place := part.place(key, model)) is not None:
             other = part.family.other_place(key, model)
             place = place if other is None or other.name not in stored else other
+            if place.optional and place.name not in stored:
+                yield replace(box, name=key), None
+                continue
             key = place.key
             if key in (EMBEDDING, HEAD):
-                there = stored[key].shape[0] if key in stored else vocab
+                there = stored[key][1].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
         yield replace(box, name=key, shape=shape), place
 
 
-def _found(place: Place, stored: Mapping[str, Stored]) -> Place:
+def _found(place: Place, stored: Stored) -> Place:
     """Return a place as a file has it: entries of a stack may be transposed, by their shape."""
-    there, entry, whole = stored.get(place.name), place.stacked, place.shape
-    if there is None or entry is None or whole is None or there.shape == whole:
+    entry, whole = place.stacked, place.shape
+    if place.name not in stored or entry is None or whole is None:
         return place
-    if there.shape != (whole[0], *whole[:0:-1]):
+    there = stored[place.name][1].shape
+    if there == whole or there != (whole[0], *whole[:0:-1]):
         return place
     turned = replace(entry, transposed=not entry.transposed)
-    return replace(place, shape=there.shape, stacked=turned)
+    return replace(place, shape=there, stacked=turned)
 
 
 def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
@@ -200,28 +192,24 @@ def _leading(shape: tuple[int, ...]) -> int:
 
 def _read(
     folder: Path,
-    stored: Mapping[str, Stored],
+    stored: Stored,
     boxes: Sequence[Box],
     places: Mapping[str, Place],
     vocab: int,
     beat: Callable[[], None],
 ) -> str:
     """Fill boxes; return the first error in words, or ""."""
-    with ExitStack() as stack:
-        opened: dict[str, Any] = {}
+    with FolderTensors(folder) as there:
         for box in boxes:
             beat()
             place = places[box.name]
-            source = stored[place.name]
-            if source.dtype not in TYPES:
-                return f"{source.file} cannot be read: {source.name} has type {source.dtype}"
+            name, header = stored[place.name]
+            if header.dtype not in TYPES:
+                return f"{header.file} cannot be read: {name} has type {header.dtype}"
             try:
-                if source.file not in opened:
-                    file = safe_open(folder / source.file, framework="pt")
-                    opened[source.file] = stack.enter_context(file)
-                _fill(box, opened[source.file].get_slice(source.name), place, vocab, beat)
+                _fill(box, there.sliceable(name, header), place, vocab, beat)
             except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-                return f"{source.file} cannot be read: {type(error).__name__}: {error}"
+                return f"{header.file} cannot be read: {type(error).__name__}: {error}"
     return ""
 
 

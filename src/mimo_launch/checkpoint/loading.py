@@ -231,7 +231,7 @@ def start_run(
             *_changes(usable.marker.spec, dump_spec(spec), ""),
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )
-        emit(RunResumed(step=state.step, checkpoint=str(usable.path), changes=changes))
+        emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
         # The same rule as in `checks`: our checkpoints have no config.json.

@@ -8,10 +8,9 @@ Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`
 from mimo_launch.checks import (
     backends,
     batch,
-    codes,
-    custom,
     data,
     experts,
+    further_tokens,
     graph,
     init_from,
     joined_rows,
@@ -20,13 +19,15 @@ from mimo_launch.checks import (
     ranks,
     schedules,
     shards,
+    tiles,
     training_settings,
     unused_model_settings,
     videos,
     vocabulary,
     widths,
 )
-from mimo_launch.checks.grids import with_grids
+from mimo_launch.checks.proposed_batches import with_shares
+from mimo_launch.checks.proposed_grids import with_grids
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
@@ -76,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(graph.reads_fit_kind, needs=_ROLE),
     ModuleRule(graph.loss_is_behind_language, needs=_READS),
     ModuleRule(graph.rows_have_reader, needs=_READS),
-    ModelRule(CustomModel, custom.class_is_there, needs=("not-supported-yet",)),
+    ModelRule(CustomModel, packages.class_is_there, needs=("not-supported-yet",)),
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
     ModuleRule(ranks.cp_inside_dp, needs=_ORDER),
@@ -92,6 +93,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModelRule(DecoderModel, positions.windows_have_layers),
+    ModelRule(DecoderModel, further_tokens.further_tokens_fit),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
@@ -105,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.class_token_has_place),
     ModelRule(VitModel, positions.windows_have_layers),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
+    ModelRule(VitModel, tiles.tiles_fit),
     ModelRule(VitModel, joined_rows.deepstack_in_order),
     ModelRule(VitModel, videos.videos_can_be_read, needs=_READS),
     ModelRule(
@@ -131,8 +134,8 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(data.channels_fit_digits),
     ModuleRule(data.digits_are_seen),
     ModuleRule(data.clips_hold_a_row, needs=("frames-over-rows",)),
-    ModuleRule(codes.ends_are_codes),
-    ModuleRule(codes.codes_fit_digits, needs=("codes-outside-vocab",)),
+    ModuleRule(vocabulary.ends_are_codes),
+    ModuleRule(vocabulary.codes_fit_digits, needs=("codes-outside-vocab",)),
     SpecRule(vocabulary.vocab_holds_tokens),
     SpecRule(packages.shard_packages_installed),
     SpecRule(shards.shards_are_there, needs=_PACKAGES),
@@ -174,6 +177,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),
+    ModelRule(AudioModel, unused_model_settings.clip_settings_used),
     ModelRule(LanguageModel, unused_model_settings.rotary_settings_used),
     ModelRule(LanguageModel, unused_model_settings.shared_gate_used),
     ModelRule(DecoderModel, unused_model_settings.bidirectional_images_used, needs=_READS),
@@ -200,6 +204,7 @@ _SIZES = (
     widths.recurrent_over_grid,
     experts.grid_of_experts_fits,
     batch.batch_splits,
+    batch.groups_split,
     batch.encoder_share_is_even,
     batch.seq_splits_over_tp,
     batch.seq_splits_over_cp,
@@ -207,6 +212,29 @@ _SIZES = (
     schedules.interleaved_runs_whole,
 )
 _SIZE_RULES = tuple(rule for rule in RULES if rule.run in _SIZES)
+
+
+# Rules that look at files, which takes time; a change of the layout changes nothing there.
+_OF_FILES = (
+    init_from.init_from_is_checkpoint,
+    init_from.init_from_is_same_model,
+    init_from.init_from_fits_config,
+    shards.shards_are_there,
+    shards.members_for_encoders,
+    vocabulary.tokenizer_is_usable,
+    vocabulary.vocab_holds_tokenizer,
+    vocabulary.placeholder_is_token,
+)
+_LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
+
+
+def is_legal(spec: Spec, *, files: bool = True) -> bool:
+    """Return whether no rule finds an error, without working out what would help.
+
+    Without `files`, for another layout of a spec that has been checked.
+    """
+    rules = RULES if files else _LAYOUT_RULES
+    return not any(found.is_error for found in run_rules(spec, rules))
 
 
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
@@ -217,4 +245,5 @@ def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
     rules = RULES
     if world is not None:
         rules += (SpecRule(lambda each: ranks.world_fits(each, world)),)
-    return tuple(dict.fromkeys(with_grids(spec, run_rules(spec, rules), _SIZE_RULES)))
+    found = with_grids(spec, run_rules(spec, rules), _SIZE_RULES)
+    return tuple(dict.fromkeys(with_shares(spec, found, _SIZE_RULES)))

@@ -90,13 +90,22 @@ class _Lack:
 
 _LACKS = (
     _Lack(
-        lambda kind: kind.has_class_token,
+        lambda kind: getattr(kind.model, "class_token", False),
         "class_token",
         "attend to class tokens",
         "its kernels need the tokens of an image next to each other, and class tokens come after "
         "the patches of all images",
         "a class token",
         "delete `class_token`",
+    ),
+    _Lack(
+        lambda kind: getattr(kind.model, "registers", 0) > 0,
+        "registers",
+        "attend to registers",
+        "its kernels need the tokens of an image next to each other, and registers come after the "
+        "patches of all images",
+        "registers",
+        "delete `registers`",
     ),
     _Lack(
         lambda kind: kind.windows is not None,

@@ -2,7 +2,7 @@
 
 Decides: which batch, microbatch and dp sizes go together.
 Relies on: `layout` for groups of microbatches, `data.sample_sizes` for the longest sample.
-Leaves: widths and heads to `widths`.
+Leaves: widths and heads to `widths`; what to change rather than the batch to `shares`.
 """
 
 from math import gcd, lcm
@@ -10,7 +10,7 @@ from math import gcd, lcm
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.layout.encoder_placement import group_size, runs_in_phases, shares_ranks
+from mimo_launch.layout.samples import group_size, grouped_encoders, shares_ranks
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -41,7 +41,7 @@ def batch_splits(spec: Spec) -> Findings:
 
 def groups_split(spec: Spec) -> Findings:
     """`encoder_microbatches` and that of generators divide `microbatches`, where they act."""
-    encoders = [name for name in spec.encoders if runs_in_phases(spec, name)]
+    encoders = grouped_encoders(spec)
     generators = [name for name in spec.generators if shares_ranks(spec, name)]
     microbatches = spec.schedule.microbatches
     size = spec.batch.global_ // microbatches
@@ -49,7 +49,7 @@ def groups_split(spec: Spec) -> Findings:
         (
             "encoder_microbatches",
             encoders,
-            "encoders that share ranks with language encode microbatches in groups of one size",
+            "encoders take microbatches in groups of one size",
         ),
         (
             "generator_microbatches",
@@ -83,17 +83,10 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
     samples = dp * size * k
     if samples % replicas == 0:
         return
-    legal = [each for each in divisors(microbatches) if dp * size * each % replicas == 0]
     makes = name in spec.generators
-    shares = shares_ranks(spec, name) if makes else runs_in_phases(spec, name)
-    if shares and legal:
-        key = "generator_microbatches" if makes else "encoder_microbatches"
-        help_ = f"write `{key}: {legal[0]}` in `schedule`, the smallest that fits"
-    else:
-        base = microbatches * lcm(dp, replicas // gcd(replicas, k))
-        fits = next_multiple(spec.batch.global_, base)
-        smallest = "" if fits == base else f" (the smallest is {base})"
-        help_ = f"write `global: {fits}`{smallest}, or a dp of `{name}` that divides {samples}"
+    base = microbatches * lcm(dp, replicas // gcd(replicas, k))
+    fits = next_multiple(spec.batch.global_, base)
+    smallest = "" if fits == base else f" (the smallest is {base})"
     yield Diagnostic(
         code="encoder-share-uneven",
         headline=f"`{name}` dp {replicas} does not divide the {samples} samples it "
@@ -101,7 +94,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
         path=("modules", name, "grid", "dp"),
         why=f"language dp {dp} * microbatch size {size} * {k} microbatch{'es' * (k != 1)} = "
         f"{samples} samples are cut evenly over the replicas of `{name}`",
-        help=help_,
+        help=f"write `global: {fits}`{smallest}",
         related=(
             Related(path=_GLOBAL, label="sets the microbatch size"),
             Related(path=_DP, label=f"{dp} language replicas"),

@@ -11,7 +11,7 @@ from mimo_launch.checks.rule import Findings, divisors, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
@@ -149,7 +149,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
     model, data = kind_of(spec.modules[name].model).clips, spec.data
     if model is None or not isinstance(data, SyntheticData):
         return
-    if model.fixed_length or data.max_frames >= model.frames_per_row:
+    if model.has_one_length or data.max_frames >= model.frames_per_row:
         return
     yield Diagnostic(
         code="row-over-clips",
@@ -203,7 +203,7 @@ def frame_limits_used(spec: Spec) -> Findings:
     """Limits of synthetic clips have no effect where every clip has the same length (a warning)."""
     data = spec.data
     clips = [kind_of(module.model).clips for module in spec.encoders.values()]
-    if not isinstance(data, SyntheticData) or any(c and not c.fixed_length for c in clips):
+    if not isinstance(data, SyntheticData) or any(c and not c.has_one_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):
         if key in data.model_fields_set:

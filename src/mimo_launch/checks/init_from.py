@@ -22,8 +22,8 @@ from mimo_launch.hugging_face.folder import (
     has_weights,
     is_hugging_face,
     read_config,
-    read_headers,
 )
+from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
@@ -150,6 +150,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
     yield from _training_is_written(spec, name, training)
     if not settings:
         yield from _videos_are_theirs(spec, name, part)
+        yield from _depths_are_theirs(spec, name, part)
         yield from _tensors_are_there(spec, name, part)
 
 
@@ -158,7 +159,7 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
     module = spec.modules[name]
     folder, model = Path(module.init_from or ""), module.model
     try:
-        headers = read_headers(folder)
+        headers = read_tensors(folder)
     except FilesError as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
@@ -173,7 +174,9 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
             lacking.append(place.name)
     layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
     # Some families give layers another name.
-    theirs = dict.fromkeys(n // part.family.layers_in_one for n in range(model.layers))
+    depths = kind.depths if part.family.has_depths else 0
+    numbers = range(model.layers + depths)
+    theirs = dict.fromkeys(n // part.family.layers_in_one for n in numbers)
     lacking += [f"layer {n}" for n in theirs if layers and n not in layers]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
@@ -196,6 +199,24 @@ def _videos_are_theirs(spec: Spec, name: str, part: Part[Any]) -> Findings:
         path=("modules", name, "model", "video"),
         why="how that model is told the time of a video is not known here",
         help="delete `video`, and leave videos out of the shards",
+        related=(Related(path=start_path(spec, name), label="weights are taken from here"),),
+    )
+
+
+def _depths_are_theirs(spec: Spec, name: str, part: Part[Any]) -> Findings:
+    """Files of the family may hold multi-token prediction, if the module has it."""
+    module = spec.modules[name]
+    if not kind_of(module.model).depths or part.family.has_depths:
+        return
+    yield Diagnostic(
+        code="init-from-unlike-model",
+        headline=f"`{name}` has `mtp`, but files of a `{part.family.model_type}` hold no weights "
+        "for it",
+        path=("modules", name, "model", "mtp"),
+        at_key=True,
+        severity=Severity.WARNING if module.init_partial else Severity.ERROR,
+        why="what predicts further tokens then starts with drawn weights",
+        help=f"write `init_partial: true` in `{name}`, or delete `mtp`",
         related=(Related(path=start_path(spec, name), label="weights are taken from here"),),
     )
 

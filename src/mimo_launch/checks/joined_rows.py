@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from mimo_launch.checks.graph import module_list
 from mimo_launch.checks.rule import Findings, no_effect
-from mimo_launch.data.sample_sizes import size_made, sizes_drawn, usual_sizes
+from mimo_launch.data.sample_sizes import sizes_drawn, usual_sizes
+from mimo_launch.data.shared_images import size_made
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE

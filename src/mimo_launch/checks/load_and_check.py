@@ -15,6 +15,7 @@ from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.findings import in_order
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.spec import Spec
@@ -22,11 +23,17 @@ from mimo_launch.spec.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A spec that passed every check, warnings aside, or None; and the findings in file order."""
+    """A spec that passed every check, warnings aside, or None; and the findings in file order.
+
+    `unfit` is one whose only errors are that it does not fit into the memory of GPUs. `plan` is
+    that of either, kept because its programs take time; None if memory was not asked for.
+    """
 
     spec: Spec | None
     diagnostics: tuple[Diagnostic, ...]
     source: SpecSource
+    unfit: Spec | None = None
+    plan: Plan | None = None
 
 
 def load_and_check(
@@ -64,7 +71,13 @@ def _checked(
         found += check(loaded.partial, world=world)
     if spec is not None and runs_here:
         found += tuple(backends_are_here(spec))
+    unfit, plan = None, None
     if spec is not None and not has_errors(found) and memory is not None:
-        found += tuple(memory_findings(spec, memory))
+        plan = Plan.of(spec)
+        of_memory = tuple(memory_findings(plan, memory))
+        unfit = spec if has_errors(of_memory) else None
+        found += of_memory
     is_valid = spec is not None and not has_errors(found)
-    return Checked(spec if is_valid else None, in_order(found, loaded.source), loaded.source)
+    return Checked(
+        spec if is_valid else None, in_order(found, loaded.source), loaded.source, unfit, plan
+    )

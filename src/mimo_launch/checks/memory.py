@@ -9,7 +9,6 @@ Leaves: showing the findings to `diag.text`; the memory of a host to the callers
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
@@ -25,51 +24,84 @@ TOLERANCE = 0.10
 MAX_REMEDIES = 3
 
 
-def memory_findings(spec: Spec, constants: Calibration) -> Iterator[Diagnostic]:
-    """Yield a finding per class of ranks that need about the memory of a GPU, or more."""
-    if spec.nodes is None or (limit := spec.nodes.memory) is None:
+def memory_findings(plan: Plan, constants: Calibration) -> Iterator[Diagnostic]:
+    """Yield a finding for ranks of the same modules that need about the memory of a GPU, or more.
+
+    It is about those that need the most; the others are named.
+    """
+    nodes = plan.spec.nodes
+    if nodes is None or (limit := nodes.memory) is None:
         return
-    estimator = Estimator.of(Plan.of(spec), constants)
+    estimator = Estimator.of(plan, constants)
+    by_modules: dict[tuple[str, ...], list[tuple[RankClass, MemoryRow]]] = {}
+    for alike, memory in _near(estimator, limit):
+        by_modules.setdefault(_names(alike), []).append((alike, memory))
+    for found in by_modules.values():
+        found.sort(key=lambda each: -each[1].total)
+        yield _finding(estimator, found, limit)
+
+
+def fits(spec: Spec, constants: Calibration) -> bool:
+    """Return whether `memory_findings` would yield nothing, without the time that help takes."""
+    limit = None if spec.nodes is None else spec.nodes.memory
+    return limit is None or not any(_near(Estimator.of(Plan.of(spec), constants), limit))
+
+
+def _near(estimator: Estimator, limit: int) -> Iterator[tuple[RankClass, MemoryRow]]:
+    """Yield the classes of ranks that need about a limit, or more."""
     for alike in estimator.classes:
         memory = estimator.memory(alike)
-        if memory.total <= (1 - TOLERANCE) * limit:
-            continue
-        is_error = memory.total > (1 + TOLERANCE) * limit
-        near = "close to" if memory.total <= limit else "which may not fit into"
-        verdict = f"{near} the {bytes_text(limit)} of a GPU"
-        if is_error:
-            verdict = f"but a GPU has {bytes_text(limit)}"
-        holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
-        several = len(alike.ranks) > 1
-        parts = {
-            "weights": memory.weights,
-            "gradients": memory.gradients,
-            "optimizer": memory.optimizer,
-            "activations": memory.activations,
-            "transfers": memory.transfers,
-            "the rest": memory.workspace + memory.reserve + memory.device,
-        }
-        shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
-        who = f"{named_ranks(alike.ranks)} ({holds}) need{'s' * (not several)}"
-        finding = partial(
-            Diagnostic,
-            headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
-            path=("nodes", "gpu" if spec.nodes.gpu_memory is None else "gpu_memory"),
-            why=f"estimated for nominal samples: {shown}",
-            help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
-            related=tuple(
-                Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
-                for name in _names(alike)
-            ),
-        )
-        if is_error:
-            yield finding(code="memory-too-small")
-        else:
-            yield finding(code="memory-tight", severity=Severity.WARNING)
+        if memory.total > (1 - TOLERANCE) * limit:
+            yield alike, memory
+
+
+def _finding(
+    estimator: Estimator, found: list[tuple[RankClass, MemoryRow]], limit: int
+) -> Diagnostic:
+    """Return the finding about classes of ranks, of which the first needs the most."""
+    (alike, memory), *others = found
+    is_error = memory.total > (1 + TOLERANCE) * limit
+    near = "close to" if memory.total <= limit else "which may not fit into"
+    verdict = f"{near} the {bytes_text(limit)} of a GPU"
+    if is_error:
+        verdict = f"but a GPU has {bytes_text(limit)}"
+    too_many = [rank for ranks, m in others if m.total > limit for rank in ranks.ranks]
+    if too_many:
+        need = "need" if len(too_many) > 1 else "needs"
+        verdict += f"; {named_ranks(sorted(too_many))} {need} more than it has, too"
+    holds = " and ".join(f"`{name}` stage {stage}" for name, stage in alike.role)
+    parts = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "transfers": memory.transfers,
+        "the rest": memory.workspace + memory.reserve + memory.device,
+    }
+    shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
+    who = f"{named_ranks(alike.ranks)} ({holds}) need{'s' * (len(alike.ranks) == 1)}"
+    nodes = estimator.spec.nodes
+    return Diagnostic(
+        code="memory-too-small" if is_error else "memory-tight",
+        severity=Severity.ERROR if is_error else Severity.WARNING,
+        headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
+        path=("nodes", "gpu" if nodes is None or nodes.gpu_memory is None else "gpu_memory"),
+        why=f"estimated for nominal samples: {shown}",
+        help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
+        related=tuple(
+            Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
+            for name in _names(alike)
+        ),
+    )
 
 
 def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
-    """Return changes that save memory on the ranks `alike`, which need `memory`; the best first."""
+    """Return changes that save memory on the ranks `alike`, which need `memory`; the best first.
+
+    Where some changes are known to suffice, those that are known not to are left out.
+    """
+    nodes = estimator.spec.nodes
+    limit = memory.total if nodes is None or nodes.memory is None else nodes.memory
     state = memory.weights + memory.gradients + memory.optimizer
     names = " or ".join(f"`{name}`" for name in _names(alike))
     # Twice the ranks, or microbatches of half the size, save half.
@@ -77,15 +109,21 @@ def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[
     if estimator.layout.samples.microbatch_size > 1:
         text = "cut the step into more and smaller microbatches (`schedule.microbatches`)"
         offers.append(((memory.activations + memory.transfers) // 2, text))
-    for changed, text in (*_settings(estimator, alike), *_smaller_groups(estimator, alike)):
-        saved = memory.total - changed.memory(alike).total
-        if saved > 0:
-            offers.append((saved, text))
+    changes = (*_settings(estimator, alike), *_smaller_groups(estimator, alike))
+    needed = [(changed.memory(alike).total, text) for changed, text in changes]
+    suffices = any(total <= limit for total, _ in needed)
+    offers += [
+        (memory.total - total, f"{text} (then {bytes_text(total)} there)")
+        for total, text in needed
+        if bytes_text(total) != bytes_text(memory.total)
+        and total < memory.total
+        and (total <= limit or not suffices)
+    ]
     return [text for _, text in sorted(offers, key=lambda offer: -offer[0])]
 
 
-def _names(alike: RankClass) -> list[str]:
-    return list(dict.fromkeys(name for name, _ in alike.role))
+def _names(alike: RankClass) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name, _ in alike.role))
 
 
 def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
@@ -123,7 +161,7 @@ def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Es
 
 
 def _is_legal(spec: Spec) -> bool:
-    return not any(found.is_error for found in all_checks.check(spec))
+    return all_checks.is_legal(spec, files=False)
 
 
 def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]:

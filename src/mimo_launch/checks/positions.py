@@ -103,7 +103,10 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             "every head makes keys and values of its own from the narrow width",
             "delete `kv_heads`",
         )
-    for key in ("qk_norm", "qkv_bias", "gated_attention", "mrope", "rotary_factor"):
+    for key in (
+        *("qk_norm", "qkv_bias", "gated_attention", "mrope", "rotary_factor"),
+        "rotary_interleaved",
+    ):
         if getattr(model, key) != type(model).model_fields[key].default:
             yield unfit(
                 f"has no `{key}`",
@@ -181,16 +184,22 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
     )
 
 
+def _learned_token(model: VitModel) -> tuple[str, str]:
+    """Return the key of a token besides the patches of an image, and what it is called."""
+    return ("class_token", "a class token") if model.class_token else ("registers", "a register")
+
+
 def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
-    """2-D rotary positions turn patches by their places, and a class token has none."""
-    if not model.class_token or not model.turns_patches:
+    """2-D rotary positions turn patches by their places, and learned tokens have none."""
+    if not model.learned_tokens or not model.turns_patches:
         return
+    key, what = _learned_token(model)
     yield Diagnostic(
         code="class-token-without-place",
-        headline=f"`{name}`: a class token has no row and column to rotate it by",
-        path=("modules", name, "model", "class_token"),
+        headline=f"`{name}`: {what} has no row and column to rotate it by",
+        path=("modules", name, "model", key),
         why="2-D rotary positions rotate queries and keys by the row and column of a patch",
-        help="delete `class_token`, or write `positions: learned`",
+        help=f"delete `{key}`, or write `positions: learned`",
         related=(Related(path=("modules", name, "model", "positions"), label=model.positions),),
     )
 
@@ -226,15 +235,16 @@ def windows_have_layers(spec: Spec, name: str, model: VitModel | DecoderModel) -
 
 
 def windows_hold_all_tokens(spec: Spec, name: str, model: VitModel) -> Findings:
-    """A class token is in no window."""
-    if model.windows is None or not model.class_token:
+    """A learned token is in no window."""
+    if model.windows is None or not model.learned_tokens:
         return
+    key, what = _learned_token(model)
     yield Diagnostic(
         code="class-token-without-window",
-        headline=f"`{name}`: a class token belongs to no window",
-        path=("modules", name, "model", "class_token"),
+        headline=f"`{name}`: {what} belongs to no window",
+        path=("modules", name, "model", key),
         why="`windows` cut the patches of an image into squares, which attend to themselves only",
-        help="delete `class_token` or `windows`",
+        help=f"delete `{key}` or `windows`",
         related=(Related(path=("modules", name, "model", "windows"), label="windows"),),
     )
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.data.sample_sizes import makers
+from mimo_launch.data.shared_images import makers
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,

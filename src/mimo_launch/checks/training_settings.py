@@ -8,7 +8,7 @@ Leaves: values that are wrong by themselves to `spec`.
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import runs_in_phases, shares_ranks
+from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
 
@@ -135,14 +135,12 @@ def balance_used(spec: Spec, name: str) -> Findings:
 
 
 def encoder_microbatches_used(spec: Spec) -> Findings:
-    """`encoder_microbatches` is for encoders that share ranks with language."""
-    if spec.schedule.encoder_microbatches is None:
-        return
-    if not any(runs_in_phases(spec, name) for name in spec.encoders):
+    """`encoder_microbatches` needs encoders."""
+    if spec.schedule.encoder_microbatches is not None and not spec.encoders:
         yield no_effect(
             ("schedule", "encoder_microbatches"),
-            "`encoder_microbatches` does nothing: no encoder shares ranks with language",
-            "encoders on ranks of their own run one microbatch at a time, ahead of language",
+            "`encoder_microbatches` does nothing: language reads no encoder",
+            "it is the number of microbatches that encoders take at once",
         )
 
 

@@ -9,7 +9,14 @@ from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import DecoderBlocks
-from mimo_launch.spec.spec import DecoderModel, LanguageModel, Spec, TalkerModel, VitModel
+from mimo_launch.spec.spec import (
+    AudioModel,
+    DecoderModel,
+    LanguageModel,
+    Spec,
+    TalkerModel,
+    VitModel,
+)
 
 
 def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
@@ -45,6 +52,12 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     ):
         if getattr(model, key) != VitModel.model_fields[key].default and not used:
             yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+    if model.projector not in ("gated", "mlp") and model.projector_mlp is not None:
+        yield no_effect(
+            (*path, "projector_mlp"),
+            f"`projector_mlp` of `{name}` does nothing",
+            f"`projector: {model.projector}` has no width of its own inside",
+        )
     if model.projector == "linear" and model.projector_activation != "gelu":
         yield no_effect(
             (*path, "projector_activation"),
@@ -53,11 +66,22 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
         )
 
 
+def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
+    """Tokens of silence are left out or not, and a mean is of several tokens."""
+    path = ("modules", name, "model")
+    if model.fixed_length and model.unpadded:
+        why = "`unpadded` leaves out the tokens of silence"
+        yield no_effect((*path, "fixed_length"), f"`fixed_length` of `{name}` does nothing", why)
+    if model.pooling == "mean" and model.stack == 1:
+        why = "a row is one token: `stack` is 1"
+        yield no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
+
+
 def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Axes take turns where there are some; without a base nothing rotates."""
     if model.rope_theta is None:
-        for key in ("mrope", "rotary_factor"):
-            if key in model.model_fields_set and getattr(model, key) not in (None, 1.0):
+        for key in ("mrope", "rotary_factor", "rotary_interleaved"):
+            if getattr(model, key) != type(model).model_fields[key].default:
                 yield no_effect(
                     ("modules", name, "model", key),
                     f"`{key}` of `{name}` does nothing",

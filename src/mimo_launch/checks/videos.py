@@ -68,7 +68,7 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
     caption = isinstance(spec.data, WebdatasetData) and isinstance(
         spec.data.template, CaptionTemplate
     )
-    if video.time == "text" and caption:
+    if video.in_text and caption:
         yield (
             f"`{name}` has the time of videos in the text, but captions have no place for it",
             "the chat template writes what stands around each temporal patch",

@@ -57,7 +57,7 @@ def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel) -> Findings:
         headline=f"`{name}`: kv_heads {model.num_kv_heads} does not divide heads {model.heads}",
         path=("modules", name, "model", "kv_heads"),
         why="each key/value head serves the same number of query heads",
-        help=f"these fit: {_choices('kv_heads', divisors(model.heads))}",
+        help="these fit: " + ", ".join(f"`kv_heads: {each}`" for each in divisors(model.heads)),
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
 
@@ -145,10 +145,6 @@ def _smaller(axis: str, fits: list[int]) -> str:
 
 def _tp(name: str, tp: int) -> Related:
     return Related(path=("modules", name, "grid", "tp"), label=f"tp {tp}")
-
-
-def _choices(key: str, values: list[int]) -> str:
-    return ", ".join(f"`{key}: {value}`" for value in values)
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Each command, in the order in which `--help` lists them, and the module of `mimo_launch.cli`
 # with a function of its name that has typer annotations.
 COMMANDS = {
-    "init": "init.command",
+    "init": "init",
     "validate": "validate",
     "plan": "plan.command",
-    "train": "train.command",
+    "train": "train",
     "verify": "verify",
-    "bench": "bench.command",
-    "sample": "sample.command",
-    "data": "data.command",
+    "bench": "bench",
+    "sample": "sample",
+    "data": "data",
     "watch": "watch",
     "runs": "runs",
     "logs": "logs",

@@ -1,7 +1,7 @@
 """`mimo-launch explain`: what a code means, with an example.
 
 Decides: nothing; the text is the page of the docs.
-Relies on: `diag.codes`.
+Relies on: `diag.diagnostic`.
 Leaves: findings to `validate`.
 """
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.wrapping import reflowed, wrapped
 
 HELP = """
 \b
@@ -27,17 +28,17 @@ def explain(
     code: Annotated[str | None, typer.Argument(help="The code in brackets of a finding.")] = None,
 ) -> None:
     """Explain a code, with an example."""
-    from mimo_launch.diag.codes import all_codes
+    from mimo_launch.diag.diagnostic import all_codes
     from mimo_launch.spec.wording import did_you_mean
 
     console, codes = console_of(ctx), all_codes()
     if code is None:
         width = max(map(len, codes))
         for name in codes:
-            console.answer(f"{name:<{width}}  {codes[name].summary}")
+            console.answer(wrapped(f"{name:<{width}}  {codes[name].summary}", width + 2))
         return
     if code not in codes:
         guess = did_you_mean(code, codes) or "`mimo-launch explain` lists all codes"
         console.note(f"error[usage]: there is no code `{code}`; {guess}")
         raise typer.Exit(2)
-    console.answer(codes[code].page.rstrip())
+    console.answer(reflowed(codes[code].page.rstrip()))

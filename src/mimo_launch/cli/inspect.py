@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.wrapping import wrapped
 from mimo_launch.spec.wording import flow
 
 if TYPE_CHECKING:
@@ -91,11 +92,13 @@ def _show_families(console: Console, *, as_json: bool) -> None:
     for title, entries in (("whole models", wholes()), ("modules", modules())):
         console.answer(f"{title}:")
         for each in entries:
-            console.answer(f"  {each.model_type}: {each.read_as.replace('`', '')}")
+            lines = [f"  {each.model_type}: {each.read_as.replace('`', '')}"]
             if each.written:
-                console.answer(f"    written as {each.written}")
+                lines.append(f"    written as {each.written}")
             if each.refused:
-                console.answer(f"    refused: {'; '.join(each.refused).replace('`', '')}")
+                lines.append(f"    refused: {'; '.join(each.refused).replace('`', '')}")
+            for line in lines:
+                console.answer(wrapped(line, 6))
 
 
 def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
@@ -122,6 +125,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
                     "not_computed": part.not_computed,
                     "placeholder": part.placeholder,
                     "video": part.video,
+                    "depths": part.depths,
                 }
                 for part in found.modules
             ],
@@ -143,6 +147,9 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         if part.video is not None:
             said = {key: value for key, value in part.video.items() if value is not None}
             console.answer(f"    reads videos, too, with `video: {flow(said)}` in `model`")
+        if part.depths:
+            said = {"depth": part.depths}
+            console.answer(f"    left out without `mtp: {flow(said)}` in `model`: further tokens")
     for each in found.unread:
         console.answer(f"  not read: {each}")
     if fragment:

@@ -1,18 +1,18 @@
 """`mimo-launch logs`: what the ranks of a run have printed.
 
 Decides: the order of files, and how lines name their rank.
-Relies on: `launcher.worker_logs` for the files; `launcher.run_status` for the end of a run.
+Relies on: `launcher.worker_logs` for the files; `launcher.run_folder` for the end of a run.
 Leaves: the numbers of a run to `watch` and `report`.
 """
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.options import RunFolder, ranks_of
 
 HELP = """
 \b
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.5
 def logs(
     ctx: typer.Context,
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    run: RunFolder,
     rank: Annotated[
         str | None, typer.Option(metavar="RANKS", help="Only these ranks, e.g. 3 or 0,5-7.")
     ] = None,
@@ -45,8 +45,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print the output of ranks."""
-    from mimo_launch.cli.shared.options import ranks_of
-    from mimo_launch.launcher.run_status import State, status_of
+    from mimo_launch.launcher.run_folder import State, status_of
     from mimo_launch.launcher.worker_logs import (
         STDERR,
         STDOUT,

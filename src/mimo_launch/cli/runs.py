@@ -1,7 +1,7 @@
 """`mimo-launch runs`: how the runs in a folder stand.
 
 Decides: the columns, and their words.
-Relies on: `launcher.run_status`.
+Relies on: `launcher.run_folder`.
 Leaves: curves to `report`, one run as it happens to `watch`.
 """
 
@@ -14,7 +14,7 @@ import typer
 from mimo_launch.cli.shared.console import console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.launcher.run_status import RunStatus
+    from mimo_launch.launcher.run_folder import RunStatus
 
 HELP = """
 \b
@@ -40,7 +40,7 @@ def runs(
     """List runs with their state, step and loss."""
     import json
 
-    from mimo_launch.launcher.run_status import runs_below, status_of
+    from mimo_launch.launcher.run_folder import runs_below, status_of
 
     console = console_of(ctx)
     try:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mimo_launch.cli.shared.console import console_of
-from mimo_launch.cli.shared.options import HostProcesses, Overrides
+from mimo_launch.cli.shared.options import HostCount, HostProcesses, Overrides
 
 HELP = """
 \b
@@ -32,13 +32,13 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Specs to check.")],
     overrides: Overrides = None,
     nproc: HostProcesses = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
+    nnodes: HostCount = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
     """Check specs; report every mistake at once."""
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.shared.findings import show_findings
-    from mimo_launch.diag.text import to_json
+    from mimo_launch.cli.shared.readiness import show_findings
+    from mimo_launch.diag.json_rows import to_json
     from mimo_launch.layout.layout import world_size
 
     console = console_of(ctx)

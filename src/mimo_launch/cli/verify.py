@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.findings import custom_classes_fail
-from mimo_launch.cli.shared.options import Device, Overrides, Where, device_here
+from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Where, device_here
+from mimo_launch.cli.shared.readiness import custom_classes_fail
+from mimo_launch.cli.shared.wrapping import screen_width
 
 if TYPE_CHECKING:
     from mimo_launch.spec.spec import Spec
     from mimo_launch.verify.compare import ModuleVerdict
     from mimo_launch.verify.coverage import Remark
+
+WIDTH_WITHOUT_TERMINAL = 100
 
 HELP = """
 \b
@@ -67,10 +70,10 @@ def verify(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a rank that hangs is an error.")
     ] = 120,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Prove that a layout computes the right gradients, and trains correctly."""
-    from mimo_launch.cli.shared.findings import sound_spec
+    from mimo_launch.cli.shared.readiness import sound_spec
     from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)
@@ -88,7 +91,7 @@ def verify(
     if as_json:
         console.answer(_as_json(small, verdicts, remarks, passed=passed))
     else:
-        _show_table(verdicts)
+        console.answer(_as_table(verdicts))
         console.answer(
             f"{file}: "
             + ("every layout tensor equals the one-rank run" if passed else "MISMATCH")
@@ -155,11 +158,17 @@ def _prove(
         raise typer.Exit(1) from None
 
 
-def _show_table(verdicts: list["ModuleVerdict"]) -> None:
-    from rich.console import Console as RichConsole
-    from rich.table import Table
+def _as_table(verdicts: list["ModuleVerdict"]) -> str:
+    """Return the verdicts as a table of the screen's width."""
+    from io import StringIO
 
-    table = Table("module", "compared", "tensors", "largest relative error", "by floor", "result")
+    from rich.console import Console as RichConsole
+
+    from mimo_launch.cli.shared.plain_table import PlainTable
+
+    table = PlainTable(
+        "module", "compared", "tensors", "largest relative error", "by floor", "result"
+    )
     for verdict in verdicts:
         table.add_row(
             verdict.module,
@@ -169,7 +178,10 @@ def _show_table(verdicts: list["ModuleVerdict"]) -> None:
             str(verdict.by_floor),
             "equal" if verdict.passed else "DIFFERS",
         )
-    RichConsole().print(table)
+    out = StringIO()
+    width = screen_width() or WIDTH_WITHOUT_TERMINAL
+    RichConsole(file=out, width=width, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _as_json(

@@ -1,8 +1,8 @@
 """`mimo-launch watch`: the screen of a run that another terminal, or another host, has started.
 
 Decides: how often it looks; what it says when the run has ended.
-Relies on: the files of the run folder alone; `cli.train.screen` for the screen;
-`launcher.run_status` for the state.
+Relies on: the files of the run folder alone; `cli.run_screens` for the screen;
+`launcher.run_folder` for the state.
 Leaves: what ranks print to `logs`.
 """
 
@@ -10,11 +10,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.options import RunFolder
 
 if TYPE_CHECKING:
     from mimo_launch.train.events import EvalFinished, RunStarted, StepFinished
@@ -36,12 +37,12 @@ LOOK_SECONDS = 0.5
 def watch(
     ctx: typer.Context,
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    run: RunFolder,
 ) -> None:
     """Show a run that trains elsewhere."""
+    from mimo_launch.cli.run_screens import progress_for
     from mimo_launch.cli.shared.bars import rich_on
-    from mimo_launch.cli.train.screen import progress_for
-    from mimo_launch.launcher.run_status import State, is_run, status_of
+    from mimo_launch.launcher.run_folder import State, is_run, status_of
     from mimo_launch.train.events import StepFinished
 
     console = console_of(ctx)
@@ -83,7 +84,7 @@ class Records:
     def new(self) -> "list[StepFinished | EvalFinished]":
         """Return the new ones. A resumed run replaces the file: its records come again."""
         from mimo_launch.spec.files import parse_json
-        from mimo_launch.train.events import from_record
+        from mimo_launch.train.event_records import from_record
 
         try:
             with self._file.open("rb") as file:

@@ -16,7 +16,7 @@ def build_dataset(spec: Spec) -> Dataset:
 
     Raises:
         ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images;
-            shards hold nothing to train on (see `webdataset.samples`).
+            shards hold nothing to train on (see `webdataset.open_split`).
         OSError: Shards cannot be read, or their index written.
     """
     if isinstance(spec.data, DigitsData):

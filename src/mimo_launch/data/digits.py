@@ -27,14 +27,8 @@ from mimo_launch.data.digit_images import (
     nearest_digits,
 )
 from mimo_launch.data.random_draws import Draws, Purpose, Split, pick, split_key, threshold
-from mimo_launch.data.sample_sizes import (
-    ImageSize,
-    longest_sample,
-    makers,
-    size_of_digit,
-    spans_behind,
-    spans_to_make,
-)
+from mimo_launch.data.sample_sizes import longest_sample, size_of_digit
+from mimo_launch.data.shared_images import ImageSize, makers, spans_behind, spans_to_make
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -76,6 +70,10 @@ class _Shape:
     is_drawn: bool
     spans: dict[str, tuple[ImageSpan, ...]]
 
+    def labels_behind(self, tokens: int) -> int:
+        """Return the number of labels behind the first tokens."""
+        return max(0, self.num_labels - max(0, tokens - self.ask))
+
 
 class DigitStrips:
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
@@ -114,6 +112,7 @@ class DigitStrips:
                 )
             self._models[name] = model
         self._spec, read = spec, spec.sources_of(LANGUAGE)
+        self._depths = kind_of(spec.language.model).depths
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
@@ -153,7 +152,14 @@ class DigitStrips:
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and places of a sample, without its pixels."""
         _, shape = self._look_up(split, index)
-        return SampleData(index, shape.num_tokens, shape.num_labels, shape.spans)
+        return SampleData(
+            index,
+            shape.num_tokens,
+            shape.num_labels,
+            shape.spans,
+            # Behind the first tokens, of which the last one is ASK.
+            labels_ahead=tuple(shape.labels_behind(n) for n in range(1, self._depths + 1)),
+        )
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample."""

@@ -1,7 +1,7 @@
 """A step of average samples, for plans and estimates before any data are read.
 
 Decides: what a sample is taken to look like when only the spec is known.
-Relies on: `sample_sizes` for the largest image and for what stands together.
+Relies on: `sample_sizes` for the largest image, `shared_images` for what stands together.
 Leaves: real samples to the data sets; callers that show nominal rows say that they are nominal.
 
 In an average step every sample has, per encoder, the mean number of images that the data give,
@@ -19,14 +19,17 @@ from math import isqrt
 from typing import overload
 
 from mimo_launch.data.sample_sizes import (
-    ImageSize,
     largest_image,
-    made_together,
-    makers,
     only_size,
     room_for_image,
-    size_made,
     sizes_drawn,
+    sizes_in_tiles,
+)
+from mimo_launch.data.shared_images import (
+    ImageSize,
+    made_together,
+    makers,
+    size_made,
     spans_behind,
     spans_to_make,
 )
@@ -107,7 +110,10 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
                 spans[name] = (*spans.get(name, ()), span)
     # A sequence is taken to hold as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
-    sample = packed([SampleData(0, num_tokens, num_labels, spans)] * num_records)
+    depths = range(1, kind_of(spec.language.model).depths + 1)
+    ahead = tuple(max(0, min(num_labels, num_tokens - 1 - depth)) for depth in depths)
+    record = SampleData(0, num_tokens, num_labels, spans, labels_ahead=ahead)
+    sample = packed([record] * num_records)
     return StepData(0, EqualSamples(sample, spec.batch.global_))
 
 
@@ -129,7 +135,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
     number = max(1, _room(spec, reader, worst) // max(1, size.rows))
     if recipe.most_groups is not None:
         number = min(number, recipe.most_groups)
-    return [None] * number if recipe.videos.time == "text" else [None, *range(1, number)]
+    return [None] * number if recipe.videos.in_text else [None, *range(1, number)]
 
 
 def _room(spec: Spec, name: str, worst: bool) -> int:
@@ -161,6 +167,14 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
     That of shards, which have not been read, has half the largest area if sizes differ. One image
     of each encoder leaves room for text.
     """
+    if tiled := sizes_in_tiles(spec, encoder):
+        room = room_for_image(spec, encoder)
+        fitting = [size for size in tiled if room is None or size.rows <= room] or tiled[:1]
+        return fitting[-1 if worst else len(fitting) // 2]
+    return _nominal_image(spec, encoder, worst=worst)
+
+
+def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
     largest = largest_image(spec, encoder)
     if worst and not isinstance(spec.data, WebdatasetData):
         return largest
@@ -182,7 +196,7 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
         height = min(largest.height, isqrt(rows))
         return ImageSize(height, rows // height)
     clips = kind_of(spec.modules[encoder].model).clips
-    given = clips.fixed_length if clips else spec.data.image
+    given = clips.has_one_length if clips else spec.data.image
     if given:
         return largest
     drawn = sizes_drawn(spec, encoder)

@@ -1,18 +1,22 @@
-"""Random words that depend on (seed, split, index) and on nothing else.
+"""Random words that depend on (seed, split, index) and on nothing else; the noise of generators.
 
 Decides: how a sample's index becomes random numbers: Philox is a counter generator, so the words of
-sample i are read at counter i, whichever rank asks and whatever was asked before.
+sample i are read at counter i, whichever rank asks and whatever was asked before. Which noise and
+which time an image gets follows from (seed, step, sample, image): every layout draws the same.
 Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change; the streams of
 its distributions carry no such promise, so integers are made here.
-Leaves: what the words mean to the data sets.
+Leaves: what the words mean to the data sets; making noise ahead of the step to `train.loader`,
+mixing it with images to `runtime.generator_inputs`.
 """
 
 from enum import IntEnum
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mimo_launch.layout.step_data import SampleData, StepData
 
 Split = Literal["train", "heldout"]
 Words = npt.NDArray[np.uint64]
@@ -111,3 +115,34 @@ class Draws:
         block, row = divmod(index, _BLOCK)
         words: list[int] = self._block(block)[row].tolist()
         return words
+
+
+class Noise(NamedTuple):
+    """Standard normal noise [patches, numbers of a patch], and a time between 0 and 1."""
+
+    values: npt.NDArray[np.float32]
+    time: float
+
+
+def noises_of(
+    seed: int, data: StepData, record: SampleData, module: str, numbers: int
+) -> list[Noise]:
+    """Return the noise of each image that a generator makes of a record, by its patches."""
+    return [
+        noise_of(seed, data.step, record.id, place, (span.rows, numbers), heldout=data.heldout)
+        for place, span in enumerate(record.spans.get(module, ()))
+    ]
+
+
+def noise_of(
+    seed: int, step: int, sample: int, image: int, shape: tuple[int, int], *, heldout: bool
+) -> Noise:
+    """Return the noise of an image; `step` counts from 0, and held-out samples always get the same.
+
+    Times are uniform, as in rectified flow (arXiv:2209.03003).
+    """
+    key = split_key(seed, "heldout" if heldout else "train", Purpose.NOISE)
+    # 2^16 images of a sample in a step are more than any sequence holds.
+    stream = (0 if heldout else step) * 2**16 + image
+    draws = np.random.Generator(generator(key, sample, stream))
+    return Noise(draws.standard_normal(shape, dtype=np.float32), float(draws.random()))

@@ -1,23 +1,23 @@
 """Sizes of samples before any data are read: the largest image, the longest sample.
 
-Decides: both, as a data set can hold them, from the spec and the image processors that it names;
-which modules see the same image.
-Relies on: `hugging_face.image_processor` for the sizes that images get.
+Decides: both, as a data set can hold them, from the spec and the image processors that it names.
+Relies on: `hugging_face.image_processor` for the sizes that images get; `shared_images` for what
+modules make of an image together.
 Leaves: real samples to the data sets, average ones to `nominal_samples`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from math import ceil, isqrt
 
-from mimo_launch.hugging_face.image_processor import ImageTooThin, recipe_of
+from mimo_launch.data.shared_images import ImageSize, size_made
+from mimo_launch.hugging_face.image_processor import recipe_of
+from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_processor import video_recipe_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
-from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, MissingPartError
 from mimo_launch.spec.spec import (
     Clips,
     Codes,
@@ -35,107 +35,15 @@ _USUAL_IMAGES = ((224, 224), (480, 640), (1000, 600), (36, 72))
 _USUAL_FRAMES = (100, 250, 1000, 3000)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSize:
-    """An image in rows: patches or, with pixel shuffle, squares of patches. A clip is 1 high."""
-
-    height: int
-    width: int
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.height * self.width
-
-
-def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
-    """Return the rows that a module makes of an image, by those of the encoders that see it."""
-
-    @cache
-    def made(name: str) -> ImageSize:
-        kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
-        if not (kind.reads_rows and sources) or kind.computes_loss:
-            return size_of(name)
-        sizes = [made(source) for source in sources]
-        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
-
-    return made(name)
-
-
-def spans_behind(
-    spec: Spec,
-    name: str,
-    position: int,
-    size_of: Callable[[str], ImageSize],
-    later: int | None = None,
-) -> Iterator[tuple[str, ImageSpan]]:
-    """Yield the span of an image for a module that language reads, and for those behind it.
-
-    `later` is that of the span, for one of a video.
-
-    Modules that language also reads itself have spans of their own, and those that an earlier
-    module of language has behind it are yielded with that.
-    """
-    for each in made_together(spec, name):
-        size = size_made(spec, each, size_of)
-        yield each, ImageSpan(position, size.height, size.width, later=later)
-
-
-def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
-    """Yield what a generator makes of some tokens, and for it each connector in front of it."""
-    yield name, made
-    for source in spec.sources_of(name):
-        if source != LANGUAGE:
-            size = size_made(spec, source, lambda _: ImageSize(1, made.num_positions))
-            yield from spans_to_make(
-                spec, source, ImageSpan(made.position, size.height, size.width, reads=made.reads)
-            )
-
-
-def makers(spec: Spec) -> list[str]:
-    """Return the modules behind language that make images or clips, without connectors."""
-    return [n for n, m in spec.generators.items() if kind_of(m.model).computes_loss]
-
-
-def made_together(spec: Spec, name: str) -> list[str]:
-    """Return a module that language reads and those behind it that no other one has behind it."""
-    own = spec.sources_of(LANGUAGE)
-    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
-    return [name, *sorted(_behind(spec, name) - elsewhere)]
-
-
-def _behind(spec: Spec, name: str) -> set[str]:
-    """Return every module that a module reads, or that one of these reads."""
-    found: set[str] = set()
-    left = [*spec.sources_of(name)]
-    while left:
-        if (each := left.pop()) not in found:
-            found.add(each)
-            left += spec.sources_of(each)
-    return found
-
-
-def shown_together(spec: Spec) -> dict[str, str]:
-    """Return, for each module that language reads, the first one that sees the same images.
-
-    Two that see none in common do so, too, if a third one sees images of both.
-    """
-    seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
-    found: dict[str, str] = {}
-    for first in seen:
-        together: set[str] = set()
-        more = [] if first in found else [first]
-        while more:
-            found |= dict.fromkeys(more, first)
-            together.update(*(seen[name] for name in more))
-            more = [name for name in seen if name not in found and seen[name] & together]
-    return found
-
-
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
-    """Return the largest image, or longest clip, that `encoder` may get, in rows."""
-    model, data = spec.modules[encoder].model, spec.data
-    if kind_of(model).input is None and spec.sources_of(encoder):
+    """Return the largest image, or longest clip, that `encoder` may get, in rows.
+
+    Raises: MissingPartError for what is no encoder, which `checks` refuses.
+    """
+    kind, data = kind_of(spec.modules[encoder].model), spec.data
+    if kind.input is None and spec.sources_of(encoder):
+        if kind.computes_loss:
+            raise MissingPartError(f"modules.{encoder}.model")
         return size_made(spec, encoder, lambda source: largest_image(spec, source))
     if isinstance(data, WebdatasetData):
         return _largest_of_shards(spec, encoder)
@@ -158,9 +66,9 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
     if not isinstance(data, SyntheticData):
         raise TypeError(f"the sizes of images of {data.kind} are not drawn")
     if clips := kind.clips:
-        longest = clips.frames if clips.fixed_length else min(clips.frames, data.max_frames)
+        longest = clips.frames if clips.has_one_length else min(clips.frames, data.max_frames)
         width = longest // clips.frames_per_row
-        least = width if clips.fixed_length else ceil(data.min_frames / clips.frames_per_row)
+        least = width if clips.has_one_length else ceil(data.min_frames / clips.frames_per_row)
         return ((ImageSize(1, min(least, width)), ImageSize(1, width)),)
     if kind.codes is not None:
         # A frame is a patch; one more row is for the end.
@@ -168,6 +76,8 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         if data.image is not None:
             frames = (data.image[0] * data.image[1],) * 2
         return ((ImageSize(1, frames[0] + 1), ImageSize(1, frames[1] + 1)),)
+    if tiled := sizes_in_tiles(spec, encoder):
+        return ((tiled[0], tiled[-1]),)
     shuffle = images.shuffle if (images := kind.images) else 1
     if data.image is not None:
         only = ImageSize(data.image[0] // shuffle, data.image[1] // shuffle)
@@ -179,6 +89,26 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         narrowest = min(ceil(fewest_rows / height), widest)
         found.append((ImageSize(height, narrowest), ImageSize(height, widest)))
     return tuple(found)
+
+
+def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
+    """Return the sizes of images in tiles that synthetic data draw, those of fewest rows first.
+
+    The smallest image is one tile. Each grid of tiles is full of an image, and padded beside it and
+    above it. Of other encoders none.
+    """
+    if (rule := kind_of(spec.modules[encoder].model).tile_rule) is None:
+        return []
+    found: list[Tiling | None] = [None]
+    for tall, wide in rule.grids:
+        height, width = tall * rule.height, wide * rule.width
+        found += [
+            Tiling(tall, wide, *each)
+            for each in ((height, width), (height - 2, width), (height, width - 2))
+            if min(each) > 0
+        ]
+    sizes = [ImageSize(1, rule.num_rows(each), tiling=each) for each in found]
+    return sorted(sizes, key=lambda size: size.rows)
 
 
 def size_of_digit(model: Images | Clips | Codes) -> ImageSize:
@@ -215,8 +145,9 @@ def only_size(spec: Spec, name: str) -> ImageSize | None:
             return None
         return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
     if clips := kind.clips:
-        return ImageSize(1, clips.max_rows) if clips.fixed_length else None
-    if (images := kind.images) is None or (pixels := recipe_of(spec, name).only_size) is None:
+        return ImageSize(1, clips.max_rows) if clips.has_one_length else None
+    images = None if kind.tile_rule else kind.images
+    if images is None or (pixels := recipe_of(spec, name).only_size) is None:
         return None
     return ImageSize(pixels[0] // images.row_side, pixels[1] // images.row_side)
 
@@ -228,8 +159,10 @@ def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
         for name, module in spec.encoders.items():
             kind = kind_of(module.model)
             if clips := kind.clips:
-                heard = clips.frames if clips.fixed_length else min(frames, clips.frames)
+                heard = clips.frames if clips.has_one_length else min(frames, clips.frames)
                 found[name] = ImageSize(1, max(1, heard // clips.frames_per_row))
+            elif rule := kind.tile_rule:
+                found[name] = ImageSize(1, rule.num_rows(None))
             elif images := kind.images:
                 with suppress(ImageTooThin):
                     tall, wide = recipe_of(spec, name).size(height, width)
@@ -250,6 +183,8 @@ def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
         return ImageSize(1, seq)
     if (images := kind.images) is None:
         return ImageSize(1, 1)
+    if tiled := sizes_in_tiles(spec, name):
+        return next((x for x in reversed(tiled) if not in_text or x.rows <= seq), tiled[0])
     if (size := only_size(spec, name)) is not None:
         return size
     rows, pixels = seq, recipe_of(spec, name).most_pixels

@@ -25,21 +25,22 @@ from mimo_launch.data.random_draws import (
     split_key,
     threshold,
 )
-from mimo_launch.data.sample_sizes import (
+from mimo_launch.data.sample_sizes import largest_image, longest_sample, sizes_drawn, sizes_in_tiles
+from mimo_launch.data.shared_images import (
     ImageSize,
-    largest_image,
-    longest_sample,
     makers,
     shown_together,
-    sizes_drawn,
     spans_behind,
     spans_to_make,
 )
+from mimo_launch.data.tokens_ahead import count_labels
+from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
-from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.layout.step_data import ImageSpan, SampleData, input_shape
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Clips, Codes, Images, Spec, SyntheticData
+from mimo_launch.spec.spec import Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
 # A generator reads this many rows of language at most for an image; a text has two tokens.
@@ -65,21 +66,24 @@ class SyntheticSamples:
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._models: dict[str, Images | Clips | Codes] = {}
+        self._kinds: dict[str, ModelKind] = {}
         self._sizes: dict[str, tuple[tuple[ImageSize, ImageSize], ...]] = {}
+        self._tiled: dict[str, list[ImageSize]] = {}
         for name, module in (spec.encoders | spec.generators).items():
-            model = kind_of(module.model).input
-            if model is None:
+            kind = kind_of(module.model)
+            if kind.input is None:
                 if spec.sources_of(name):
                     continue
                 raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
             if largest_image(spec, name).rows == 0:
-                patches = model.patches_per_row
+                patches = kind.patches_per_row
                 raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
-            self._models[name] = model
+            self._kinds[name] = kind
             self._sizes[name] = sizes_drawn(spec, name)
+            self._tiled[name] = sizes_in_tiles(spec, name)
         read = spec.sources_of(LANGUAGE)
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
+        self._depths = kind_of(spec.language.model).depths
         self._num_text_tokens = vocab_size(spec) - len(read)
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
@@ -112,7 +116,16 @@ class SyntheticSamples:
         return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Return the lengths and places of a sample, without its tokens and pixels."""
+        """Return the lengths and places of a sample, without its pixels."""
+        drawn = self._drawn(split, index)
+        if not self._depths:
+            return drawn
+        _, labels = self.text(split, index)
+        counts = count_labels(labels, self.documents(split, index), self._depths)
+        return replace(drawn, labels_ahead=counts)
+
+    def _drawn(self, split: Split, index: int) -> SampleData:
+        """Return the same, but for what depends on tokens."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
@@ -160,11 +173,11 @@ class SyntheticSamples:
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample."""
-        return self.describe(split, index).num_tokens
+        return self._drawn(split, index).num_tokens
 
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return tokens and labels, int64 [seq]; 3 in 5 text tokens that follow text are labels."""
-        described = self.describe(split, index)
+        described = self._drawn(split, index)
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
         is_text = np.zeros(self._seq, dtype=np.bool_)
@@ -190,21 +203,16 @@ class SyntheticSamples:
 
     def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return standard normal numbers in the shape of each image or clip, or random codes."""
-        model = self._models[encoder]
-        stream = 1 + list(self._models).index(encoder)
+        kind = self._kinds[encoder]
+        stream = 1 + list(self._kinds).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))
-        if isinstance(model, Codes):
-            ends = {model.start_code, model.end_code}
-            said = np.array([code for code in range(model.vocab) if code not in ends], np.int64)
-            shapes = (
-                model.input_shape(span.height, span.width)
-                for span in self.describe(split, index).spans.get(encoder, ())
-            )
+        spans = self._drawn(split, index).spans.get(encoder, ())
+        shapes = [input_shape(kind, span) for span in spans]
+        if (codes := kind.codes) is not None:
+            ends = {codes.start_code, codes.end_code}
+            said = np.array([code for code in range(codes.vocab) if code not in ends], np.int64)
             return [normal.choice(said, shape) for shape in shapes]
-        return [
-            normal.standard_normal(model.input_shape(span.height, span.width), dtype=np.float32)
-            for span in self.describe(split, index).spans.get(encoder, ())
-        ]
+        return [normal.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Return the documents of a sample, cut at random before text tokens without a label."""
@@ -213,9 +221,9 @@ class SyntheticSamples:
             return documents
         tokens, labels = self.text(split, index)
         placed = np.isin(tokens, list(self._placeholders.values()))
-        last = self.describe(split, index).num_tokens
+        last = self._drawn(split, index).num_tokens
         cuts = np.flatnonzero((labels[: last - 1] == IGNORE_LABEL) & ~placed[1:last]) + 1
-        stream = 1 + len(self._models)
+        stream = 1 + len(self._kinds)
         words = generator(self._content[split], index, stream).random_raw(1 + len(cuts))
         num_cuts = min(len(cuts), pick(int(words[0]), self._data.max_documents))
         documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
@@ -223,7 +231,7 @@ class SyntheticSamples:
 
     def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
         """Judge nothing: random images show nothing."""
-        self.describe(split, index)
+        self._drawn(split, index)
         return 0, 0
 
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
@@ -238,15 +246,25 @@ class SyntheticSamples:
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return nothing: random text has no answer to score."""
-        self.describe(split, index)
+        self._drawn(split, index)
         return ()
 
     def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
         """Return height and width in rows, drawn within the limits of the data if not given."""
+        if tiled := self._tiled[encoder]:
+            return tiled[pick(tall, len(tiled))]
         heights = self._sizes[encoder]
         narrowest, widest = heights[pick(tall, len(heights))]
         width = narrowest.width + pick(wide, widest.width - narrowest.width + 1)
-        return ImageSize(narrowest.height, width)
+        return ImageSize(narrowest.height, width, self._loose(encoder, width, tall))
+
+    def _loose(self, encoder: str, width: int, word: int) -> int:
+        """Return how many tokens a clip has behind those of its rows."""
+        clips = self._kinds[encoder].clips
+        if clips is None or not clips.drops_silence:
+            return 0
+        left = min(clips.frames, self._data.max_frames) - width * clips.frames_per_row
+        return pick(word, 1 + min(clips.stack - 1, left // FRAMES_PER_TOKEN))
 
 
 def _joins_rows(spec: Spec, name: str) -> bool:

@@ -1,13 +1,12 @@
-"""Formats diagnostics as text for people and as rows for programs.
+"""Formats diagnostics as text for people.
 
 Decides: the form of every message: headline, place, excerpt, why, help, where to read more.
 Relies on: a `SpecSource` for places; the caller decides on colour.
-Leaves: streams, terminals and exit codes to `cli`.
+Leaves: rows for programs to `json_rows`; streams, terminals and exit codes to `cli`.
 """
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from mimo_launch.diag.diagnostic import (
     Diagnostic,
@@ -58,11 +57,6 @@ def count(diagnostics: Iterable[Diagnostic]) -> str:
     return ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in parts if n) or "no findings"
 
 
-def to_json(diagnostics: Sequence[Diagnostic], source: SpecSource) -> list[dict[str, Any]]:
-    """Return one plain row per diagnostic, in order of place."""
-    return [_row(item, source) for item in source.sorted(tuple(diagnostics))]
-
-
 def location(place: SourcePlace, source: SpecSource) -> str:
     """Return `file:line:column`, or the `--set`."""
     if place.override is not None:
@@ -70,33 +64,6 @@ def location(place: SourcePlace, source: SpecSource) -> str:
     if place.span is None:
         return source.name
     return f"{source.name}:{place.span.line}:{place.span.column}"
-
-
-def _row(item: Diagnostic, source: SpecSource) -> dict[str, Any]:
-    related = [
-        {**_place_fields(source.place(other.path)), "label": other.label} for other in item.related
-    ]
-    return {
-        "code": item.code,
-        "severity": item.severity.value,
-        "headline": item.headline,
-        "file": source.name,
-        **_place_fields(source.place_of(item)),
-        "path": list(item.path),
-        "why": item.why,
-        "help": item.help,
-        "related": related,
-    }
-
-
-def _place_fields(place: SourcePlace) -> dict[str, Any]:
-    span = place.span
-    return {
-        "line": span.line if span else None,
-        "column": span.column if span else None,
-        "length": span.length if span else None,
-        "set": place.override,
-    }
 
 
 def _block(item: Diagnostic, source: SpecSource, color: bool) -> str:

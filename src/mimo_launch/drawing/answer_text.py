@@ -20,12 +20,15 @@ from mimo_launch.diag.quantities import (
     sizes_text,
 )
 from mimo_launch.drawing.rows import Report
-from mimo_launch.search.answer import Loss, MemoryFit, PlanAnswer
-from mimo_launch.search.wastes import SHARES, gpus_text, rows_by_modules
+from mimo_launch.search.answer import MemoryFit, PlanAnswer
+from mimo_launch.search.fitting import WhatFits
+from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
 from mimo_launch.spec.wording import flow
 
 TIME_TITLE = "Where the time goes (mean over all GPUs)"
 LOSSES_TITLE = "Largest losses, and what helps most"
+ONE_BY_ONE = "Each was planned by itself, so gains do not add up: make the first, then plan again."
+FITS_TITLE = "What fits, the fastest first"
 RANKS_TITLE = "Ranks by what they hold"
 # Words for the shares of `TimeShares`, in the order of a bar.
 PARTS = {
@@ -33,6 +36,12 @@ PARTS = {
     "communicating": "communicates",
     "waiting": "waits",
     "updating": "updates",
+}
+# Words for the parts of `communicating`.
+EXCHANGED = {
+    "between_layers": "between layers (tp, cp)",
+    "of_experts": "tokens of experts",
+    "of_replicas": "weights and gradients (dp)",
 }
 
 
@@ -74,8 +83,16 @@ def basis_of(report: Report) -> str:
 
 def facts_of(report: Report) -> dict[str, str]:
     """Return whether the job fits and how fast it is, by name."""
-    answer = report.answer
-    facts = {"memory": _fit_text(answer.fit), "step": _step_text(report), "speed": _speed(answer)}
+    header, answer = report.header, report.answer
+    facts = {
+        "memory": _fit_text(answer.fit),
+        "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch} samples of "
+        f"{header.seq} tokens, in {header.microbatches} "
+        f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}",
+        "speed": f"{answer.tokens_per_second:,.0f} tokens/s, "
+        f"{answer.tokens_per_second_per_gpu:,.0f} per GPU, "
+        f"MFU {100 * answer.mfu:.{1 if answer.mfu >= 0.001 else 4}f}%",
+    }
     if answer.tokens is not None and answer.days is not None:
         facts["days"] = f"{figure(answer.days)} for {scaled(answer.tokens)} tokens"
     return facts
@@ -93,25 +110,25 @@ def _fit_text(fit: MemoryFit) -> str:
     return f"fits: {needed} of {bytes_text(fit.gpu_memory)}, {share} free"
 
 
-def _step_text(report: Report) -> str:
-    header = report.header
-    return (
-        f"{seconds_text(report.answer.step_seconds)} for {header.global_batch} samples of "
-        f"{header.seq} tokens, in {header.microbatches} "
-        f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}"
-    )
-
-
-def _speed(answer: PlanAnswer) -> str:
-    return (
-        f"{answer.tokens_per_second:,.0f} tokens/s, {answer.tokens_per_second_per_gpu:,.0f} per "
-        f"GPU, MFU {100 * answer.mfu:.{1 if answer.mfu >= 0.001 else 4}f}%"
-    )
-
-
 def times_of(answer: PlanAnswer) -> dict[str, float]:
     """Return the seconds of a step by the names of `PARTS`, mean over all GPUs."""
     return {part: getattr(answer.time, part) for part in PARTS}
+
+
+def exchanges_of(answer: PlanAnswer) -> str | None:
+    """Return what ranks exchange, in words; None if that takes next to no time."""
+    seconds = {part: getattr(answer.time, part) for part in EXCHANGED}
+    shown = [
+        f"{EXCHANGED[part]} {seconds_text(each)}"
+        for part, each in seconds.items()
+        if each >= LEAST * answer.step_seconds
+    ]
+    return ", ".join(shown) or None
+
+
+def add_up(answer: PlanAnswer) -> str | None:
+    """Say how several changes go together; None if there are not several."""
+    return ONE_BY_ONE if sum(loss.change is not None for loss in answer.losses) > 1 else None
 
 
 def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
@@ -120,17 +137,29 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
         head = f"{number}. {loss.what}"
         if loss.of_all < loss.share:
             head += f" ({percent(loss.of_all)} of all GPU time)"
-        yield _loss_text(head, loss, answer.planned)
+        change = loss.change
+        if change is None:
+            none = "no other kind of change helps by 2% or more" if answer.planned else None
+            yield LossText(head=head, helps=none, settings=())
+            continue
+        faster = f"{percent(change.gain)} faster"
+        if change.gain >= 1:
+            faster = f"{1 + change.gain:.1f} times as fast"
+        step, needed = seconds_text(change.step_seconds), bytes_text(change.needed_bytes)
+        gain = f"{faster}, {step} a step, {needed}:"
+        lines = tuple(_yaml(change.settings))
+        yield LossText(head=head, helps=f"{gain} {change.text}", settings=lines)
 
 
-def _loss_text(head: str, loss: Loss, planned: int) -> LossText:
-    change = loss.change
-    if change is None:
-        none = "no other kind of change helps by 2% or more" if planned else None
-        return LossText(head=head, helps=none, settings=())
-    gain = f"{percent(change.gain)} faster, {seconds_text(change.step_seconds)} a step:"
-    lines = tuple(_yaml(change.settings))
-    return LossText(head=head, helps=f"{gain} {change.text}", settings=lines)
+def fitting_of(found: WhatFits) -> Iterator[LossText]:
+    """Yield what makes a spec fit, numbered; one line of text if nothing does."""
+    if not found.changes:
+        none = f"none of the {found.planned} changes that were planned: take more GPUs"
+        yield LossText(head=none, helps=None, settings=())
+    for number, change in enumerate(found.changes, 1):
+        needs = f"{bytes_text(change.needed_bytes)} on the fullest GPUs"
+        head = f"{number}. {seconds_text(change.step_seconds)} a step, {needs}: {change.text}"
+        yield LossText(head=head, helps=None, settings=tuple(_yaml(change.settings)))
 
 
 def _yaml(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -81,7 +81,7 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
         kind, tp = kind_of(spec.modules[module.name].model), module.grid.size("tp") - 1
         layers: dict[str, list[Stage]] = {}
         for stage in module.stages:
-            for number in stage.layers:
+            for number in kind.numbers(stage.layers, is_last=stage.is_last):
                 # A stage of this layer alone, without embedding and head.
                 alone = replace(
                     stage, first_layer=number, num_layers=1, is_first=False, is_last=False
@@ -121,7 +121,8 @@ def _experts_row(
 ) -> ExpertsRow:
     mine, view = spec.modules[module.name], module.experts
     model, kind = mine.model, kind_of(mine.model)
-    moe, layers = kind.moe, [i for i in range(model.layers) if kind.has_experts(i)]
+    numbers = kind.numbers(range(model.layers), is_last=True)
+    moe, layers = kind.moe, [i for i in numbers if kind.has_experts(i)]
     if moe is None or view is None:
         raise TypeError(f"{module.name} has no experts")
     alone = mine.model_copy(update={"grid": Grid(), "experts": ExpertGrid()})
@@ -138,7 +139,8 @@ def _experts_row(
     share = (view.size("ep") - 1) / view.size("ep")
     in_stage = [0] * module.grid.size("pp")
     for stage in module.stages:
-        in_stage[module.pp_index(stage.index)] += sum(kind.has_experts(i) for i in stage.layers)
+        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
+        in_stage[module.pp_index(stage.index)] += sum(map(kind.has_experts, numbers))
     sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
     # Replicas and stages hold the same part of the experts.
     indices = range(view.size("ep"))

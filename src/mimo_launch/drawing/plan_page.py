@@ -6,6 +6,7 @@ Leaves: ranks to `rank_map`, the picture of the step to `svg`, the file to `cli`
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from mimo_launch.diag.quantities import percent, ranks_text, role_text, seconds_text
 from mimo_launch.drawing.answer_text import (
@@ -13,13 +14,16 @@ from mimo_launch.drawing.answer_text import (
     PARTS,
     RANKS_TITLE,
     TIME_TITLE,
+    add_up,
     basis_of,
+    exchanges_of,
     facts_of,
     holders_of,
     losses_of,
     times_of,
     title_of,
 )
+from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_page, html_prose, html_table, html_text
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
@@ -33,12 +37,14 @@ from mimo_launch.drawing.plan_tables import (
 from mimo_launch.drawing.plan_tables import LOSSES_TITLE as OF_LOSSES
 from mimo_launch.drawing.rank_cells import rank_cells
 from mimo_launch.drawing.rank_map import class_table, map_legend, map_style, rank_map
-from mimo_launch.drawing.rows import Report, Schedule, TimelineRow
+from mimo_launch.drawing.rows import Report, TimelineRow
 from mimo_launch.drawing.spans import MOST_RANKS, Span, Timeline, Unit
 from mimo_launch.drawing.svg import figure
-from mimo_launch.drawing.svg_layout import Row, colors
+from mimo_launch.drawing.svg_layout import Row
+from mimo_launch.drawing.timeline import timeline_rows
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
+from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.base import LANGUAGE
 
 # A box takes about 200 bytes.
@@ -63,9 +69,14 @@ pre { overflow-x: auto; border-left: 3px solid #2b8a3e; padding-left: .7rem; mar
 .step .b { fill: #fff; }"""
 
 
-def plan_page(plan: Plan, report: Report) -> str:
-    """Return the page of a plan, of which `report` is."""
-    cells, modules = rank_cells(plan, report), _in_order_of_colours(report)
+def plan_page(plan: Plan, report: Report, simulation: Simulation | None = None) -> str:
+    """Return the page of a plan, of which `report` is.
+
+    `simulation` is the step in estimated seconds; without it the step is drawn in model units.
+    """
+    cells, names = rank_cells(plan, report), (row.name for row in report.modules)
+    # In the order of `Timeline.modules`, so that all pictures have the same colours.
+    modules = tuple(sorted(names, key=lambda name: (name != LANGUAGE, name)))
     number = "class of alike ranks, as in the table below" if cells.has_classes else "rank"
     parts = [
         *_answer(report),
@@ -84,15 +95,15 @@ def plan_page(plan: Plan, report: Report) -> str:
         parts += _table(BRIDGES_TITLE, bridge_table(report.bridges))
     if report.losses:
         parts += _table(OF_LOSSES, loss_table(report.losses))
-    parts += _step(report.schedule, modules)
+    if simulation is None:
+        drawn = _Step(schedule_title(report.schedule), report.schedule.timeline, Unit.MODEL)
+    else:
+        bubble = percent(report.estimates.bubble)
+        title = f"Schedule: {seconds_text(simulation.makespan)} (estimated), bubble {bubble}"
+        drawn = _Step(title, timeline_rows(plan.layout, simulation), Unit.ESTIMATED)
+    parts += _step(drawn, modules)
     style = f"{_STYLE}\n{map_style(cells, modules)}"
     return html_page(title_of(report), "\n".join(parts), style=style, width="72rem")
-
-
-def _in_order_of_colours(report: Report) -> tuple[str, ...]:
-    """Return the modules in the order of `Timeline.modules`, so that all pictures agree."""
-    names = (row.name for row in report.modules)
-    return tuple(sorted(names, key=lambda name: (name != LANGUAGE, name)))
 
 
 def _table(title: str, table: TextTable) -> tuple[str, str]:
@@ -113,6 +124,8 @@ def _answer(report: Report) -> Iterator[str]:
         for part, seconds in times.items()
     )
     yield f'<p class="key">{"".join(words)}</p>'
+    if parts := exchanges_of(report.answer):
+        yield f"<p>{PARTS['communicating']}: {html_prose(parts)}</p>"
     if report.answer.losses:
         yield f"<h2>{LOSSES_TITLE}</h2>"
     for loss in losses_of(report.answer):
@@ -120,6 +133,8 @@ def _answer(report: Report) -> Iterator[str]:
         settings = html_text("\n".join(loss.settings))
         lines = f"<pre>{settings}</pre>" if settings else ""
         yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
+    if sentence := add_up(report.answer):
+        yield f"<p>{html_prose(sentence)}</p>"
     yield f"<h2>{RANKS_TITLE}</h2>"
     for holder in holders_of(report):
         yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"
@@ -133,22 +148,33 @@ def _bar(shares: dict[str, float]) -> str:
     return f'<div class="bar">{"".join(pieces)}</div>'
 
 
-def _step(schedule: Schedule, modules: Sequence[str]) -> Iterator[str]:
-    """Yield the step in model time, of each class of ranks the first."""
-    yield f"<h2>{html_text(schedule_title(schedule))}</h2>"
-    kept = [row for row in schedule.timeline if row.work]
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is drawn of a step: its title, a row for each class of ranks, the unit of time."""
+
+    title: str
+    rows: Sequence[TimelineRow]
+    unit: Unit
+
+
+def _step(step: _Step, modules: Sequence[str]) -> Iterator[str]:
+    """Yield the step, of each class of ranks the first."""
+    yield f"<h2>{html_text(step.title)}</h2>"
+    kept = [row for row in step.rows if row.work]
     if len(kept) > MOST_RANKS:
         by_role = {row.role: row for row in reversed(kept)}
         kept = sorted(by_role.values(), key=lambda row: row.ranks[0])[:MOST_RANKS]
-        yield f"<p>{len(kept)} of {len(schedule.timeline)} rows, the first of each role.</p>"
+        yield f"<p>{len(kept)} of {len(step.rows)} rows, the first of each role.</p>"
     # Until so many boxes have started.
     starts = sorted(work.start for row in kept for work in row.work)
-    until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else schedule.makespan
-    if until < schedule.makespan:
-        yield f"<p>The first {until:g} units; plan --timeline FILE.svg draws all.</p>"
+    makespan = max((work.stop for row in kept for work in row.work), default=0.0)
+    until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else makespan
+    if until < makespan:
+        shown = f"{until:g} units" if step.unit is Unit.MODEL else seconds_text(until)
+        yield f"<p>The first {shown}; plan --timeline FILE.svg draws all.</p>"
     rows = tuple(_row(row, until) for row in kept)
     spans = tuple(span for row in rows for span in row.spans)
-    timeline = Timeline(Unit.MODEL, max(row.ranks[0] for row in kept) + 1, spans)
+    timeline = Timeline(step.unit, max(row.ranks[0] for row in kept) + 1, spans)
     entries = [
         (shade, f"{module} {word}")
         for number, module in enumerate(modules)

@@ -13,9 +13,8 @@ from typing import Any, overload
 
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
-from mimo_launch.drawing.bridge_rows import bridge_row, peer_rows
-from mimo_launch.drawing.group_rows import group_rows
 from mimo_launch.drawing.layer_rows import expert_rows, rows_of_layers
+from mimo_launch.drawing.meeting_rows import bridge_row, group_rows, peer_rows
 from mimo_launch.drawing.rows import (
     Header,
     HeldModule,
@@ -101,10 +100,10 @@ def build_report(
 
 def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
     """Return a row for each loss; none if there is only that of language, and it counts once."""
-    if all(each.is_language and each.loss_weight == 1 for each in layout.losses):
+    if all(each.name == LANGUAGE and each.weight == 1 for each in layout.losses):
         return ()
     return tuple(
-        LossRow(module=each.name, weight=each.loss_weight, terms=step.num_terms(each.name))
+        LossRow(module=each.name, weight=each.weight, terms=step.num_terms(each.module, each.depth))
         for each in layout.losses
     )
 

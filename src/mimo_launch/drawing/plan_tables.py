@@ -129,7 +129,8 @@ def loss_table(rows: Sequence[LossRow]) -> TextTable:
             row.module,
             f"{row.weight:g}",
             str(row.terms),
-            "labels" if row.module == LANGUAGE else "patches",
+            # Those of further tokens are called `language.mtp`.
+            "labels" if row.module.partition(".")[0] == LANGUAGE else "patches",
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mimo_launch.drawing.group_rows import group_rows
+from mimo_launch.drawing.meeting_rows import group_rows
 from mimo_launch.drawing.plan_tables import ends_text
 from mimo_launch.drawing.rows import GroupRow, RankRow, Ranks, Report, TimelineRow
 from mimo_launch.drawing.spans import MOST_RANKS
@@ -107,7 +107,8 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
     classes, world = rank_classes(report), report.header.world_size
     shown = [(kind.ranks, kind) for kind in classes]
     if world <= MOST_RANKS:
-        shown = sorted((((rank,), kind) for kind in classes for rank in kind.ranks), key=_first)
+        alone = (((rank,), kind) for kind in classes for rank in kind.ranks)
+        shown = sorted(alone, key=lambda cell: cell[0][0])
     cell_of = [0] * world
     for number, (ranks, _) in enumerate(shown):
         for rank in ranks:
@@ -130,10 +131,6 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
         cell_of=tuple(cell_of),
         hosts=() if per_node is None else tuple(_hosts(cell_of, per_node)),
     )
-
-
-def _first(shown: tuple[Ranks, DrawnClass]) -> int:
-    return shown[0][0]
 
 
 def _rows_by_cell(report: Report, cell_of: Sequence[int]) -> dict[int, list[Traffic]]:

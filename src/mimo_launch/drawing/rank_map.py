@@ -2,7 +2,7 @@
 
 Decides: how ranks look, and what the page says of the one that a reader points at or taps; all of
 it by style sheets, without a script.
-Relies on: `rank_cells` for the cells, `svg_layout` for the colours of modules.
+Relies on: `rank_cells` for the cells, `colors` for the colours of modules.
 Leaves: the rest of the page to `plan_page`.
 """
 
@@ -20,10 +20,10 @@ from mimo_launch.diag.quantities import (
     span_text,
 )
 from mimo_launch.drawing.answer_text import PARTS
+from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
 from mimo_launch.drawing.rows import HeldModule
-from mimo_launch.drawing.svg_layout import colors
 from mimo_launch.search.wastes import SHARES
 
 # More hosts that are filled in different ways are only counted.
@@ -90,7 +90,11 @@ def map_style(cells: RankCells, modules: Sequence[str]) -> str:
         held = dict.fromkeys(part.rpartition(".")[0] for part in cell.kind.timeline.role)
         if held:
             shades = [colors(modules.index(module))[0] for module in held]
-            rules.append(f".u{number}{{background:{_stripes(shades)}}}")
+            size = 100 / len(shades)
+            stripes = ",".join(
+                f"{c} {i * size:.4g}% {(i + 1) * size:.4g}%" for i, c in enumerate(shades)
+            )
+            rules.append(f".u{number}{{background:linear-gradient(90deg,{stripes})}}")
         rules.append(f".map:has({_pointed([number])}) .a{number}{{display:block}}")
     rules.extend(_partner_rules(cells))
     by_axes = _cells_by_group(cells)
@@ -101,12 +105,6 @@ def map_style(cells: RankCells, modules: Sequence[str]) -> str:
             for met, pointed in by_axes.get(axes, {}).items()
         )
     return "\n".join(rules)
-
-
-def _stripes(shades: Sequence[str]) -> str:
-    size = 100 / len(shades)
-    stops = ",".join(f"{c} {i * size:.4g}% {(i + 1) * size:.4g}%" for i, c in enumerate(shades))
-    return f"linear-gradient(90deg,{stops})"
 
 
 def _any(letter: str, numbers: Iterable[int]) -> str:

@@ -152,7 +152,10 @@ class BridgeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRow:
-    """The loss of a module: the mean of `terms` in a nominal step, which counts `weight`."""
+    """The loss of a module: the mean of `terms` in a nominal step, which counts `weight`.
+
+    Those of further tokens are called `language.mtp`.
+    """
 
     module: str
     weight: float

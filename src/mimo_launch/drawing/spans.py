@@ -16,6 +16,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Action, Slot, parse_action
 from mimo_launch.schedule.channels import is_sender, partners
+from mimo_launch.schedule.simulation_result import Simulation
 
 VERSION = 1
 # Pictures and traces show at most this many ranks one by one, unless others are asked for.
@@ -23,9 +24,10 @@ MOST_RANKS = 64
 
 
 class Unit(StrEnum):
-    """The unit of a timeline: model units for a planned step, seconds for a measured one."""
+    """The unit of a timeline: of a planned step estimated or model ones, of a measured one real."""
 
     MODEL = "model units"
+    ESTIMATED = "estimated seconds"
     SECONDS = "seconds"
 
 
@@ -105,17 +107,22 @@ def bubble_of(spans: Sequence[Span], makespan: float) -> float:
 
 
 def planned(plan: Plan) -> Timeline:
-    """Return the timeline of a planned training step; transfers of one slot have equal times.
+    """Return the timeline of a planned training step in model units.
 
     Raises: DeadlockError if the programs do not end.
     """
+    return simulated(plan.layout, plan.simulation, Unit.MODEL)
+
+
+def simulated(layout: Layout, simulation: Simulation, unit: Unit) -> Timeline:
+    """Return the timeline of a simulated step; transfers of one slot have equal times."""
     spans = (
-        Span(rank, action, event.start, event.stop, _peers(plan.layout, rank, action))
-        for rank, events in enumerate(plan.simulation.events)
+        Span(rank, action, event.start, event.stop, _peers(layout, rank, action))
+        for rank, events in enumerate(simulation.events)
         for event in events
         for action in _drawn(event.slot)
     )
-    return Timeline(Unit.MODEL, plan.layout.world_size, tuple(spans))
+    return Timeline(unit, layout.world_size, tuple(spans))
 
 
 def measured(layout: Layout, by_rank: Sequence[Sequence[tuple[Slot, float, float]]]) -> Timeline:

@@ -1,7 +1,7 @@
 """A timeline as a self-contained SVG picture: no script, no font file, no external style sheet.
 
 Decides: how a step looks; every span is one element of class `box` or `mark`.
-Relies on: `svg_layout` for rows, sizes and the palette.
+Relies on: `svg_layout` for rows and sizes, `colors` for the palette.
 Leaves: the file to the caller.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from mimo_launch.diag.quantities import num_ranks_text, percent
+from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import FORBIDDEN
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
@@ -16,7 +17,6 @@ from mimo_launch.drawing.svg_layout import (
     Row,
     Sizes,
     axis_unit,
-    colors,
     mean_bubble,
     rows_of,
     sizes_of,
@@ -33,10 +33,20 @@ TICKS_HEIGHT = 28.0
 MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
 DOWN, MAX_DOWN = 2.0, 4.0
+HEADINGS = {
+    Unit.MODEL: "planned step",
+    Unit.ESTIMATED: "planned step, estimated",
+    Unit.SECONDS: "measured",
+}
 
 
-def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | None = None) -> str:
-    """Return the picture of a timeline; with `rank`, of that rank only, on the same time axis."""
+def render_svg(
+    timeline: Timeline, *, name: str, plan_hash: str, rank: int | None = None, device: str = ""
+) -> str:
+    """Return the picture of a timeline; with `rank`, of that rank only, on the same time axis.
+
+    `device` is the one that times are estimated for.
+    """
     rows, left_out = rows_of(timeline, rank)
     # The width does not depend on the top, so the legend is wrapped to it first.
     free = sizes_of(timeline, rows, 0.0)
@@ -50,7 +60,7 @@ def render_svg(timeline: Timeline, *, name: str, plan_hash: str, rank: int | Non
         f"<title>{text(name)}</title>",
         *_defs(timeline.modules),
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        *_heading(timeline, name, plan_hash, left_out),
+        *_heading(timeline, name, plan_hash, left_out, device),
         *legend,
         *_backgrounds(rows, sizes),
         *_axis(timeline, sizes),
@@ -105,10 +115,12 @@ def _defs(modules: Sequence[str]) -> Iterator[str]:
     yield "</defs>"
 
 
-def _heading(timeline: Timeline, name: str, plan_hash: str, left_out: str) -> Iterator[str]:
+def _heading(
+    timeline: Timeline, name: str, plan_hash: str, left_out: str, device: str
+) -> Iterator[str]:
     word, factor = axis_unit(timeline)
     facts = [
-        "planned step" if timeline.unit is Unit.MODEL else "measured",
+        HEADINGS[timeline.unit] + f" for {device}" * bool(device),
         f"plan {plan_hash}",
         num_ranks_text(timeline.num_ranks),
         f"makespan {timeline.makespan * factor:.6g} {word}",

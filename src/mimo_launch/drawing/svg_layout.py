@@ -1,14 +1,11 @@
-"""The rows of a drawing, all its sizes, and a pair of colours for each module.
+"""The rows of a drawing, and all its sizes.
 
-Decides: one row per rank up to 64 ranks, else one per role; how many pixels a unit of time gets;
-the palette. People with any common colour blindness can tell its first colours apart (a test
-simulates their vision); forward and backward differ in lightness, not in hue.
+Decides: one row per rank up to 64 ranks, else one per role; how many pixels a unit of time gets.
 Relies on: `spans`.
-Leaves: the elements to `svg`, and the colour of each module to the order of the modules.
+Leaves: the elements to `svg`, colours to `colors`.
 """
 
 from collections.abc import Iterator
-from colorsys import hls_to_rgb
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, log10
@@ -24,31 +21,6 @@ from mimo_launch.drawing.spans import (
     bubble_of,
     role_of_spans,
 )
-
-# Blue, orange, green, violet, yellow, rose. The first five are distinct in simulated vision.
-_PAIRS = (
-    ("#9ecae9", "#2166a5"),
-    ("#f7c267", "#b35a00"),
-    ("#7fd0ad", "#00694e"),
-    ("#bba3f3", "#442883"),
-    ("#f0f0a0", "#4d4a00"),
-    ("#f2a0a0", "#8a0f3c"),
-)
-# The golden angle: hues after the palette's end are far from those just before them.
-_TURN = 0.381966
-
-
-def colors(number: int) -> tuple[str, str]:
-    """Return the colours of module `number` as `#rrggbb`: forward, backward."""
-    if number < len(_PAIRS):
-        return _PAIRS[number]
-    hue = (number * _TURN) % 1.0
-    return _hex(hue, 0.78, 0.45), _hex(hue, 0.30, 0.45)
-
-
-def _hex(hue: float, lightness: float, saturation: float) -> str:
-    return "#" + "".join(f"{round(255 * c):02x}" for c in hls_to_rgb(hue, lightness, saturation))
-
 
 # Above this many rows each is drawn less high, so that all fit a screen or two.
 ROOMY = 24

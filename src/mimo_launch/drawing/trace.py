@@ -24,7 +24,7 @@ from mimo_launch.drawing.spans import (
 )
 from mimo_launch.schedule.actions import Action, Kind
 
-MICROSECONDS = {Unit.MODEL: 1e3, Unit.SECONDS: 1e6}
+MICROSECONDS = {Unit.MODEL: 1e3, Unit.ESTIMATED: 1e6, Unit.SECONDS: 1e6}
 # Viewers bind an arrow to the slice that is open at its end, so no transfer may have length 0.
 SLICE_OF_TRANSFER = 1.0
 COMPUTE_TRACK = 0

@@ -3,7 +3,7 @@
 Decides: what overlaps and what does not; docs/estimates.md lists it.
 Relies on: `parameters` and `workload` for amounts, `device_constants` for rates,
 `communication_times` for collectives and for what a step does with weights.
-Leaves: the course of a step to `schedule.simulate`, the sum to `estimates`.
+Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,16 @@ from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, Wei
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, row_bytes
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import backward_flops, forward_by_kind, workload
+from mimo_launch.estimate.workload import (
+    backward_flops,
+    forward_by_kind,
+    gathered_patches,
+    workload,
+)
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.actions import Action, Kind
@@ -36,9 +41,9 @@ class StageCost:
 
     `first` is added to the step's first forward; `reduction` follows the last backward while other
     work may go on; `update` is that of the optimizer. Parts of all forwards and backwards of a
-    step: in `all_to_all` tokens travel to experts and back; in `communication` ranks exchange
-    anything, tokens included; in `recomputation` forwards run again; `starts` is the time of the
-    host.
+    step: in `all_to_all` tokens travel to experts and back; in `sharding` ranks wait for weights of
+    their replicas, or for gradients to reach them; in `communication` ranks exchange anything, both
+    included; in `recomputation` forwards run again; `starts` is the time of the host.
     """
 
     forward: float
@@ -47,6 +52,7 @@ class StageCost:
     reduction: float
     update: float
     all_to_all: float
+    sharding: float
     communication: float
     recomputation: float
     starts: float
@@ -130,12 +136,12 @@ class CostModel:
                 back, travels = back + again + between, 3
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
-        first, exchanged = 0.0, travels * between
+        first, waited = 0.0, 0.0
         if weights.full_sharding:
             # Every action gathers its weights and every backward reduces, in parallel with it.
             computed = ahead + back
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
-            exchanged += ahead + back - computed
+            waited = ahead + back - computed
             late = reduction[-1] if weights.trained else 0.0
         else:
             back += times.accumulation(weights, self.work[module.name].forwards)
@@ -150,7 +156,8 @@ class CostModel:
             reduction=late,
             update=times.update(weights),
             all_to_all=travel * travels * forwards,
-            communication=exchanged * forwards + first,
+            sharding=waited * forwards + first,
+            communication=(travels * between + waited) * forwards + first,
             recomputation=again * forwards,
             starts=(1 + any(each.total for each in backward.values())) * overhead * forwards,
             flops=flops / _parts(module),
@@ -190,7 +197,8 @@ class CostModel:
         # which takes as long. Embedding, projector and head are half a region each.
         tokens = work.held * stream * number
         kind = kind_of(self.spec.modules[module.name].model)
-        layers = [kind.layer_widths(number) for number in stage.layers]
+        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
+        layers = [kind.layer_widths(number) for number in numbers]
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
         for layer in layers:
@@ -203,6 +211,12 @@ class CostModel:
             traded = work.held * features / grid.size("tp") * number
             if traded:
                 seconds += self.links.collective(grid.group_of(rank, "cp"), traded)
+        if patches := gathered_patches(module, stage, work):
+            size = patches * self.spec.row_width(module.name) * number
+            seconds += self.links.collective(grid.group_of(rank, "cp"), size)
+            if module.sequence_parallel:
+                own = size / grid.size("cp")
+                seconds += self.links.collective(grid.group_of(rank, "tp"), own)
         return seconds
 
     def _travel(self, module: ModuleLayout, stage: Stage) -> float:
@@ -214,8 +228,9 @@ class CostModel:
         sent = self.work[module.name].held * model.hidden * width // module.grid.size("tp")
         ep, split = (module.experts.group_of(module.grid.ranks.start, a) for a in ("ep", "tp"))
         seconds = 0.0
-        for number in stage.layers:
-            layer = kind_of(model).layer_widths(number)
+        kind = kind_of(model)
+        for number in kind.numbers(stage.layers, is_last=stage.is_last):
+            layer = kind.layer_widths(number)
             if layer.experts is not None:
                 size = layer.experts.top_k * sent
                 # Ranks that split an expert gather each other's tokens, and sum the answers.

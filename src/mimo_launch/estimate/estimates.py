@@ -1,32 +1,36 @@
 """The estimates of a step: memory, FLOPs and time, once per class of ranks.
 
 Decides: which ranks form a class, which of them represents it, and what follows the schedule.
-Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.simulate` for the course.
+Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.deadlock_proof` for the
+course of a step.
 Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.communication_times import MICRO
 from mimo_launch.estimate.cost_model import TERA, CostModel
 from mimo_launch.estimate.device_constants import Calibration, constants_for
-from mimo_launch.estimate.memory import stage_memory
+from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, Role
+from mimo_launch.layout.rank_groups import groups_of
+from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import channels_of, components_of
+from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
-from mimo_launch.schedule.simulate import Simulation, simulate
+from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.spec import Spec
 
 _MILLI = 1e-3
@@ -104,10 +108,15 @@ class Estimator:
     def _weights(self, places: Iterable[tuple[int, int, int]]) -> tuple[StageWeights, ...]:
         """Return the weights of the stages at some places along pp and tp of some modules."""
         return tuple(
-            stage_weights(self.spec, stage, tp)
+            self._weights_of_stage(stage, tp)
             for module, pp, tp in ((self.layout.modules[n], pp, tp) for n, pp, tp in places)
             for stage in module.stages[pp :: module.grid.size("pp")]
         )
+
+    @cached_property
+    def _weights_of_stage(self) -> Callable[[Stage, int], StageWeights]:
+        """The weights of a stage at a place along tp, kept: ranks of many classes hold the same."""
+        return cache(partial(stage_weights, self.spec))
 
     @cached_property
     def model(self) -> CostModel:
@@ -116,16 +125,17 @@ class Estimator:
 
     def memory(self, alike: RankClass) -> MemoryRow:
         """Return the memory of one class at its peak."""
-        rank, layout, work = alike.ranks[0], self.layout, self.model.work
+        return self._memory_of_class(alike)
+
+    @cached_property
+    def _memory_of_class(self) -> Callable[[RankClass], MemoryRow]:
+        """The memory of one class, kept: whether a spec fits is asked before its time."""
+        return cache(self._peak)
+
+    def _peak(self, alike: RankClass) -> MemoryRow:
+        rank, layout = alike.ranks[0], self.layout
         stages = {
-            (name, stage): stage_memory(
-                self.spec,
-                layout,
-                layout[name],
-                layout[name].stages[stage],
-                work[name],
-                layout[name].grid.index("tp", rank),
-            )
+            (name, stage): self._memory_of_stage(name, stage, layout[name].grid.index("tp", rank))
             for name, stage in alike.role
         }
         return peak_memory(
@@ -137,10 +147,22 @@ class Estimator:
             communicators=self.communicators(rank),
         )
 
+    @cached_property
+    def _memory_of_stage(self) -> Callable[[str, int, int], StageMemory]:
+        """The memory of a stage at a place along tp, kept as its weights are."""
+
+        @cache
+        def of(name: str, stage: int, tp: int) -> StageMemory:
+            module = self.layout[name]
+            work = self.model.work[name]
+            return stage_memory(self.spec, self.layout, module, module.stages[stage], work, tp)
+
+        return of
+
     def communicators(self, rank: int) -> int:
         """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
         # As in `GridSet`: equal sets of ranks share one.
-        groups = {group.ranks for group in self.layout.groups_of(rank)}
+        groups = {group.ranks for group in groups_of(self.layout, rank)}
         for bridge in self.layout.bridges:
             groups.update(ranks for ranks in components_of(self.layout, bridge) if rank in ranks)
         # One more for all ranks, even if a group is as large.
@@ -150,12 +172,21 @@ class Estimator:
     @cached_property
     def simulation(self) -> Simulation:
         """The step in seconds, of the first rank of each class."""
+        costs = self.model.costs()
+        return simulate(self.layout, self.programs, costs, meetings=self._meetings)
+
+    @property
+    def simulation_of_all(self) -> Simulation:
+        """The step in seconds, of all ranks; those of a class share their events."""
+        return self.simulation.spread(self._meetings.stand_ins)
+
+    @cached_property
+    def _meetings(self) -> ClassMeetings:
         classes = [-1] * self.layout.world_size
         for number, alike in enumerate(self.classes):
             for rank in alike.ranks:
                 classes[rank] = number
-        meetings = ClassMeetings(self.layout, classes)
-        return simulate(self.layout, self.programs, self.model.costs(), meetings=meetings)
+        return ClassMeetings(self.layout, classes)
 
     def estimates(self, rank: int | None = None) -> Estimates:
         """Return the estimates of all ranks; with `rank`, of its class only."""
@@ -250,6 +281,7 @@ class Estimator:
             computing=computing,
             communicating=part("communication"),
             all_to_all=part("all_to_all"),
+            sharding=part("sharding"),
             recomputing=part("recomputation"),
             starting=part("starts"),
             waiting=max(0.0, 1 - computing - reducing - updating),

@@ -12,12 +12,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mimo_launch.estimate.parameters import adds_in_products, ends_of, stage_weights
-from mimo_launch.estimate.workload import goes_through_layers, rows_of_transfer
+from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
 from mimo_launch.kinds.layer import Weight, Widths, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
-from mimo_launch.layout.bridge import Bridge
+from mimo_launch.kinds.saved_activations import (
+    MOST_SCORES,
+    RECOMPUTED,
+    RECOMPUTED_DEPTH,
+    HeldAtEnds,
+    Passes,
+    Saved,
+)
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
@@ -71,7 +78,8 @@ def stage_memory(
     trained = [weight for weight in weights.all() if weight.trains]
     shard, own = sharded(weights.all()), sharded(trained)
     *blocks, root = weights.units()
-    if module.experts:  # Units differ: the worst case is that the two largest are adjacent.
+    if module.experts or weights.depths:
+        # Units differ: the worst case is that the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
     two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
     ends = sum(weight.numel for weight in root)
@@ -124,7 +132,8 @@ class _Activations:
         self.module, self.stage, self.work = module, stage, work
         own = spec.modules[module.name]
         self.kind, self.tp = kind_of(own.model), module.grid.size("tp")
-        self.layers = tuple(self.kind.layer_widths(number) for number in stage.layers)
+        numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
+        self.layers = tuple(self.kind.layer_widths(number) for number in numbers)
         self.ends = ends_of(spec, stage)
         self.bytes = COMPUTED[spec.train.precision]
         self.tokens, self.seq = work.held, layout.seq
@@ -177,34 +186,45 @@ class _Activations:
 
     def forward(self) -> int:
         """Return the temporary bytes of a forward at its peak."""
+        ends = self.logits() + self.tiles()
         if self.through_blocks:
-            return self.logits()
+            return ends
         alive = self.kind.forward_activations
-        return max(*(self._sum(alive, each) for each in self.layers), self.logits())
+        return max(*(self._sum(alive, each) for each in self.layers), ends)
 
     def backward(self) -> int:
         """Return the temporary bytes of a backward at its peak."""
         if not self.through_blocks:
-            return 0
-        return max(
-            *(self._layer_backward(each) for each in self.layers), self.logits() + self.stream
-        )
+            return self.tiles()
+        ends = self.logits() + self.tiles() + self.stream
+        return max(*(self._layer_backward(each) for each in self.layers), ends)
 
     def _of_layer(self, size: Widths) -> tuple[Saved, ...]:
-        return RECOMPUTED if self.recomputes else self.kind.saved_activations(size, self.passes)
+        if self.recomputes:
+            return RECOMPUTED_DEPTH if size.is_depth else RECOMPUTED
+        return self.kind.saved_activations(size, self.passes)
 
     def _layer_backward(self, size: Widths) -> int:
         alive = (*self.kind.backward_activations, *self.kind.recomputed_activations(size))
         total = self._sum(alive, size)
         if self.recomputes:
             total += self._sum(self.kind.saved_activations(size, self.passes), size)
-            total -= self._sum(RECOMPUTED, size)
+            total -= self._sum(self._of_layer(size), size)
         return total
 
     def logits(self) -> int:
         """Return the bytes of the logits, besides their gradient, which is kept."""
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
+
+    def tiles(self) -> int:
+        """Return the bytes of the patches that rows of tiles are made of.
+
+        They stand beside the learned row and, where ranks share them, in what was gathered.
+        """
+        patches = gathered_patches(self.module, self.stage, self.work)
+        is_shared = self.module.sequence_parallel or self.module.grid.size("cp") > 1
+        return (1 + is_shared) * patches * self.ends.row_width * self.bytes
 
     def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
@@ -225,6 +245,8 @@ class _Activations:
                 width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
+            pairs = min(MOST_SCORES, self.tokens * self.seq)
+            total += each.scores * size.heads // tp * pairs * max(4, self.bytes)
         return total
 
     def _ends(self) -> int:

@@ -7,7 +7,7 @@ Leaves: bytes to `memory`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 
 from mimo_launch.kinds.layer import Ends, Share, Weight
@@ -22,12 +22,14 @@ from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 class StageWeights:
     """The weights of one stage: those of each of its blocks, and those around the blocks.
 
-    The experts of a block are an FSDP unit of their own; what is in no unit belongs to the root.
+    The experts of a block are an FSDP unit of their own, and so is the rest of each of the `depths`
+    of multi-token prediction; what is in no unit belongs to the root.
     """
 
     blocks: tuple[tuple[Weight, ...], ...]
     ends: tuple[Weight, ...]
     full_sharding: bool
+    depths: tuple[tuple[Weight, ...], ...] = ()
 
     @cached_property
     def numel(self) -> int:
@@ -41,7 +43,7 @@ class StageWeights:
 
     def all(self) -> Iterator[Weight]:
         """Yield every weight."""
-        for block in self.blocks:
+        for block in (*self.blocks, *self.depths):
             yield from block
         yield from self.ends
 
@@ -49,15 +51,18 @@ class StageWeights:
         """Return the FSDP units, the root last."""
         experts = [
             own
-            for block in self.blocks
+            for block in (*self.blocks, *self.depths)
             if (own := tuple(each for each in block if each.role == "experts"))
         ]
-        dense = [[each for each in block if each.role != "experts"] for block in self.blocks]
+        dense, depths = (
+            [tuple(each for each in block if each.role != "experts") for block in some]
+            for some in (self.blocks, self.depths)
+        )
         sizes = [sum(each.numel for each in block) for block in dense]
         runs = fsdp_units(sizes, full_sharding=self.full_sharding)
         units = [tuple(chain.from_iterable(dense[run.start : run.stop])) for run in runs]
         root = () if runs else tuple(chain.from_iterable(dense))
-        return (*units, *experts, (*root, *self.ends))
+        return (*units, *depths, *experts, (*root, *self.ends))
 
 
 def adds_in_products(spec: Spec, name: str) -> bool:
@@ -75,13 +80,22 @@ def adds_in_products(spec: Spec, name: str) -> bool:
 
 def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
-    module = spec.modules[stage.module]
+    return _weights_of(spec.modules[stage.module], stage.layers, ends_of(spec, stage), tp)
+
+
+@lru_cache(maxsize=64)
+def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
+    blocks = [
+        _frozen(module, kind.layer_weights(number, share))
+        for number in kind.numbers(layers, is_last=ends.is_last)
+    ]
     return StageWeights(
-        tuple(_frozen(module, kind.layer_weights(number, share)) for number in stage.layers),
-        _frozen(module, kind.end_weights(ends_of(spec, stage), share)),
+        tuple(blocks[: len(layers)]),
+        _frozen(module, kind.end_weights(ends, share)),
         module.sharding == "full",
+        tuple(blocks[len(layers) :]),
     )
 
 

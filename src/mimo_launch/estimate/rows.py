@@ -60,9 +60,10 @@ class RankEstimate:
 
     `bubble` is the share of the schedule in which they do not compute. The shares of the step:
     `computing`; of it, `communicating` exchanges data with other ranks inside forwards and
-    backwards, `all_to_all` is the part of that for tokens of experts, `recomputing` runs forwards
-    again, and `starting` is time of the host. `waiting` is for others or transfers; `reducing` sums
-    gradients after the last backward; `updating` has all that follows the schedule.
+    backwards, `all_to_all` is the part of that for tokens of experts, `sharding` that for weights
+    and gradients of replicas, `recomputing` runs forwards again, and `starting` is time of the
+    host. `waiting` is for others or transfers; `reducing` sums gradients after the last backward;
+    `updating` has all that follows the schedule.
     """
 
     role: tuple[str, ...]
@@ -77,6 +78,7 @@ class RankEstimate:
     computing: float
     communicating: float
     all_to_all: float
+    sharding: float
     recomputing: float
     starting: float
     waiting: float

@@ -15,10 +15,10 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import ends_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.schedule.roles import needs_backward, trains_before
@@ -51,12 +51,19 @@ def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
     return Workload(
         spans=tuple(map(add, view.lengths, view.extras)) * times,
         windows=tuple(view.window_lengths) * times,
-        held=len(held_patches(module, rows, 0)) + extra_tokens,
+        held=len(held_patches(module, view.num_units * times, 0)) + extra_tokens,
         extra_tokens=extra_tokens,
         rows=rows,
         reads=tuple(number * times for number in view.rows_read),
         forwards=forwards,
     )
+
+
+def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
+    """Return the patches of all cp ranks of which each makes its rows of tiles, 0 elsewhere."""
+    if module.tiles is None or not stage.is_last:
+        return 0
+    return (work.held - work.extra_tokens) * module.grid.size("cp")
 
 
 def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
@@ -86,7 +93,8 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
 def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKind, Flops]:
     """Return the operations of one forward by kind of layer; those at the ends count as blocks."""
     kind = kind_of(spec.modules[stage.module].model)
-    return kind.forward_flops(stage.layers, ends_of(spec, stage), work)
+    numbers = kind.numbers(stage.layers, is_last=stage.is_last)
+    return kind.forward_flops(numbers, ends_of(spec, stage), work)
 
 
 def backward_flops(

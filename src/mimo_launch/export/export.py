@@ -21,11 +21,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mimo_launch import __version__
 from mimo_launch.checkpoint.folder import sync_folder
+from mimo_launch.checkpoint.folder_tensors import FolderTensors
 from mimo_launch.checkpoint.index import Checkpoint
 from mimo_launch.checkpoint.storage import read_boxes
 from mimo_launch.export.export_plan import FolderPlan
@@ -39,6 +40,7 @@ DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.int64: "I64",
 }
 Read = Callable[[Sequence[FileTensor]], list[Tensor]]
 
@@ -173,15 +175,19 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
         if each.copied is None:
             made.append(torch.full(each.shape, each.filled, dtype=each.dtype))
             continue
-        file, name = each.copied
+        folder, name, header = each.copied
         try:
-            with safe_open(file, framework="pt") as opened:
-                made.append(opened.get_tensor(name).to(each.dtype))
+            with FolderTensors(folder) as there:
+                made.append(there.whole(name, header).to(each.dtype))
         except SafetensorError as error:
-            raise OSError(f"{file}: {error}") from error
+            raise OSError(f"{folder / header.file}: {error}") from error
     pairs = zip(tensors, made, strict=True)
     boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
-    read_boxes(checkpoint.path, boxes, None, lambda: None)
+    # Some families have a tensor of ours twice.
+    first = {box.name: box for box in reversed(boxes)}
+    read_boxes(checkpoint.path, list(first.values()), None, lambda: None)
+    for box in boxes:
+        box.tensor.copy_(first[box.name].tensor)
     return made
 
 

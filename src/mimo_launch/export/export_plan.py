@@ -25,6 +25,7 @@ from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts,
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.spec.base import LANGUAGE
@@ -156,6 +157,12 @@ class Exporter:
             num_bytes[each.dtype] += each.num_bytes
         main = str(num_bytes.most_common(1)[0][0]).removeprefix("torch.")
         config = whole_config(found, self.sources, main, self.spec.batch.seq)
+        beside = companions_of(self.spec, found.parts, self.sources, config)
+        left_out = (
+            f"`mtp` of `{name}` is left out: files of a {found.name} do not have it"
+            for name, part in found.parts.items()
+            if kind_of(self.modules.models[name]).depths and not part.family.has_depths
+        )
         return FolderPlan(
             where,
             tuple(found.parts),
@@ -163,13 +170,16 @@ class Exporter:
             tuple(tensors),
             tuple(projector),
             settings,
-            companions_of(self.spec, found.parts, self.sources, config),
+            replace(beside, notes=(*beside.notes, *left_out)),
         )
 
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
         """Return the tensors of a module, and those of a projector without a place among them."""
         model, part = self.modules.models[name], found.parts[name]
         segments = self.checkpoint.segments(name)
+        if not part.family.has_depths:
+            # Where files hold no multi-token prediction, it is left out.
+            segments = {key: each for key, each in segments.items() if not key.startswith(OURS)}
         places = {key: part.place(key, model) for key in segments}
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
 
@@ -188,6 +198,11 @@ class Exporter:
             )
             for is_end in (False, True)
         ]
+        by_name = {each.name: each for each in made[0]}
+        for theirs, ours in part.copies(model).items():
+            copied = by_name[place(ours).name]
+            dtype = self._dtype(name, theirs)
+            made[0].append(replace(copied, name=part.file_name(theirs), dtype=dtype))
         return made[0], made[1]
 
     def _dtypes(

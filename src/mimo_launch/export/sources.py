@@ -32,9 +32,9 @@ from mimo_launch.hugging_face.folder import (
     has_weights,
     is_hugging_face,
     read_config,
-    read_headers,
 )
 from mimo_launch.hugging_face.image_processor import processor_folder
+from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
@@ -47,18 +47,24 @@ from mimo_launch.hugging_face.tokenizer import (
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Model, Spec, WebdatasetData
 
+# What tensors are written as, by their types in the files.
 TORCH = {
     "F64": torch.float64,
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
+    FP8: torch.bfloat16,
+    MXFP4: torch.bfloat16,
 }
+# Of tensors that are copied as they are.
+WHOLE_NUMBERS = {"I64": torch.int64}
 # Tensors of any model that are left out by rule because they follow from others.
 _DERIVED = re.compile(r"(inv_freq|position_ids|^lm_head\.weight)$")
-# Keys of older versions of transformers with a newer equivalent, and settings per layer.
+# Keys of older versions of transformers with a newer equivalent, settings per layer, and the form
+# of weights that are written in another.
 _OUTDATED = {
     "architectures", "torch_dtype", "rope_theta", "rope_scaling", "layer_types",
-    "transformers_version",
+    "transformers_version", "quantization_config",
 }  # fmt: skip
 # Without a source the special tokens are unknown; transformers would use the ids of Llama.
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -96,10 +102,11 @@ class WeightSource:
 
     def dtype(self, inner: str | None) -> torch.dtype:
         """Return the type of a tensor of the source; the most frequent type for any other."""
-        if inner is not None and inner in self.tensors:
-            return TORCH[self.tensors[inner][1].dtype]
-        usual = Counter(header.dtype for _, header in self.tensors.values()).most_common(1)
-        return TORCH[usual[0][0]]
+        known = {each: header.dtype for each, (_, header) in self.tensors.items()}
+        known = {each: dtype for each, dtype in known.items() if dtype in TORCH}
+        if inner is not None and inner in known:
+            return TORCH[known[inner]]
+        return TORCH[Counter(known.values()).most_common(1)[0][0]]
 
     def unused(self, model: Model) -> Iterator[tuple[str, str, TensorHeader]]:
         """Yield the tensors that our model does not use: name in the family, in the files, header.
@@ -135,15 +142,16 @@ def _opened(folder: Path, kind: str) -> WeightSource | None:
         if not has_weights(folder):
             return None
         config = read_config(folder)
-        part, headers = part_of(config, kind), read_headers(folder)
+        part, headers = part_of(config, kind), read_tensors(folder)
     except (ConfigError, FilesError):
         return None
     tensors = {
         inner: (name, header)
         for name, header in headers.items()
-        if (inner := part.inner_name(name)) is not None and header.dtype in TORCH
+        if (inner := part.inner_name(name)) is not None and header.dtype in TORCH | WHOLE_NUMBERS
     }
-    return WeightSource(folder, config, part, tensors) if tensors else None
+    has_weights_of_ours = any(header.dtype in TORCH for _, header in tensors.values())
+    return WeightSource(folder, config, part, tensors) if has_weights_of_ours else None
 
 
 def whole_config(

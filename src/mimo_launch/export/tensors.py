@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from mimo_launch.checkpoint.boxes import Box
-from mimo_launch.export.sources import TORCH, WeightSource
+from mimo_launch.export.sources import TORCH, WHOLE_NUMBERS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.family import Place
-from mimo_launch.hugging_face.folder import read_headers
+from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Model
@@ -29,8 +30,13 @@ from mimo_launch.spec.spec import Model
 # Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")
 # The settings of those layers: in the configuration of the tower, and of the model around it.
-_IN_TOWER = ("vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token")
-_AROUND = {"vision_feature_layer", "vision_feature_select_strategy"}
+_IN_TOWER = (
+    "vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token", "mlp_ratio",
+    "num_cls_tokens", "num_registers", "summary_idxs", "video_temporal_patch_size",
+)  # fmt: skip
+_AROUND = {
+    "vision_feature_layer", "vision_feature_select_strategy", "video_temporal_patch_size",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class TensorPart:
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """One tensor of a file: made of parts, or `copied` from another file, by its name there.
+    """One tensor of a file: made of parts, or `copied` from a folder, by its name there.
 
     Without either, all elements are `filled`.
     """
@@ -68,7 +74,7 @@ class FileTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[TensorPart, ...] = ()
-    copied: tuple[Path, str] | None = None
+    copied: tuple[Path, str, TensorHeader] | None = None
     filled: float = 0.0
 
     @property
@@ -139,8 +145,8 @@ def with_unused(
                 FileTensor(
                     new.file_name(inner),
                     header.shape,
-                    dtype_of(inner),
-                    copied=(source.folder / header.file, at),
+                    WHOLE_NUMBERS.get(header.dtype) or dtype_of(inner),
+                    copied=(source.folder, at, header),
                 )
                 for inner, at, header in source.unused(model)
             ]
@@ -159,11 +165,11 @@ def of_other_parts(found: Architecture, source: WeightSource | None) -> Iterator
     """Yield the tensors of a source of the same architecture that belong to no module of ours."""
     if source is None or source.config.get("model_type") != found.config["model_type"]:
         return
-    for name, header in read_headers(source.folder).items():
+    for name, header in read_tensors(source.folder).items():
         is_known = any(part.inner_name(name) is not None for part in found.parts.values())
-        if not is_known and header.dtype in TORCH:
-            place = (source.folder / header.file, name)
-            yield FileTensor(name, header.shape, TORCH[header.dtype], copied=place)
+        if not is_known and (dtype := (TORCH | WHOLE_NUMBERS).get(header.dtype)):
+            place = (source.folder, name, header)
+            yield FileTensor(name, header.shape, dtype, copied=place)
 
 
 def _as_in_source(found: Architecture, source: WeightSource) -> Architecture:

@@ -62,7 +62,10 @@ def alone(modules: Modules, name: str) -> Architecture | None:
             config = family.config(model)
             if family.row_width is not None:
                 config[family.row_width] = modules.widths[name]
-            return Architecture(family.architecture, config, {name: part_of(config, model.kind)})
+            part = part_of(config, model.kind)
+            # The width of rows may say more, as in a GLM-4.1V.
+            if says(part, model):
+                return Architecture(family.architecture, config, {name: part})
     return None
 
 
@@ -189,28 +192,23 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
 def _with_tower(
     encoder: VitModel | AudioModel, text: DecoderModel | HybridModel, token: int
 ) -> Iterator[Assembly]:
-    if isinstance(text, DecoderModel):
-        for whole in WITH_TOWER:
-            tower, words = (
-                _first(tuple(_alike(families.values(), model)), model, but)
-                for families, model, but in (
-                    (whole.towers, encoder, {}),
-                    (whole.text, text, whole.text_fixed),
-                )
+    for whole in (each for each in WITH_TOWER if each.kind == encoder.kind):
+        tower, words = (
+            _first(tuple(_alike(families.values(), model)), model, but)
+            for families, model, but in (
+                (whole.towers, encoder, {key: value_of(encoder, key) for key in whole.decides}),
+                (whole.text, text, whole.text_fixed),
             )
-            if tower is not None and words is not None:
-                config = whole.config_of(tower, encoder, words, text, token)
-                where = {text.kind: ("text_config",), whole.kind: (whole.section,)}
-                yield whole.architecture, config, where
+        )
+        if tower is not None and words is not None:
+            config = whole.config_of(tower, encoder, words, text, token)
+            where = {text.kind: ("text_config",), whole.kind: (whole.section,)}
+            yield whole.architecture, config, where
     if isinstance(encoder, VitModel):
-        yield from _of_qwen(encoder, text, token)
-
-
-def _of_qwen(vision: VitModel, text: DecoderModel | HybridModel, token: int) -> Iterator[Assembly]:
-    where = {text.kind: ("text_config",), "vit": ("vision_config",)}
-    for whole in QWEN_VL:
-        if _first(tuple(_alike((whole.text,), text)), text) and _first((whole.vision,), vision):
-            yield whole.architecture, whole.config_of(vision, text, token), where
+        where = {text.kind: ("text_config",), "vit": ("vision_config",)}
+        for each in QWEN_VL:
+            if _first(tuple(_alike((each.text,), text)), text) and _first((each.vision,), encoder):
+                yield each.architecture, each.config_of(encoder, text, token), where
 
 
 def _first(

@@ -6,7 +6,7 @@ Leaves: showing it to `cli.inspect`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,20 @@ from mimo_launch.hugging_face.folder import (
     TensorHeader,
     has_weights,
     read_config,
-    read_headers,
+    weight_files,
 )
 from mimo_launch.hugging_face.own_folders import READS
+from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_not_read, parts_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 
 # Keys of whole models for the token that stands for a row, by the kind of the encoder.
-_TOKENS = {"vit": ("image_token_index", "image_token_id"), "audio": ("audio_token_id",)}
+_TOKENS = {
+    "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
+    "audio": ("audio_token_id", "audio_token_index"),
+}
 NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
 
@@ -40,7 +44,8 @@ class Module:
     `not_computed` are settings, as `key: value`, that our model does not have; if there are any,
     `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it;
     `reads` are the modules whose rows it takes; `video` is the key of `model` that lets it read
-    videos, which need not be written.
+    videos, which need not be written; neither need `mtp`, which reads `depths` that predict further
+    tokens.
     """
 
     name: str
@@ -53,6 +58,7 @@ class Module:
     placeholder: int | None = None
     reads: tuple[str, ...] = ()
     video: Mapping[str, Any] | None = None
+    depths: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,8 @@ class Contents:
 def read_contents(folder: Path) -> Contents:
     """Return the contents of a folder. Raises: ConfigError; FilesError."""
     config = read_config(folder)
-    headers = read_headers(folder) if has_weights(folder) else {}
+    files = tuple(weight_files(folder)) if has_weights(folder) else ()
+    headers = read_tensors(folder) if files else {}
     dtypes = Counter[str]()
     for header in headers.values():
         dtypes[header.dtype] += header.numel
@@ -88,7 +95,7 @@ def read_contents(folder: Path) -> Contents:
         folder,
         model_type,
         tuple(parts),
-        tuple(sorted({header.file for header in headers.values()})),
+        files,
         dict(dtypes),
         tuple(
             f"{setting}; supported are {', '.join(types)}"
@@ -104,6 +111,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
     mine: dict[str, TensorHeader] = {}
     reads: list[str] = []
+    depths = 0
     if keys:
         try:
             # With lists, as in a spec, because error messages show values as a spec has them.
@@ -116,8 +124,13 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
             for name, header in headers.items()
             if part.inner_name(name) is not None and not part.is_ignored(name, model)
         }
+        depths = part.depths_among(
+            {name for each in headers if (name := part.inner_name(each))}, model
+        )
         if (kind := kind_of(model)).reads_rows:
-            reads = [LANGUAGE] if kind.computes_loss else [*_read_by(mine)]
+            # The weights of rows are named after the modules that make them.
+            named = [name.removeprefix(READS) for name in mine if name.startswith(READS)]
+            reads = [LANGUAGE] if kind.computes_loss else [x.partition(".")[0] for x in named]
     needed = _needed(family.kind, keys)
     if keys and (training := part.training()):
         needed["moe"] = {**needed["moe"], **training}
@@ -134,14 +147,8 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         placeholder=next((each for each in tokens if isinstance(each, int)), None),
         reads=tuple(dict.fromkeys(reads)),
         video=None if not_computed else part.video(),
+        depths=depths,
     )
-
-
-def _read_by(names: Iterable[str]) -> Iterator[str]:
-    """Yield the modules that are read, by the names of the weights of their rows."""
-    for name in names:
-        if name.startswith(READS):
-            yield name.removeprefix(READS).partition(".")[0]
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,8 +80,8 @@ MAX_WINDOW_LAYERS = 28
 LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
 
 _LENGTH = "original_max_position_embeddings"
-# The keys of `model` that no folder has.
-_NOT_OF_FOLDERS = {"kind", "vocab_multiple"}
+# The keys of `model` that no configuration has; of `mtp` the files say whether they have it.
+_NOT_OF_FOLDERS = {"kind", "vocab_multiple", "mtp"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MLP = ("gate", "up", "down")
 ENDS = {"embedding.weight": EMBEDDING, "head.weight": HEAD, "norm.weight": "model.norm.weight"}
@@ -104,7 +104,14 @@ def not_computed(kind: DecoderFamily) -> Refusals:
             only("attention_bias", kind.output_bias),
             only("mlp_bias", False),
         ),
-        *(only("quantization_config", None), only("partial_rotary_factor", 1.0)),
+        only("partial_rotary_factor", 1.0),
+        *of_layers_and_positions(kind),
+    )
+
+
+def of_layers_and_positions(kind: DecoderFamily) -> tuple[Refusal, ...]:
+    """Return which kinds of layers and of rotary embeddings our decoder does not compute."""
+    return (
         Refusal(f"`layer_types` other than {listed(kind.layer_types)}", partial(_no_layers, kind)),
         Refusal(f"`rope_type` other than {listed(('default', *SCALINGS))}", _no_ropes),
     )

@@ -3,8 +3,8 @@
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
 their tensors.
 Relies on: `decoder` for the rest of a block.
-Leaves: heads that predict further tokens, which are left out as transformers does; weights in 8
-bits, the form of the published folders: refused as quantized.
+Leaves: the names of what predicts further tokens to `further_tokens`; weights in FP8, the form of
+the published folders, to `quantized`.
 
 Source: `transformers` 5.23, models/deepseek_v3; arXiv:2412.19437.
 """
@@ -15,9 +15,10 @@ from typing import Any
 from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family, Place, moe_keys
 from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.further_tokens import NUMBER
 from mimo_launch.hugging_face.refusals import Refusal, refusals
-from mimo_launch.spec.attention import Mla
-from mimo_launch.spec.experts import Moe
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.layers import Mla, Moe
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 MODEL_TYPE = "deepseek_v3"
@@ -74,7 +75,6 @@ def _keys(config: Config) -> dict[str, Any]:
     if scaling is not None and scaling["mscale_all_dim"]:
         # Scores grow once more with what scales all numbers of a head.
         scalar = size / RopeScaling(**scaling).stretch_by(scaling["mscale_all_dim"]) ** 4
-    width = number(config, "moe_intermediate_size")
     return {
         **found,
         "mla": {
@@ -86,23 +86,29 @@ def _keys(config: Config) -> dict[str, Any]:
             "norm_eps": Mla.model_fields["norm_eps"].default,
         },
         "query_pre_attn_scalar": scalar,
-        "moe": moe_keys(
-            experts=number(config, "n_routed_experts"),
-            top_k=number(config, "num_experts_per_tok"),
-            width=width,
-            score="sigmoid",
-            normalize=bool(config.get("norm_topk_prob", True)),
-            scale=number(config, "routed_scaling_factor"),
-            shared=number(config, "n_shared_experts") * width,
-            groups=number(config, "n_group"),
-            top_groups=number(config, "topk_group"),
-            first_dense=number(config, "first_k_dense_replace"),
-            bias_update_rate=0.0,
-        ),
+        "moe": experts(config),
     }
 
 
-def _place(name: str, model: DecoderModel) -> Place:
+def experts(config: Config) -> dict[str, Any]:
+    """Return the settings of experts, with their defaults, as `moe`. Raises: ConfigError."""
+    width = number(config, "moe_intermediate_size")
+    return moe_keys(
+        experts=number(config, "n_routed_experts"),
+        top_k=number(config, "num_experts_per_tok"),
+        width=width,
+        score="sigmoid",
+        normalize=bool(config.get("norm_topk_prob", True)),
+        scale=number(config, "routed_scaling_factor"),
+        shared=number(config, "n_shared_experts") * width,
+        groups=number(config, "n_group"),
+        top_groups=number(config, "topk_group"),
+        first_dense=number(config, "first_k_dense_replace"),
+        bias_update_rate=0.0,
+    )
+
+
+def place(name: str, model: DecoderModel) -> Place:
     """Return the place of our tensor `name`, which is given without the module. Raises: KeyError.
 
     The correction bias is not multiplied with activations.
@@ -121,10 +127,10 @@ def _place(name: str, model: DecoderModel) -> Place:
     return Place(before + _NAMES[rest]) if rest in _NAMES else decoder.place(name, model)
 
 
-def _is_ignored(name: str, model: DecoderModel) -> bool:
-    """Return whether a tensor of a file follows from others, or predicts further tokens."""
-    parts = name.split(".")
-    is_beyond = parts[:2] == ["model", "layers"] and int(parts[2]) >= model.layers
+def is_ignored(name: str, model: DecoderModel) -> bool:
+    """Return whether a tensor of a file follows from others, or is of a depth that we leave out."""
+    parts, behind = name.split("."), model.layers + kind_of(model).depths
+    is_beyond = parts[:2] == ["model", "layers"] and int(parts[2]) >= behind
     return is_beyond or decoder.is_ignored(name, model)
 
 
@@ -141,6 +147,14 @@ def _config(model: DecoderModel) -> Config:
         "qk_nope_head_dim": model.head_size - mla.rope_head_dim,
         "v_head_dim": mla.v_head_dim,
         "rope_interleave": mla.interleaved,
+        **experts_config(moe),
+        NUMBER: kind_of(model).depths,
+    }
+
+
+def experts_config(moe: Moe) -> Config:
+    """Return our experts as settings of a configuration."""
+    return {
         "n_routed_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
         "moe_intermediate_size": moe.width,
@@ -150,7 +164,6 @@ def _config(model: DecoderModel) -> Config:
         "n_group": moe.groups,
         "topk_group": moe.top_groups,
         "first_k_dense_replace": moe.first_dense,
-        "num_nextn_predict_layers": 0,
     }
 
 
@@ -160,9 +173,10 @@ TEXT = Family(
     not_computed=decoder.not_computed(_BLOCK)
     + refusals(Refusal("`num_key_value_heads` other than `num_attention_heads`", _unshared)),
     keys=_keys,
-    place=_place,
-    is_ignored=_is_ignored,
+    place=place,
+    is_ignored=is_ignored,
     config=_config,
     architecture="DeepseekV3ForCausalLM",
     of_experts=True,
+    has_depths=True,
 )

@@ -27,6 +27,9 @@ same. What the settings mean is in [Hugging Face weights](hugging-face.md).
   modules together or of one alone.
 * *Refused*: `inspect` and `validate` name these settings, and nothing starts. Other settings are
   read, or change no number.
+
+Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 are read as what
+they stand for; any other `quantization_config` is refused.
 """
 
 
@@ -72,7 +75,7 @@ def modules() -> list[FamilyEntry]:
             name,
             {NAMES.get(family.kind, family.kind): (name,)},
             family.architecture if stands_alone(family) and name not in own else "",
-            tuple(dict.fromkeys(rule.words for rule in family.not_computed.rules)),
+            tuple(dict.fromkeys(rule.words for rule in family.refusals.rules)),
         )
         for name, family in FAMILIES.items()
     ]

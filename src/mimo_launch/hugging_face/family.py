@@ -2,18 +2,20 @@
 
 Decides: the functions of each family; the prefixes of names in the files of a part, and the
 settings of the whole model for the part.
-Relies on: `folder` for configurations; `spec.experts` for their keys.
+Relies on: `folder` for configurations; `spec.layers` for their keys.
 Leaves: the functions to one file per architecture, finding families and parts to `registry`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
+from mimo_launch.hugging_face import further_tokens
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
-from mimo_launch.hugging_face.refusals import Refusals
-from mimo_launch.spec.experts import Moe
+from mimo_launch.hugging_face.refusals import Refusals, off
 from mimo_launch.spec.hybrid import DeltaNetSizes
+from mimo_launch.spec.layers import Moe, Mtp
 from mimo_launch.spec.spec import Model, Strict
 
 
@@ -27,7 +29,12 @@ def moe_keys(**said: Any) -> dict[str, Any]:
 
 
 # Keys that have a default, with the property of the model that applies it.
-_DERIVED = {"kv_heads": "num_kv_heads", "head_dim": "head_size", "mlp": "mlp_width"}
+_DERIVED = {
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_size",
+    "mlp": "mlp_width",
+    "projector_mlp": "projector_mlp_width",
+}
 
 
 def value_of(model: Model, key: str) -> Any:
@@ -37,7 +44,7 @@ def value_of(model: Model, key: str) -> Any:
     """
     derived = _DERIVED.get(key, key)
     found = getattr(model, derived if hasattr(model, derived) else key)
-    if isinstance(found, Moe | DeltaNetSizes):
+    if isinstance(found, Moe | Mtp | DeltaNetSizes):
         return found.architecture()
     return found.model_dump() if isinstance(found, Strict) else found
 
@@ -85,7 +92,7 @@ class Place:
     order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may stand in
     front. Or it is that of a tensor in which ours is `stacked`. The columns of a `transposed` one
     are our rows. A tensor `at_least_fp32` is not multiplied with activations, and transformers
-    keeps it in fp32.
+    keeps it in fp32. An `optional` one may be missing in a file: ours keeps its initial values.
     """
 
     name: str
@@ -95,6 +102,7 @@ class Place:
     at_least_fp32: bool = False
     stacked: Stacked | None = None
     transposed: bool = False
+    optional: bool = False
 
     @property
     def key(self) -> str:
@@ -140,6 +148,7 @@ class Family(Generic[M]):
     `model_type`: that of the (sub-)configuration that describes the module.
     `kind`: of our model.
     `not_computed`: settings that our model does not have.
+    `random`: those that change numbers at random in training, such as dropout, where not 0.
     `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
     `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
@@ -152,6 +161,7 @@ class Family(Generic[M]):
     `other_place(name, model)`: the place in files of other versions; None if it is the same.
     `layers_in_one`: how many of our layers are one of theirs.
     `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
+    `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
     """
 
     model_type: str
@@ -162,6 +172,7 @@ class Family(Generic[M]):
     is_ignored: Callable[[str, M], bool]
     config: Callable[[M], Config]
     fits: Callable[[M], bool] = lambda _: True
+    random: tuple[str, ...] = ("attention_dropout",)
     architecture: str = ""
     row_width: str | None = None
     training: Callable[[Config], dict[str, Any]] = lambda _: {}
@@ -169,6 +180,12 @@ class Family(Generic[M]):
     other_place: Callable[[str, M], Place | None] = lambda *_: None
     layers_in_one: int = 1
     video: Callable[[Config], dict[str, Any] | None] = lambda _: None
+    has_depths: bool = False
+
+    @property
+    def refusals(self) -> Refusals:
+        """Everything that is refused of its configurations."""
+        return Refusals((*self.not_computed.rules, *map(off, self.random)))
 
 
 PROJECTOR = "projector."
@@ -235,7 +252,7 @@ class Part(Generic[M]):
         Raises: ConfigError.
         """
         with reading_config():
-            return (*self.refused, *self.family.not_computed(self.config))
+            return (*self.refused, *self.family.refusals(self.config))
 
     def keys(self) -> dict[str, Any]:
         """Return the settings of the folder as keys of `model`. Raises: ConfigError."""
@@ -265,12 +282,35 @@ class Part(Generic[M]):
         """
         if name in self.projector:
             return self.projector[name]
+        if name.startswith(further_tokens.OURS):
+            return self._place_of_depth(name, model)
         try:
             return self.family.place(name, model)
         except KeyError:
             if name.startswith(PROJECTOR):
                 return None
             raise
+
+    def _place_of_depth(self, name: str, model: Any) -> Place | None:
+        """Return the place of a tensor of multi-token prediction, None if files do not have it."""
+        if not self.family.has_depths:
+            return None
+        ours, theirs = further_tokens.as_layer(name, model)
+        return self.family.place(ours, model) if theirs is None else Place(theirs)
+
+    def copies(self, model: Any) -> Mapping[str, str]:
+        """Return the tensors of files that hold one of ours once more, with the name of ours."""
+        if not self.family.has_depths:
+            return {}
+        return {name: ours for ours, name in further_tokens.copies(model)}
+
+    def depths_among(self, names: Collection[str], model: Any) -> int:
+        """Return how many depths of multi-token prediction are among the family's names."""
+        if not self.family.has_depths:
+            return 0
+        numbers = (f"{further_tokens.OURS}{depth}.project.weight" for depth in count())
+        named = (further_tokens.as_layer(each, model)[1] for each in numbers)
+        return sum(1 for _ in takewhile(lambda name: name in names, named))
 
     def inner_name(self, name: str) -> str | None:
         """Return the family's name of a tensor of the files; None if it is of another part."""
@@ -290,4 +330,4 @@ class Part(Generic[M]):
         inner = self.inner_name(name)
         if inner is None:
             return name.startswith(self.elsewhere)
-        return self.family.is_ignored(inner, model)
+        return self.family.is_ignored(inner, model) or inner in self.copies(model)

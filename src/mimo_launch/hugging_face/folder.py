@@ -94,7 +94,14 @@ def short(value: Any) -> str:
 # The format allows no longer header.
 MAX_HEADER = 100_000_000
 # Types as the format calls them, and as specs do.
-TYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+TYPES = {
+    "F64": "fp64",
+    "F32": "fp32",
+    "BF16": "bf16",
+    "F16": "fp16",
+    "FP8": "fp8",
+    "MXFP4": "mxfp4",
+}
 _METADATA = "__metadata__"
 _MAX_DIMENSIONS = 16
 # Bytes of an element; types of less than a byte, and new ones, are not checked.

@@ -1,17 +1,17 @@
 """The rules of video processors: which frames are taken of a video, and their height and width.
 
 Decides: both, with the numbers of `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`.
-Relies on: `image_processor` for the rule of single images.
+Relies on: `resize_rules` for the rules of sizes.
 Leaves: settings of folders to `video_processor`.
 
 Source: `transformers` 5.23, models/qwen2_vl and models/qwen3_vl.
 """
 
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from mimo_launch.hugging_face.image_processor import MAX_ASPECT, ImageTooThin, Smart, smart_size
+from mimo_launch.hugging_face.resize_rules import OverTime, Smart, over_time_size, smart_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,6 +95,40 @@ class FrameSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondSampling:
+    """Which frames are taken of a video: those of every 1 / `fps` seconds, as GLM-4.1V.
+
+    Of a video of more than `longest` seconds as many as of one of these, evenly over all of it. An
+    even number is taken: the last one twice, if need be.
+    """
+
+    fps: float
+    longest: float
+
+    @property
+    def most_taken(self) -> int:
+        """Most frames that are taken of any video."""
+        most = max(1, int(self.longest * self.fps))
+        return most + most % 2
+
+    def indices(self, size: VideoSize) -> tuple[int, ...]:
+        """Return the frames to take."""
+        import numpy as np  # `validate` does without.
+
+        last, lasts = size.frames - 1, size.frames / size.rate
+        most = int(self.longest * self.fps)
+        if lasts <= self.longest:
+            number = max(floor(lasts * self.fps), 1)
+            places = [ceil(each * size.rate / self.fps) for each in range(number)]
+        elif most >= size.frames:
+            places = list(range(size.frames))
+        else:
+            places = [ceil(each * size.rate) for each in np.linspace(0, lasts, most)]
+        taken = list(dict.fromkeys(min(each, last) for each in places))
+        return (*taken, *taken[-1:] * (len(taken) % 2))
+
+
+@dataclass(frozen=True, slots=True)
 class FrameSize:
     """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
 
@@ -135,22 +169,5 @@ class FrameSize:
         if self.cap is not None:
             each = max(min(self.cap * factor**2, most // frames), int(self.min_pixels * _ABOVE))
             most = each * frames
-        if min(height, width) < factor:
-            grow = max(factor / height, factor / width)
-            height, width = int(height * grow), int(width * grow)
-        if max(height, width) > MAX_ASPECT * min(height, width):
-            raise ImageTooThin(
-                f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1"
-            )
-        tall, wide = round(height / factor) * factor, round(width / factor) * factor
-        pixels = round(frames / self.group) * self.group * tall * wide
-        if pixels > most:
-            shrink = sqrt(frames * height * width / most)
-            return (
-                max(factor, floor(height / shrink / factor) * factor),
-                max(factor, floor(width / shrink / factor) * factor),
-            )
-        if pixels < self.min_pixels:
-            grow = sqrt(self.min_pixels / (frames * height * width))
-            return ceil(height * grow / factor) * factor, ceil(width * grow / factor) * factor
-        return tall, wide
+        rule = OverTime(factor, self.min_pixels, most, self.group)
+        return over_time_size(frames, height, width, rule)

@@ -3,7 +3,7 @@
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
 their tensors: the experts of a layer are stacked, gates and what they gate in turn.
 Relies on: `decoder` for the rest of a block.
-Leaves: weights in 4 bits (MXFP4), the form of the published folders: refused as quantized.
+Leaves: weights in 4 bits (MXFP4), the form of the published folders, to `quantized`.
 
 Source: `transformers` 5.23, models/gpt_oss; arXiv:2508.10925.
 """

@@ -1,18 +1,34 @@
 """The steps from an image to the input of an encoder, as in a Hugging Face folder or by default.
 
-Decides: the steps, the sizes that they make, and which image processors are supported.
+Decides: the steps, and which image processors are supported.
 Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
 defaults are those of its classes.
-Leaves: pixels to `data.webdataset.decode_media`, which carries out a recipe.
+Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a recipe.
 """
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.hugging_face.image_tiles import best_grid
+from mimo_launch.hugging_face.input_conditioner import Conditioner, conditioner_of
+from mimo_launch.hugging_face.resize_rules import (
+    Exact,
+    OverTime,
+    PatchCount,
+    Resize,
+    ShortEdge,
+    Smart,
+    Within,
+    limit,
+    over_time_size,
+    patch_count_size,
+    short_edge_size,
+    smart_size,
+    within_size,
+)
 from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
@@ -20,63 +36,15 @@ from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 BILINEAR, BICUBIC = 2, 3
-MAX_ASPECT = 200
-# The most pixels that a step may make: half a gigabyte in 8-bit RGB.
-MOST_PIXELS = 178_000_000
 HALF = (0.5, 0.5, 0.5)
-
-
-class ImageTooThin(ValueError):
-    """An image whose aspect or size allows no row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """Resize to this height and width."""
-
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShortEdge:
-    """Resize so that the shorter edge has this length."""
-
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Smart:
-    """Resize to multiples of `factor` with an area in a range, near the aspect of the image.
-
-    The rule of Qwen2-VL (https://arxiv.org/abs/2409.12191, section 2.1).
-    """
-
-    factor: int
-    min_pixels: int
-    max_pixels: int
-
-
-@dataclass(frozen=True, slots=True)
-class Within:
-    """Shrink, if larger, to at most this height and width; then resize to multiples of `factor`.
-
-    The multiples are the next ones above. The rule of Pixtral (https://arxiv.org/abs/2410.07073).
-    """
-
-    factor: int
-    height: int
-    width: int
-
-
-Resize = Exact | ShortEdge | Smart | Within
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
-    `resample` is the number of a filter of Pillow.
+    `resample` is the number of a filter of Pillow. An image alone in its sample is cut into tiles
+    on one of the `grids`, given by height and width in pixels, if there are some.
     """
 
     resize: Resize | None
@@ -86,36 +54,44 @@ class ImageRecipe:
     scale: float = 1 / 255
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    grids: tuple[tuple[int, int], ...] = ()
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. Raises: ImageTooThin."""
+        made = height, width
         match self.resize:
             case Exact(new_height, new_width):
-                return new_height, new_width
+                made = new_height, new_width
             case ShortEdge(short):
-                # Rounded down, as transformers does.
-                long = int(short * max(height, width) / min(height, width))
-                _limit(height, width, made=long * short)
-                return (long, short) if width <= height else (short, long)
+                made = short_edge_size(height, width, short)
             case Smart() as rule:
-                return smart_size(height, width, rule)
+                made = smart_size(height, width, rule)
             case Within() as rule:
-                return _within(height, width, rule)
-            case None:
-                return height, width
+                made = within_size(height, width, rule)
+            case OverTime() as rule:
+                made = over_time_size(rule.group, height, width, rule)
+            case PatchCount() as rule:
+                made = patch_count_size(height, width, rule)
+        return made
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of an image after all steps. Raises: ImageTooThin."""
         if self.pad_square:
-            _limit(height, width, made=max(height, width) ** 2)
+            limit(height, width, made=max(height, width) ** 2)
             height = width = max(height, width)
         resized = self.resized(height, width)
         return self.crop or resized
 
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the grid of an image that is cut into tiles. Raises: ImageTooThin."""
+        return best_grid(height, width, self.grids)
+
     @property
     def factor(self) -> int | None:
         """A number of pixels of which the sides of every image are multiples, if there is one."""
-        return self.resize.factor if isinstance(self.resize, Smart | Within) else None
+        if isinstance(self.resize, PatchCount):
+            return self.resize.patch * self.resize.merge
+        return self.resize.factor if isinstance(self.resize, Smart | Within | OverTime) else None
 
     @property
     def most_pixels(self) -> int | None:
@@ -123,8 +99,13 @@ class ImageRecipe:
         match self.resize:
             case Smart(_, _, most):
                 return most
+            case OverTime(_, _, most, group):
+                return most // group
             case Within(factor, height, width):
                 return -(-height // factor) * -(-width // factor) * factor**2
+            case PatchCount(patch, _, least, most):
+                # A thin image grows to one line of as many patches, and one more of them.
+                return max(most, 2 * least + 2) * patch**2
         return None
 
     @property
@@ -133,39 +114,6 @@ class ImageRecipe:
         if self.crop is None and isinstance(self.resize, Exact):
             return self.resize.height, self.resize.width
         return self.crop
-
-
-def _limit(height: int, width: int, *, made: int) -> None:
-    if made > MOST_PIXELS:
-        raise ImageTooThin(
-            f"{width} x {height} pixels become {made / 1e6:.0f} million while resizing"
-        )
-
-
-def smart_size(height: int, width: int, rule: Smart) -> tuple[int, int]:
-    """Return height and width by the rule of Qwen2-VL. Raises: ImageTooThin."""
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
-    factor = rule.factor
-    tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    if tall * wide > rule.max_pixels:
-        shrink = math.sqrt(height * width / rule.max_pixels)
-        tall, wide = (
-            max(factor, math.floor(edge / shrink / factor) * factor) for edge in (height, width)
-        )
-    elif tall * wide < rule.min_pixels:
-        grow = math.sqrt(rule.min_pixels / (height * width))
-        tall, wide = (math.ceil(edge * grow / factor) * factor for edge in (height, width))
-    return tall, wide
-
-
-def _within(height: int, width: int, rule: Within) -> tuple[int, int]:
-    shrink = max(height / rule.height, width / rule.width, 1)
-    found = math.floor(height / shrink), math.floor(width / shrink)
-    if not all(found):
-        raise ImageTooThin(f"{width} x {height} pixels become {found[1]} x {found[0]}")
-    tall, wide = (-(-edge // rule.factor) * rule.factor for edge in found)
-    return tall, wide
 
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -188,8 +136,34 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_std": HALF,
         "resample": BILINEAR,
     },
+    "Glm4v": {
+        "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
     "GotOcr2": {
         "size": {"height": 384, "width": 384},
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+    },
+    "LlavaOnevision": {
+        "size": {"height": 384, "width": 384},
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "image_grid_pinpoints": [
+            [384 * down, 384 * right] for down in range(1, 7) for right in range(1, 7)
+        ],
+    },
+    "NemotronH_Omni_Reasoning_V3": {
+        "size": {},
+        "patch_size": 16,
+        "downsample_ratio": 0.5,
+        "min_num_patches": 1024,
+        "max_num_patches": 13312,
+        "max_model_len": 16384,
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,
     },
@@ -225,20 +199,35 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     if images is None or not isinstance(data, WebdatasetData):
         raise ProcessorError(f"`{encoder}` does not read images of shards")
     folder = processor_folder(spec, encoder)
-    if folder is not None:
-        return read_recipe(folder)
+    try:
+        own = conditioner_of(spec, encoder)
+        if folder is not None:
+            return _conditioned(read_recipe(folder), own)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ProcessorError):
+            raise
+        raise ProcessorError(f"its input conditioner is malformed: {error}") from error
     # To be made, an image should be like the noise it is made of: of zero mean and unit variance.
     # Over many photographs, these are 0.45 and 0.27 of the range of a pixel.
     deviation = 0.25 if kind_of(model).computes_loss else 0.5
     middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
-    grid = kind_of(model).learned_grid
-    if grid is not None and not kind_of(model).turns_patches:
-        height, width = (side * images.patch for side in grid)
+    if (usual := kind_of(model).usual_size) is not None:
+        height, width = (side * images.patch for side in usual)
         resize: Exact | Smart = Exact(height, width)
     else:
         side = images.row_side
         resize = Smart(side, side**2, data.max_rows * side**2)
+    if own is not None:
+        return ImageRecipe(resize, mean=own.mean, std=own.std)
     return ImageRecipe(resize, mean=middle, std=spread)
+
+
+def _conditioned(recipe: ImageRecipe, own: Conditioner | None) -> ImageRecipe:
+    """Return a recipe with that of the model behind it."""
+    if own is None:
+        return recipe
+    mean, std = own.behind(recipe.mean, recipe.std)
+    return replace(recipe, mean=mean, std=std)
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
@@ -271,6 +260,9 @@ def read_recipe(folder: Path) -> ImageRecipe:
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its image processor is {name}; supported are {known}")
+    # Old names.
+    old = {f"image_{x}": config[f"norm_{x}"] for x in ("mean", "std") if f"norm_{x}" in config}
+    config = old | config
     config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
         if config.get("crop_to_patches", False):
@@ -278,8 +270,9 @@ def read_recipe(folder: Path) -> ImageRecipe:
         if config.get("do_pan_and_scan", False):
             raise ValueError("do_pan_and_scan: true, which adds crops of large images")
         # Pixtral pads images of a batch, behind which the model looks for none.
-        pads = kind != "Pixtral" and bool(config.get("do_pad", False))
-        if pads and kind != "Llava":
+        tiles = kind == "LlavaOnevision"
+        pads = tiles or (kind != "Pixtral" and bool(config.get("do_pad", False)))
+        if pads and kind not in ("Llava", "LlavaOnevision"):
             raise ValueError("do_pad: true")
         crop = config.get("crop_size") if config.get("do_center_crop", False) else None
         if isinstance(crop, int):
@@ -293,9 +286,17 @@ def read_recipe(folder: Path) -> ImageRecipe:
             scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
             mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
             std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+            grids=_grids(config["image_grid_pinpoints"]) if tiles else (),
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+def _grids(pins: Any) -> tuple[tuple[int, int], ...]:
+    found = tuple((int(down), int(right)) for down, right in pins)
+    if not found or min(map(min, found)) < 1:
+        raise ValueError(f"image_grid_pinpoints: {json.dumps(pins)}")
+    return found
 
 
 def read_processor(folder: Path) -> dict[str, Any]:
@@ -321,13 +322,8 @@ def _resize(folder: Path, kind: str, config: Mapping[str, Any]) -> Resize:
         most = size.get("longest_edge")
         sides = (most, most) if most else (size["height"], size["width"])
         return Within(_side_of_rows(folder, config["patch_size"]), *map(int, sides))
-    if kind == "Qwen2VL":
-        # Files before transformers 4.49 have the two limits beside `size`; they take precedence.
-        return Smart(
-            int(config["patch_size"]) * int(config["merge_size"]),
-            int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
-            int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
-        )
+    if kind in _RULES:
+        return _RULES[kind](config)
     if isinstance(size, int):
         return ShortEdge(size)
     if set(size) == {"shortest_edge"}:
@@ -335,6 +331,43 @@ def _resize(folder: Path, kind: str, config: Mapping[str, Any]) -> Resize:
     if set(size) == {"height", "width"}:
         return Exact(int(size["height"]), int(size["width"]))
     raise ValueError(f"size: {json.dumps(size)}")
+
+
+def _smart(config: Mapping[str, Any]) -> Smart:
+    """Return the rule of Qwen2-VL.
+
+    Files before transformers 4.49 have the two limits beside `size`; they take precedence.
+    """
+    size = config["size"]
+    return Smart(
+        int(config["patch_size"]) * int(config["merge_size"]),
+        int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
+        int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
+    )
+
+
+def _over_time(config: Mapping[str, Any]) -> OverTime:
+    return OverTime(
+        int(config["patch_size"]) * int(config["merge_size"]),
+        int(config["size"]["shortest_edge"]),
+        int(config["size"]["longest_edge"]),
+        int(config["temporal_patch_size"]),
+    )
+
+
+def _patch_count(config: Mapping[str, Any]) -> PatchCount:
+    """Return the rule for one image; its rows and four more tokens fit into a text."""
+    merge, least = round(1 / float(config["downsample_ratio"])), int(config["min_num_patches"])
+    budget = max((int(config["max_model_len"]) - 4) * merge**2, least)
+    most = min(budget, int(config["max_num_patches"]) or budget)
+    return PatchCount(int(config["patch_size"]), merge, least, max(most, least))
+
+
+_RULES: dict[str, Callable[[Mapping[str, Any]], Resize]] = {
+    "Qwen2VL": _smart,
+    "Glm4v": _over_time,
+    "NemotronH_Omni_Reasoning_V3": _patch_count,
+}
 
 
 def _side_of_rows(folder: Path, patch: Any) -> int:

@@ -71,9 +71,6 @@ NOT_COMPUTED = refusals(
     one_of("hidden_act", vit.ACTIVATIONS, "gelu"),
     one_of("norm_type", NORMS, "layer_norm"),
     only("use_absolute_position_embeddings", True),
-    only("quantization_config", None),
-    *(only(f"{x}_dropout", 0) for x in ("attention", "projection")),
-    only("hidden_dropout_prob", 0),
     Refusal(f"`layer_norm_eps` other than {NORM_EPS:g} with `use_qk_norm`", _other_eps),
     Refusal("`use_mean_pooling: false` with `norm_type: rms_norm`", _last_norm),
 )
@@ -158,6 +155,7 @@ VISION = Family(
     model_type="internvl_vision",
     kind="vit",
     not_computed=NOT_COMPUTED,
+    random=("attention_dropout", "projection_dropout", "hidden_dropout_prob"),
     keys=_keys,
     place=_place,
     is_ignored=_is_ignored,

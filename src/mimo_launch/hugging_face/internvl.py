@@ -29,14 +29,19 @@ PROJECTOR_EPS = 1e-5
 _RATIO = 0.5
 
 
+def shuffle_of(config: Config) -> int:
+    """Return the side, in patches, of the square that becomes one row. Raises: ConfigError."""
+    ratio = float(number(config, "downsample_ratio", _RATIO))
+    return max(1, int(1 / ratio)) if ratio > 0 else 1
+
+
 def _fixed(config: Config, inner: Config) -> dict[str, Any]:
     # The norm behind the last layer is none of the states of layers.
     is_last = config.get("vision_feature_layer", -1) == -1
-    ratio = float(number(config, "downsample_ratio", _RATIO))
     return {
         "layers": layers_used(config, inner, default=-1, layers=intern_vit.LAYERS),
         "final_norm": is_last and not inner.get("use_mean_pooling", True),
-        "shuffle": max(1, int(1 / ratio)) if ratio > 0 else 1,
+        "shuffle": shuffle_of(config),
         "projector": "mlp",
         "projector_activation": vit.ACTIVATIONS.get(
             str(config.get("projector_hidden_act")), "gelu"
@@ -51,6 +56,9 @@ def _ratio_refused(config: Config) -> Iterator[str]:
     ratio = float(number(config, "downsample_ratio", _RATIO))
     if ratio <= 0 or 1 / ratio != int(1 / ratio):
         yield f"downsample_ratio: {short(ratio)}"
+
+
+RATIO_REFUSED = Refusal("`downsample_ratio` that is no 1 / N", _ratio_refused)
 
 
 def _settings(vision: VitModel, token: int) -> Config:
@@ -82,7 +90,7 @@ WHOLE = TowerAndDecoder(
     fixed=_fixed,
     refusals=refusals(
         ONE_LAYER,
-        Refusal("`downsample_ratio` that is no 1 / N", _ratio_refused),
+        RATIO_REFUSED,
         only("vision_feature_select_strategy", "default"),
         one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
     ),

@@ -36,6 +36,7 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "shuffle": number(config, "spatial_merge_size", _SHUFFLE),
         "pooling": "linear",
         "projector": "mlp",
+        "projector_mlp": None,
         "projector_activation": vit.ACTIVATIONS.get(
             str(config.get("projector_hidden_act", "gelu")), "gelu"
         ),

@@ -31,7 +31,8 @@ class MoeDecoderFamily:
 
     `block` is the rest of a block. `only_experts`: every layer has experts, and their weights are
     normalised. `width` is the setting of the width of experts, `maps` are their tensors by ours.
-    `defaults` are those that differ from dense decoders.
+    `defaults` are those that differ from dense decoders. `random` are settings of routers that
+    change numbers at random in training.
     """
 
     block: decoder.DecoderFamily
@@ -41,6 +42,7 @@ class MoeDecoderFamily:
     maps: Mapping[str, str]
     architecture: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    random: tuple[str, ...] = ()
 
 
 KINDS = {
@@ -64,6 +66,7 @@ KINDS = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
+        random=("router_jitter_noise",),
     ),
     "qwen3_moe": MoeDecoderFamily(
         block=decoder.DecoderFamily(
@@ -169,6 +172,7 @@ FAMILIES = tuple(
         model_type=name,
         kind="decoder",
         not_computed=not_computed(kind),
+        random=("attention_dropout", *kind.random),
         keys=partial(keys, kind),
         place=partial(place, kind),
         is_ignored=decoder.is_ignored,

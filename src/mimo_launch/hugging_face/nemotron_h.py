@@ -71,7 +71,6 @@ NOT_COMPUTED = refusals(
     only("mamba_hidden_act", "silu"),
     *(only(key, False) for key in ("attention_bias", "mlp_bias", "use_bias")),
     only("use_conv_bias", True),
-    only("quantization_config", None),
     *(_of_experts(only(key, 1)) for key in ("n_group", "topk_group")),
     _of_experts(only("moe_latent_size", None)),
     Refusal(f"layers other than {listed(tuple(_LETTERS))}", _letters),

@@ -40,6 +40,7 @@ def _family(kind: str, model_class: type[Model], stage: str, **rest: Any) -> Fam
         model_type=model_type,
         kind=kind,
         not_computed=Refusals(),
+        random=(),
         keys=partial(keys, kind, model_class),
         place=lambda name, _: Place(name),
         is_ignored=lambda *_: False,

@@ -60,6 +60,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "interpolation": "bicubic",
         "deepstack": (),
         "class_token": False,
+        "registers": 0,
         "patch_bias": False,
         "qk_norm": False,
         "layer_scale": None,

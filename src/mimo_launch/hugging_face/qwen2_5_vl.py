@@ -76,18 +76,16 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _whole(value: float) -> float:
-    return int(value) if value == int(value) else value
-
-
 def _config(model: VitModel) -> Config:
     """Return the vision part of a configuration, without `out_hidden_size`."""
     windows = model.windows
     side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
     second = None if model.video is None else model.video.per_second
+    if second is not None and second == int(second):
+        # It is a whole number there; other models of ours may have any.
+        second = int(second)
     return {
-        # A whole number there; other models of ours may have any.
-        **({} if second is None else {"tokens_per_second": _whole(second)}),
+        **({} if second is None else {"tokens_per_second": second}),
         "model_type": VISION.model_type,
         "depth": model.layers,
         "hidden_size": model.hidden,
@@ -108,6 +106,7 @@ VISION = Family(
     model_type="qwen2_5_vl_vision",
     kind="vit",
     not_computed=vision_not_computed(_ACTIVATIONS, "silu"),
+    random=(),
     keys=_keys,
     place=vision_place(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,

@@ -93,6 +93,7 @@ VISION = Family(
     model_type="qwen2_vl_vision",
     kind="vit",
     not_computed=vision_not_computed(ACTIVATIONS, _ACTIVATION),
+    random=(),
     keys=_keys,
     place=vision_place(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,

@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.moe_decoder import balance
 from mimo_launch.hugging_face.qwen3_5_tensors import is_ignored, place, stacked
 from mimo_launch.hugging_face.qwen_vl import QwenVl, plain_rope
-from mimo_launch.hugging_face.refusals import Refusal, Refusals, listed, only, refusals
+from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
 from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
 
@@ -81,16 +81,6 @@ def _ropes(config: Config) -> Iterator[str]:
     rope = decoder.rope_settings(plain_rope(config))
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
-
-
-def _not_computed(kind: Qwen35Kind) -> Refusals:
-    return refusals(
-        only("hidden_act", "silu"),
-        only("attention_bias", False),
-        only("quantization_config", None),
-        Refusal(f"`layer_types` other than {listed(tuple(_LETTERS))}", partial(_mixers, kind)),
-        Refusal("`rope_type` other than `default`", _ropes),
-    )
 
 
 def _keys(kind: Qwen35Kind, config: Config) -> dict[str, Any]:
@@ -191,7 +181,12 @@ def _family(kind: Qwen35Kind) -> Family[HybridModel]:
     made = Family(
         model_type=kind.model_type,
         kind="hybrid",
-        not_computed=_not_computed(kind),
+        not_computed=refusals(
+            only("hidden_act", "silu"),
+            only("attention_bias", False),
+            Refusal(f"`layer_types` other than {listed(tuple(_LETTERS))}", partial(_mixers, kind)),
+            Refusal("`rope_type` other than `default`", _ropes),
+        ),
         keys=partial(_keys, kind),
         place=place,
         is_ignored=is_ignored,

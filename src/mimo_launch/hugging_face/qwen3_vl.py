@@ -132,6 +132,7 @@ def vision_family(
                 partial(_deep_layers, deepstack),
             ),
         ),
+        random=(),
         keys=partial(_keys, deepstack),
         place=vision_place(_ENDS, _BLOCK, _DEEP),
         is_ignored=vision_is_ignored,

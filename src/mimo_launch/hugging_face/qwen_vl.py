@@ -196,9 +196,9 @@ def plain_rope(config: Config) -> Config:
 def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusals:
     """Return what our ViT does not compute of a tower's configuration."""
     ropes = refusals(only("rope_type", "axial"), only("rope_theta", THETA))
-    return refusals(
-        one_of("hidden_act", activations, default), only("quantization_config", None)
-    ) + ropes.after(lambda config: section(config, "rope_parameters"))
+    return refusals(one_of("hidden_act", activations, default)) + ropes.after(
+        lambda config: section(config, "rope_parameters")
+    )
 
 
 def vision_place(

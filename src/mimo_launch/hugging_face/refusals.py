@@ -54,6 +54,16 @@ def only(key: str, value: Any) -> Refusal:
     return one_of(key, (value,), value)
 
 
+def off(key: str) -> Refusal:
+    """Return the rule of a setting that is computed only where it is 0, or missing."""
+
+    def found(config: Config) -> Iterator[str]:
+        if said := config.get(key):
+            yield f"{key}: {short(said)}"
+
+    return Refusal(f"`{key}` other than `0`", found)
+
+
 def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
     """Return the rule of a setting of which some values are computed."""
 

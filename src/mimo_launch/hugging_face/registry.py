@@ -6,29 +6,39 @@ Leaves: the meaning of their configurations to these files.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face import (
     decoder,
     deepseek_v3,
+    gemma2,
     gemma3,
-    gemma3_text,
+    glm,
+    glm4_moe,
+    glm4v,
+    glm4v_moe,
     gpt_oss,
     idefics3,
     intern_vit,
     internvl,
     llava,
+    llava_onevision,
     mistral3,
     moe_decoder,
     nemotron_h,
+    nemotron_h_omni,
     own_folders,
     pixtral,
+    quantized,
     qwen2_5_omni,
     qwen2_5_vl,
+    qwen2_audio,
     qwen2_vl,
     qwen3_5,
     qwen3_vl,
     qwen3_vl_moe,
+    radio,
     vit,
     voxtral,
     whisper,
@@ -43,6 +53,8 @@ QWEN_VL = (
     qwen3_vl.WHOLE,
     qwen3_vl_moe.WHOLE,
     *qwen3_5.WHOLES,
+    glm4v.WHOLE,
+    glm4v_moe.WHOLE,
 )
 # Those of a tower, a projector and a decoder.
 WITH_TOWER = (
@@ -52,18 +64,25 @@ WITH_TOWER = (
     gemma3.WHOLE,
     mistral3.WHOLE,
     voxtral.WHOLE,
+    qwen2_audio.WHOLE,
+    llava_onevision.WHOLE,
+    nemotron_h_omni.WHOLE,
 )
 _WHOLES: tuple[Whole, ...] = (*WITH_TOWER, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
 WHOLES = {each.model_type: each for each in _WHOLES}
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
-    gemma3_text.TEXT,
+    gemma2.TEXT,
+    gemma3.TEXT,
+    *glm.FAMILIES,
     gpt_oss.TEXT,
     deepseek_v3.TEXT,
+    glm4_moe.TEXT,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
     intern_vit.VISION,
+    radio.VISION,
     pixtral.VISION,
     *(whole.towers[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
     qwen2_5_omni.TEXT,
@@ -71,6 +90,7 @@ _ALL: tuple[Family[Any], ...] = (
     qwen2_5_omni.TALKER,
     whisper.ENCODER,
     voxtral.AUDIO,
+    qwen2_audio.AUDIO,
     nemotron_h.HYBRID,
     *own_folders.FAMILIES,
 )
@@ -79,6 +99,7 @@ FAMILIES = {each.model_type: each for each in _ALL}
 PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
     vit.SIGLIP: vit.tower,
     vit.CLIP: vit.tower,
+    radio.RADIO: radio.part,
     **{name: whole.part for name, whole in WHOLES.items()},
     whisper.WHISPER: whisper.part,
     nemotron_h.NEMOTRON_H: nemotron_h.part,
@@ -88,6 +109,12 @@ KINDS = ("vit", "audio", "decoder", "hybrid", *(each.kind for each in own_folder
 
 def part_of(config: Config, kind: str) -> Part[Any]:
     """Return the part of a folder that is a module of a kind. Raises: NoSuchPart; ConfigError."""
+    part = _part_of(config, kind)
+    unread = (*quantized.refused(config), *quantized.refused(part.config))
+    return replace(part, refused=(*part.refused, *dict.fromkeys(unread)))
+
+
+def _part_of(config: Config, kind: str) -> Part[Any]:
     name = config.get("model_type")
     if isinstance(name, str) and name in PARTS:
         return PARTS[name](config, kind)

@@ -28,12 +28,18 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
     ),
+    "NemotronH_Omni_Reasoning_V3": (
+        "image_token", "{image_start_token}{image_token}{image_end_token}",
+    ),
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
 }  # fmt: skip
 # What they write between two lines of rows.
 _BETWEEN_LINES = {"Pixtral": "image_break_token"}
 # Settings of their own that are special tokens, with those of a folder that does not say.
 _OWN_TOKENS = {
+    "NemotronH_Omni_Reasoning_V3": {
+        "image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>",
+    },
     "Pixtral": {
         "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
     },

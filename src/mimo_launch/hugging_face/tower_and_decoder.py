@@ -12,8 +12,8 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.refusals import Refusal, Refusals
-from mimo_launch.spec.encoders import EncoderModel
-from mimo_launch.spec.spec import DecoderModel
+from mimo_launch.spec.encoder_blocks import EncoderModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel
 
 Prefixes = tuple[tuple[str, str], ...]
 # Versions below 5 left out settings that equal the defaults of the decoder's own class.
@@ -38,13 +38,15 @@ class TowerAndDecoder:
     `settings(tower, token)`: its own settings, of our tower with this placeholder.
     `text_fixed`: keys of the decoder's `model` that the whole decides.
     `text_defaults`: settings of a decoder that does not say.
-    `kind`, `section`: the kind of our tower, and the key of its configuration.
+    `kind`, `section`: the kind of our tower, and the key of its configuration; `text_kind`: that of
+    its language model. `beside`: prefixes of parts that are left out. `decides`: keys of the
+    tower's `model` that the whole decides, whatever the tower alone has.
     """
 
     model_type: str
     architecture: str
     towers: Mapping[str, Family[Any]]
-    text: Mapping[str, Family[DecoderModel]]
+    text: Mapping[str, Family[Any]]
     tower_names: Prefixes
     text_names: Prefixes
     projector: Mapping[str, Place]
@@ -55,11 +57,14 @@ class TowerAndDecoder:
     text_fixed: Mapping[str, Any] = field(default_factory=dict)
     text_defaults: Config = field(default_factory=dict)
     kind: str = "vit"
+    text_kind: str = "decoder"
+    beside: tuple[str, ...] = ()
+    decides: tuple[str, ...] = ()
     section: str = "vision_config"
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
-        if kind == "decoder":
+        if kind == self.text_kind:
             words, inner = self._inner(config, "text_config", self.text)
             return Part(
                 family=words,
@@ -70,7 +75,7 @@ class TowerAndDecoder:
                     "tie_word_embeddings": self.tied(config, inner),
                 },
                 prefixes=self.text_names,
-                elsewhere=tuple(prefix for prefix, _ in self.tower_names),
+                elsewhere=(*(prefix for prefix, _ in self.tower_names), *self.beside),
                 fixed=self.text_fixed,
             )
         if kind != self.kind:
@@ -80,7 +85,7 @@ class TowerAndDecoder:
             family=tower,
             config=inner,
             prefixes=self.tower_names,
-            elsewhere=tuple(prefix for prefix, _ in self.text_names),
+            elsewhere=(*(prefix for prefix, _ in self.text_names), *self.beside),
             projector=self.projector,
             fixed=self.fixed(config, inner),
             refused=tuple(self.refusals({**config, self.section: inner})),
@@ -105,8 +110,8 @@ class TowerAndDecoder:
         self,
         tower: Family[Any],
         encoder: EncoderModel,
-        words: Family[DecoderModel],
-        text: DecoderModel,
+        words: Family[Any],
+        text: DecoderModel | HybridModel,
         token: int,
     ) -> Config:
         """Return the configuration of a whole made of two of our modules, of these families."""

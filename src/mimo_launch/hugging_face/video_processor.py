@@ -12,7 +12,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize, VideoSize
+from mimo_launch.hugging_face.frame_rules import (
+    FrameSampling,
+    FrameSize,
+    SecondSampling,
+    VideoSize,
+)
 from mimo_launch.hugging_face.image_processor import (
     BICUBIC,
     BILINEAR,
@@ -34,8 +39,8 @@ class TakenVideo:
     """What is taken of a video: frames, their height and width in pixels, times of their groups.
 
     A group is a temporal patch; the last frame is repeated to fill one. `seconds` are those from
-    the beginning to the middle of each; `later` how much later language counts it than the first,
-    None for the first of its image.
+    the beginning to the middle of each, or the whole ones to its first frame; `later` how much
+    later language counts it than the first, None for the first of its image.
     """
 
     indices: tuple[int, ...]
@@ -52,7 +57,7 @@ class VideoRecipe:
     Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
     """
 
-    sampling: FrameSampling | None
+    sampling: FrameSampling | SecondSampling | None
     frame_size: FrameSize
     videos: Videos
     resample: int = BICUBIC
@@ -70,6 +75,8 @@ class VideoRecipe:
         """Most temporal patches of a video, None if any number of frames is taken."""
         if self.sampling is None:
             return None
+        if isinstance(self.sampling, SecondSampling):
+            return ceil(self.sampling.most_taken / self.group)
         return ceil((self.sampling.number or self.sampling.most) / self.group)
 
     def taken(self, size: VideoSize) -> TakenVideo:
@@ -79,16 +86,16 @@ class VideoRecipe:
         height, width = self.frame_size.size(len(indices), size.height, size.width)
         padded = [*indices, *indices[-1:] * (-len(indices) % self.group)]
         times = [index / size.rate for index in padded]
-        seconds = tuple(
-            (times[first] + times[first + self.group - 1]) / 2
-            for first in range(0, len(times), self.group)
-        )
+        firsts = range(0, len(times), self.group)
+        seconds = tuple((times[each] + times[each + self.group - 1]) / 2 for each in firsts)
+        if self.videos.time == "text_after":
+            seconds = tuple(float(int(times[each])) for each in firsts)
         return TakenVideo(indices, height, width, seconds, self._later(len(seconds), indices, size))
 
     def _later(
         self, groups: int, indices: tuple[int, ...], size: VideoSize
     ) -> tuple[int | None, ...]:
-        if self.videos.time == "text":
+        if self.videos.in_text:
             return (None,) * groups
         if self.videos.time == "patches":
             return (None, *range(1, groups))
@@ -116,6 +123,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2}, "patch_size": 16,
         "image_mean": HALF, "image_std": HALF, "max_video_tokens": 768,
         "do_sample_frames": True, "fps": FPS,
+    },
+    "Glm4v": _BOTH | {
+        "size": {"shortest_edge": 112**2, "longest_edge": 28**2 * 2 * 30000}, "patch_size": 14,
+        "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "do_sample_frames": True, "fps": FPS,
+        "max_duration": 300,
     },
 }  # fmt: skip
 
@@ -156,6 +168,11 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
 def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
     sampling = recipe.sampling
+    if isinstance(sampling, SecondSampling):
+        if asked.max_frames is not None:
+            raise ProcessorError("its video processor takes no `max_frames`, but `fps`")
+        fps = sampling.fps if asked.fps is None else asked.fps
+        return replace(recipe, sampling=replace(sampling, fps=fps))
     if asked.fps is not None:
         to_ends = recipe.frame_size.over_time
         base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
@@ -188,12 +205,13 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
         raise ProcessorError(f"its video processor is {name or 'not named'}; supported are {known}")
     config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
-        return _recipe(kind == "Qwen3VL", config, videos)
+        return _recipe(kind, config, videos)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
 
 
-def _recipe(is_third: bool, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
+def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
+    over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
     if not config.get("do_resize", True):
         raise ValueError("do_resize: false")
     if config.get("do_center_crop", False):
@@ -205,24 +223,29 @@ def _recipe(is_third: bool, config: Mapping[str, Any], videos: Videos) -> VideoR
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
     )
     least, most = (
-        _limit(config, *names, is_third=is_third)
+        _limit(config, *names, is_older=not over_time)
         for names in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
     )
-    number, fps, sampling = config.get("num_frames"), config.get("fps"), None
-    if config.get("do_sample_frames", False):
+    number, fps = config.get("num_frames"), config.get("fps")
+    sampling: FrameSampling | SecondSampling | None = None
+    if config.get("do_sample_frames", False) and by_second:
+        longest = _positive(config, "max_duration", float)
+        sampling = SecondSampling(_positive(config, "fps", float), longest)
+    elif config.get("do_sample_frames", False):
         sampling = FrameSampling(
             fps=None if fps is None else _positive(config, "fps", float),
             number=None if number is None else int(number),
             least=int(config["min_frames"]),
             most=int(config["max_frames"]),
             group=group,
-            to_ends=is_third,
+            to_ends=over_time,
         )
-    cap = int(config["max_video_tokens"]) if config.get("cap_pixels_per_frame", False) else None
+    is_capped = config.get("cap_pixels_per_frame", False) and not by_second
+    cap = int(config["max_video_tokens"]) if is_capped else None
     scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
     return VideoRecipe(
         sampling,
-        FrameSize(side * merged, least, most, group, over_time=is_third, cap=cap),
+        FrameSize(side * merged, least, most, group, over_time=over_time, cap=cap),
         videos,
         resample=resample,
         scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
@@ -241,11 +264,11 @@ def _positive(config: Mapping[str, Any], key: str, kind: type[N] = int) -> N:
     return found
 
 
-def _limit(config: Mapping[str, Any], name: str, older: str, *, is_third: bool) -> int:
+def _limit(config: Mapping[str, Any], name: str, older: str, *, is_older: bool) -> int:
     """Return a limit for pixels. Raises: ValueError."""
     size = config["size"]
-    found = size.get(name, None if is_third else size.get(older))
-    if not is_third:
+    found = size.get(name, size.get(older) if is_older else None)
+    if is_older:
         # Older files have the two limits beside `size`; they take precedence.
         found = config.get(older, found)
     if found is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number, section
-from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, only, refusals
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, refusals
 from mimo_launch.spec.spec import VitModel
 
 # Our activations by their names in transformers.
@@ -23,9 +23,12 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "
 # Settings that other towers and projectors have.
 PLAIN: dict[str, Any] = {
     "qkv_bias": True, "block_bias": True, "qk_norm": False, "layer_scale": None,
-    "rope_frequencies": "shared",
+    "rope_frequencies": "shared", "patch_norm": False, "registers": 0,
 }  # fmt: skip
-PLAIN_PROJECTOR = {"projector_norm_eps": None, "projector_bias": True, "pooling": None}
+PLAIN_PROJECTOR: dict[str, Any] = {
+    "projector_norm_eps": None, "projector_bias": True, "projector_mlp": None, "pooling": None,
+    "tiles": None,
+}  # fmt: skip
 # A table of positions, and nothing besides.
 LEARNED: dict[str, Any] = {
     "temporal_patch": 1, "positions": "learned", "windows": None, "interpolation": "bicubic",
@@ -80,9 +83,7 @@ _POOLING = "head."
 
 def not_computed(kind: VitFamily) -> Refusals:
     """Return what our ViT does not compute of a tower's configuration."""
-    return refusals(
-        one_of("hidden_act", ACTIVATIONS, kind.activation), only("quantization_config", None)
-    )
+    return refusals(one_of("hidden_act", ACTIVATIONS, kind.activation))
 
 
 def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         "num_attention_heads": model.heads,
         "intermediate_size": model.mlp_width,
         "patch_size": model.patch,
-        "image_size": model.patch * (model.image or (0, 0))[0],
+        "image_size": model.image_side,
         "num_channels": model.channels,
         "layer_norm_eps": model.norm_eps,
         "hidden_act": theirs(model.activation),

@@ -17,17 +17,17 @@ from mimo_launch.hugging_face.family import Family, layers_at
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.hugging_face.refusals import Refusal, only, refusals
 from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
 _ENCODER, _SECTION = "voxtral_encoder", "audio_config"
-_PROJECTOR = "multi_modal_projector."
+PROJECTOR = "multi_modal_projector."
 _HIDDEN, _MLP, _POSITIONS = 1280, 5120, 1500
-_AUDIO_NAMES = (
+AUDIO_NAMES = (
     ("audio_tower.", ""),
     ("model.audio_tower.", ""),
-    (_PROJECTOR, _PROJECTOR),
-    (f"model.{_PROJECTOR}", _PROJECTOR),
+    (PROJECTOR, PROJECTOR),
+    (f"model.{PROJECTOR}", PROJECTOR),
 )
 
 
@@ -39,6 +39,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "mlp": number(config, "intermediate_size", _MLP),
         "mels": number(config, "num_mel_bins", 128),
         "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS),
+        "pooling": None,
     }
 
 
@@ -58,8 +59,8 @@ def _config(model: AudioModel) -> Config:
 AUDIO: Family[AudioModel] = replace(
     whisper.ENCODER,
     model_type=_ENCODER,
-    not_computed=whisper.NOT_COMPUTED
-    + refusals(*(only(key, 0) for key in ("dropout", "attention_dropout", "activation_dropout"))),
+    # It has `layerdrop`, too, and does nothing with it.
+    random=whisper.DROPOUTS,
     keys=_keys,
     config=_config,
     architecture="VoxtralEncoder",
@@ -79,7 +80,9 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "stack": max(1, _stack(inner)[0]),
         "fixed_length": True,
         "projector": "mlp",
+        "projector_mlp": None,
         "projector_bias": False,
+        "unpadded": False,
     }
 
 
@@ -103,7 +106,7 @@ WHOLE = TowerAndDecoder(
     section=_SECTION,
     towers={_ENCODER: AUDIO},
     text={LLAMA.model_type: LLAMA},
-    tower_names=_AUDIO_NAMES,
+    tower_names=AUDIO_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at(llava.LAYERS),
     fixed=_fixed,

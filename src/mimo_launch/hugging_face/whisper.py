@@ -13,7 +13,7 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
 WHISPER = "whisper"
@@ -39,7 +39,8 @@ _LAYERS = {
 
 
 # `scale_embedding` is of the decoder only.
-NOT_COMPUTED = refusals(only("activation_function", "gelu"), only("quantization_config", None))
+NOT_COMPUTED = refusals(only("activation_function", "gelu"))
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def keys(config: Config) -> dict[str, Any]:
@@ -54,6 +55,8 @@ def keys(config: Config) -> dict[str, Any]:
         "mlp": number(config, "encoder_ffn_dim"),
         "mels": number(config, "num_mel_bins", 80),
         "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", 1500),
+        # Its last norm is of tokens.
+        "pooling": None,
     }
 
 
@@ -106,6 +109,7 @@ ENCODER = Family(
     model_type=WHISPER,
     kind="audio",
     not_computed=NOT_COMPUTED,
+    random=(*DROPOUTS, "encoder_layerdrop"),
     keys=keys,
     place=place,
     is_ignored=is_ignored,

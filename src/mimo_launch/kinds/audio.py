@@ -8,9 +8,10 @@ Leaves: cutting clips to `models.encoder_inputs`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Ends, Weight
-from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.kinds.layer import Ends, Weight, Widths, Workload
+from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
+from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Clips
 
 
@@ -43,6 +44,13 @@ class AudioKind(TransformerEncoderKind):
         windows = 3 * 3 * self.model.mels
         saved = windows + 2 * joined + width
         return PatchWork(products=(windows + joined) * width, saved=saved)
+
+    def _embedded(self, work: Workload) -> int:
+        """Return the number of tokens, those that fill no row among them."""
+        return sum(work.spans)
+
+    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+        return (*BLOCK, IN_ORDER) if self.model.unpadded else BLOCK
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
         """Yield the weights of both convolutions, and the positions, which never train."""

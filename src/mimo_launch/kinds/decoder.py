@@ -12,6 +12,8 @@ from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import LatentWidths, Share, Weight, Widths
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
+    CAPPED_BACKWARD,
+    CAPPED_FORWARD,
     GATED,
     GATED_BACKWARD,
     GATED_FORWARD,
@@ -19,10 +21,12 @@ from mimo_launch.kinds.saved_activations import (
     RMS_BF16,
     ROTATED,
     SILU,
+    SUMS,
     Passes,
     Saved,
 )
 from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.layers import Mtp
 from mimo_launch.spec.spec import DecoderModel, RopeScaling, SlidingWindow
 
 INPUT = (
@@ -51,8 +55,11 @@ TORCH_ONLY = (
     "output_bias",
     "attention_sinks",
     "query_pre_attn_scalar",
+    "attention_softcap",
     "rotary_factor",
+    "rotary_interleaved",
     "gated_attention",
+    "mtp",
 )
 # Besides, where norms also stand behind attention and the MLP: what they normalise.
 UNNORMED = (Saved(name="outputs of attention and MLP, before their norms", stream=2, shared=True),)
@@ -128,6 +135,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.sliding_window
 
     @property
+    def mtp(self) -> Mtp | None:
+        """How it predicts further tokens, if it learns to."""
+        return self.model.mtp
+
+    @property
     def bidirectional_images(self) -> bool:
         """Whether the tokens of an image attend to each other in both directions."""
         return self.model.bidirectional_images
@@ -173,8 +185,29 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         yield Weight((share.of(latent.made), mla.kv_rank), in_product=True)
         yield Weight((width, share.of(latent.value)), in_product=True)
 
+    def _like(self, number: int) -> int:
+        """Return the layer that a layer is like: itself, or for a depth the last one."""
+        return min(number, self.model.layers - 1)
+
+    def has_experts(self, number: int) -> bool:
+        """Return whether a layer is a mixture of experts."""
+        return self.model.has_experts(self._like(number))
+
+    def attends_in_windows(self, number: int) -> bool:
+        """Return whether the tokens of a layer attend in windows."""
+        return LanguageKind.attends_in_windows(self, self._like(number))
+
+    def layer_name(self, number: int) -> str:
+        """Return the name of a layer in tables."""
+        name = LanguageKind.layer_name(self, number)
+        return name if number < self.model.layers else f"mtp {name}"
+
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block."""
+        """Yield the weights of a block, and what stands around that of a depth."""
+        if number >= self.model.layers:
+            width = self.model.hidden
+            yield from (Weight((width,)),) * 3
+            yield Weight((width, share.of(2 * width)), in_product=True)
         yield from self._block_weights(self._dense_width(number), share)
         if self.model.post_norms:
             yield from (Weight((self.model.hidden,)),) * 2
@@ -187,6 +220,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a block."""
         layer = self._with_experts(number, self.widths)
+        if number >= self.model.layers:
+            # One more for its product; embedding and head are half a region each.
+            layer = replace(layer, is_depth=True, regions=layer.regions + 2)
         if self.sliding_window is None or not self.attends_in_windows(number):
             return layer
         return replace(layer, reach=self.sliding_window.size)
@@ -194,9 +230,26 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         is_latent = layer.latent is not None
         block = LATENT_BLOCK if is_latent else DecoderBlocksKind._saved_compiled(self, layer)
+        if self.model.attention_softcap is not None:
+            block = tuple(each for each in block if each is not SUMS)
         return (*block, *(UNNORMED if self.model.post_norms else ()))
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, layer, passes)
         norms = RMS_BF16 if passes.are_bf16 else RMS
         return (*block, *((norms,) if self.model.post_norms else ()))
+
+    @property
+    def forward_activations(self) -> tuple[Saved, ...]:
+        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        is_capped = self.model.attention_softcap is not None
+        return (CAPPED_FORWARD, *GATED_FORWARD) if is_capped else GATED_FORWARD
+
+    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
+        """Return what attention computes again in its backward: capped scores."""
+        return (CAPPED_BACKWARD,) if self.model.attention_softcap is not None else ()
+
+    @property
+    def caps_logits(self) -> bool:
+        """Whether logits are capped."""
+        return self.model.logit_softcap is not None

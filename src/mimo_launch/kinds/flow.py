@@ -2,7 +2,7 @@
 
 Decides: their weights and work in front of the blocks and behind them.
 Relies on: `transformer_encoder` for the blocks.
-Leaves: noise to `data.noise`, the loss to `models.flow`.
+Leaves: noise to `data.random_draws`, the loss to `models.flow`.
 """
 
 from collections.abc import Iterator

@@ -13,6 +13,9 @@ from typing import Literal
 
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
+    DEPTH,
+    DEPTH_NORMS,
+    DEPTH_NORMS_BF16,
     GATHERED,
     GATHERED_LATENT,
     RETURNED_OF_HEADS,
@@ -22,8 +25,10 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.layers import Mtp
 from mimo_launch.spec.spec import (
     Clips,
     Codes,
@@ -227,9 +232,33 @@ class ModelKind(ABC):
         return None
 
     @property
+    def usual_size(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of the images that it is made for, if these are alike."""
+        return None
+
+    @property
     def moe(self) -> Moe | None:
         """The mixture of experts of the model, if it has one."""
         return None
+
+    @property
+    def mtp(self) -> Mtp | None:
+        """How it predicts further tokens, if it learns to."""
+        return None
+
+    @property
+    def depths(self) -> int:
+        """Number of further tokens that it learns to predict."""
+        return 0 if self.mtp is None else self.mtp.depth
+
+    def numbers(self, layers: range, *, is_last: bool) -> range:
+        """Return the numbers of a stage's layers and, on the last one, of depths behind them."""
+        return range(layers.start, layers.stop + (self.depths if is_last else 0))
+
+    @property
+    def embeds_at_end(self) -> bool:
+        """Whether its last stage needs the embedding of tokens, which the first one has."""
+        return self.is_tied or self.depths > 0
 
     @property
     def recurrent(self) -> Mapping[str, RecurrentSizes]:
@@ -260,9 +289,14 @@ class ModelKind(ABC):
         return False
 
     @property
-    def has_class_token(self) -> bool:
-        """Whether each image has a token besides its patches."""
-        return False
+    def tile_rule(self) -> TileRule | None:
+        """How images in tiles become rows, if it cuts them."""
+        return None
+
+    @property
+    def learned_tokens(self) -> int:
+        """Number of learned tokens that each image has besides its patches."""
+        return 0
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
@@ -322,6 +356,9 @@ class ModelKind(ABC):
         if layer.experts is not None:
             saved += ROUTED
             saved += (SHARED_OUT,) if layer.experts.gates_shared else ()
+        if layer.is_depth:
+            norms = DEPTH_NORMS_BF16 if passes.are_bf16 else DEPTH_NORMS
+            saved += DEPTH if passes.are_compiled else (*DEPTH, norms)
         # Where tokens attend in windows, each rank keeps the keys of its own windows only.
         if passes.cp > 1 and not layer.windowed:
             gathered = GATHERED if layer.latent is None else GATHERED_LATENT

@@ -192,7 +192,7 @@ class LanguageKind(CausalKind):
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
         """Yield the weights of embedding, final norm and head."""
         model, words = self.model, share.of(ends.vocab)
-        if ends.is_first or (ends.is_last and (model.tied or ends.sends_text)):
+        if ends.is_first or (ends.is_last and (self.embeds_at_end or ends.sends_text)):
             yield Weight((words, model.hidden))
         if ends.is_last:
             yield Weight((model.hidden,))
@@ -211,10 +211,22 @@ class LanguageKind(CausalKind):
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the head."""
-        head = 2.0 * work.tokens * self.model.hidden * ends.vocab if ends.is_last else 0.0
-        return Flops(head=head)
+        if not ends.is_last:
+            return Flops()
+        return Flops(head=2.0 * self._heads * work.tokens * self.model.hidden * ends.vocab)
+
+    @property
+    def _heads(self) -> int:
+        """How often the output layer is computed: for the next token, and for further ones."""
+        return 1 + self.depths
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by the head: its input, and the gradient of logits."""
+        """Return the numbers saved by the head: its input, the gradient of logits, and logits."""
         normed = self.model.hidden if held.weights_train else 0
-        return held.tokens * (normed + held.words) if ends.is_last else 0
+        words = held.words * (1 + self.caps_logits)
+        return held.tokens * self._heads * (normed + words) if ends.is_last else 0
+
+    @property
+    def caps_logits(self) -> bool:
+        """Whether logits are capped, whose slope needs them in the backward."""
+        return False

@@ -185,7 +185,8 @@ class Widths:
     the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
     is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
     `windowed`: tokens attend in windows of their image; `reach`: to as many of the last tokens. Of
-    `latent` attention `query` and `key` are the widths of queries and keys that attend.
+    `latent` attention `query` and `key` are the widths of queries and keys that attend. In front of
+    a layer that `is_depth` of multi-token prediction stands a product of two streams.
     """
 
     stream: int
@@ -202,6 +203,7 @@ class Widths:
     windowed: bool = False
     reach: int | None = None
     latent: LatentWidths | None = None
+    is_depth: bool = False
 
     @property
     def value(self) -> int:
@@ -240,7 +242,8 @@ class Widths:
             return 3 * self.query + 2 * self.key + self.recurrence.steps * self.heads
         router = self.experts.experts + self.experts.gates_shared if self.experts else 0
         attention = (self.query_parts + 1) * self.query + 2 * self.key
-        return attention + (self.ups + 1) * self.inner + router
+        joined = 2 * self.stream if self.is_depth else 0
+        return attention + (self.ups + 1) * self.inner + router + joined
 
     def _mixing(self, work: Workload) -> float:
         """Return the operations between tokens: attention, or a recurrence by chunks."""

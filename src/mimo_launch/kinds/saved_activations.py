@@ -10,6 +10,9 @@ Leaves: bytes to `estimate.memory`, the tensors of a kind of layer to the kind.
 
 from dataclasses import dataclass
 
+# Of so many pairs of a query and a key the scores of a head exist at once where they are capped.
+MOST_SCORES = 2**22
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
@@ -20,7 +23,8 @@ class Saved:
     under sequence parallelism. `arrived` and `returned` have the width of the stream for each
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. Of latent attention `narrow` and `entered` are whole on every rank, `made` and
-    `value` cut over tp. A tensor `for_weights` is not kept if they are frozen.
+    `value` cut over tp. `scores` are those of as many queries as exist at once, of each head, in at
+    least 4 bytes. A tensor `for_weights` is not kept if they are frozen.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Saved:
     entered: int = 0
     made: int = 0
     value: int = 0
+    scores: int = 0
     shared: bool = False
     for_weights: bool = False
 
@@ -71,9 +76,10 @@ class HeldAtEnds:
     gathered: tuple[int, ...] = ()
 
 
+SUMS = Saved(name="log-sum-exp of scores", heads=1)
 ATTENTION_OUT = (
     Saved(name="attention output", query=1),
-    Saved(name="log-sum-exp of scores", heads=1),
+    SUMS,
     Saved(name="stream after attention", stream=1, shared=True),
     Saved(name="normed stream", stream=1, for_weights=True),
 )
@@ -95,6 +101,9 @@ GATED_BACKWARD = (
     Saved(name="gradients of gate, up and product", inner=3),
     Saved(name="gradients of the stream", stream=2),
 )
+# Where scores are capped, they, their weights and gradients of both exist in the backward.
+CAPPED_FORWARD = Saved(name="scores of a block of queries", scores=3)
+CAPPED_BACKWARD = Saved(name="scores of a block of queries, and gradients", scores=4)
 # Besides, where passes are not compiled: the product of SwiGLU has two factors, and norms keep what
 # they normalise in fp32, RMSNorm also the result, while the stream itself is not kept.
 SILU = Saved(name="SiLU of gate", inner=1)
@@ -117,6 +126,19 @@ ROUTED = (
 # In addition, if its shared expert has a gate.
 SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True)
 
+# In addition, in a depth of multi-token prediction: what is in front of its block and behind it.
+TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)
+DEPTH = (
+    TOKEN_AHEAD,
+    Saved(name="state of the depth before", stream=1, shared=True),
+    Saved(name="norms of both", stream=2, for_weights=True),
+    Saved(name="output of the block", stream=1, shared=True),
+)
+DEPTH_NORMS = Saved(name="results of norms of a depth", stream=3, shared=True)
+DEPTH_NORMS_BF16 = Saved(
+    name="inputs and results of norms of a depth, less the streams", stream=12 - 3, shared=True
+)
+
 # In addition, with cp: keys and values of each cp rank, or in a recurrent layer the output of the
 # recurrence that comes back from other cp ranks.
 GATHERED = Saved(name="gathered keys and values", key=2)
@@ -125,3 +147,4 @@ RETURNED_OF_HEADS = Saved(name="output of the recurrence, by own tokens", query=
 
 # With `recompute: full` a block keeps only this, and all others while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)
+RECOMPUTED_DEPTH = (*RECOMPUTED, TOKEN_AHEAD)

@@ -13,7 +13,7 @@ from typing import Literal
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
-from mimo_launch.spec.encoders import EncoderBlocks
+from mimo_launch.spec.encoder_blocks import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
 INPUT = (
@@ -177,6 +177,12 @@ class TransformerEncoderKind(BlocksKind):
     def _projector(self, out: int, share: Share) -> Iterator[Weight]:
         model, row = self.model, self.model.row_width
         inside = model.projector_width(out)
+        if model.projector == "gated":
+            between = ((out, row), *((out,),) * model.projector_bias, (out, out), (out,), (out,))
+            yield from (Weight(shape, "projector") for shape in between)
+            for shape in ((2 * share.of(inside), out), (out, share.of(inside))):
+                yield Weight(shape, "projector", in_product=True)
+            return
         yield from self._map(row, inside, out, share, bias=model.projector_bias)
 
     def _map(
@@ -194,13 +200,24 @@ class TransformerEncoderKind(BlocksKind):
         """Return the operations of embedding and projector."""
         model, patch, projector = self.model, 0.0, 0.0
         if ends.is_first:
-            patch = 2.0 * work.rows * model.patches_per_row * self.patch_work.products
+            patch = 2.0 * self._embedded(work) * self.patch_work.products
             patch += self._flops_of_maps(ends, work)
         if ends.is_last:
             row, out = model.row_width, ends.row_width
             inner = model.projector_width(out)
-            projector = 2.0 * work.rows * (inner * (row + out) if inner else row * out)
+            products = inner * (row + out) if inner else row * out
+            if model.projector == "gated":
+                products = out * (row + out + 3 * inner)
+            projector = 2.0 * self._projected(work) * products
         return Flops(patch=patch, projector=projector)
+
+    def _embedded(self, work: Workload) -> int:
+        """Return the number of patches."""
+        return work.rows * self.model.patches_per_row
+
+    def _projected(self, work: Workload) -> int:
+        """Return how often the projector runs: once for each row."""
+        return work.rows
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projector and what stands between."""
@@ -213,6 +230,10 @@ class TransformerEncoderKind(BlocksKind):
             inner = 2 * model.projector_width(out) // held.tp
             rows = held.patches // model.patches_per_row
             total += rows * (model.row_width + inner + out // held.tp)
+            if model.projector == "gated":
+                # Behind the first two maps, the norm and its activation; the gate's SiLU and what
+                # it gates.
+                total += rows * (4 * out + inner)
         return total
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:

@@ -1,6 +1,6 @@
 """Vision transformers: what they do not share with other encoders.
 
-Decides: weights and work of the embedding of patches, class tokens, rotated queries and keys.
+Decides: weights and work of the embedding of patches, learned tokens, rotated queries and keys.
 Relies on: `transformer_encoder` for the rest.
 Leaves: cutting images to `models.encoder_inputs`.
 """
@@ -23,6 +23,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
     BACKWARD,
     FORWARD,
@@ -63,9 +64,9 @@ class VisionKind(TransformerEncoderKind):
         return self.model
 
     @property
-    def has_class_token(self) -> bool:
-        """Whether each image has a token besides its patches."""
-        return self.model.class_token
+    def learned_tokens(self) -> int:
+        """Number of learned tokens that each image has besides its patches."""
+        return self.model.learned_tokens
 
     @property
     def turns_patches(self) -> bool:
@@ -76,6 +77,20 @@ class VisionKind(TransformerEncoderKind):
     def learned_grid(self) -> tuple[int, int] | None:
         """Height and width, in patches, of the table of learned positions, if there is one."""
         return self.model.image if self.model.has_table else None
+
+    @property
+    def usual_size(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of the images that it is made for, if these are alike."""
+        is_cut = self.turns_patches or self.model.interpolation == "cropped"
+        return None if is_cut else self.learned_grid
+
+    @property
+    def tile_rule(self) -> TileRule | None:
+        """How images in tiles become rows, if it cuts them."""
+        model = self.model
+        if model.tiles is None or model.image is None:
+            return None
+        return TileRule(*model.image, model.tiles.most, model.image_side, model.tiles.grids)
 
     @property
     def windows(self) -> Windows | None:
@@ -143,13 +158,17 @@ class VisionKind(TransformerEncoderKind):
             )
         if model.merge_width:
             yield Weight((row, model.merge_width), "projector")
+        if model.tiles is not None:
+            yield Weight((out,), "projector")
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights of patches, class token, positions, and the norm after them."""
+        """Yield the weights of patches, tokens besides them, positions, norms."""
         model, width = self.model, self.model.hidden
         yield Weight((width, model.patch_numbers))
         yield from (Weight((width,)),) * (model.patch_bias + model.class_token)
-        if model.pre_norm:
+        if model.registers:
+            yield Weight((model.registers, width))
+        for _ in range(model.patch_norm + model.pre_norm):
             yield from self._norm()
         if (grid := self.learned_grid) is not None:
             yield Weight((model.class_token + grid[0] * grid[1], width))
@@ -163,6 +182,16 @@ class VisionKind(TransformerEncoderKind):
         for _ in self.model.deepstack:
             yield from (Weight((row,), "projector"),) * 2
             yield from self._map(row, row, ends.row_width, share)
+
+    def _embedded(self, work: Workload) -> int:
+        """Return the number of patches: of tiles, not all are rows."""
+        if self.model.tiles is not None:
+            return sum(work.spans) - len(work.spans) * self.model.learned_tokens
+        return TransformerEncoderKind._embedded(self, work)
+
+    def _projected(self, work: Workload) -> int:
+        """Return how often the projector runs: once for each row, or each patch of a tile."""
+        return work.rows if self.model.tiles is None else self._embedded(work)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projectors."""
@@ -216,4 +245,5 @@ class VisionKind(TransformerEncoderKind):
         return GATED_BACKWARD if self.has_gate else BACKWARD
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
-        return held.stream_tokens * self.model.hidden if self.model.pre_norm else 0
+        norms = self.model.patch_norm + self.model.pre_norm
+        return held.stream_tokens * self.model.hidden * norms

@@ -1,8 +1,9 @@
 """The tasks of the ranks of a job, once each has its session: to train or to measure.
 
-Decides: what a run of each kind does and records.
+Decides: what a run of each kind does and records; which steps are measured, whatever was done of a
+run before: a number of steps follows a warm-up of each process, a range is of the whole run.
 Relies on: `train`, imported where it is used: the launcher that makes a task needs no torch.
-Leaves: connecting, reporting errors and exiting to `worker`.
+Leaves: connecting, reporting errors and exiting to `worker`; the words of a user to `cli`.
 """
 
 import json
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from mimo_launch.launcher.profiled_steps import NO_STEPS, ProfiledSteps
 from mimo_launch.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -21,6 +21,37 @@ if TYPE_CHECKING:
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners import Closable
     from mimo_launch.train.rank_session import RankSession
+
+# The first steps of a process also compile, allocate and connect.
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledSteps:
+    """`number` steps from `first` on, counted from 0; after a warm-up if `first` is None."""
+
+    number: int = 0
+    first: int | None = None
+
+    def of(self, done: int, total: int) -> range:
+        """Return the steps to measure in a process that continues after `done` of `total` steps.
+
+        One with fewer steps than the warm-up and `number` measures its last ones.
+        """
+        if self.first is None:
+            first = done + min(WARM_UP_STEPS, max(0, total - done - self.number))
+            return range(first, min(total, first + self.number))
+        return range(max(done, self.first), min(total, self.first + self.number))
+
+    def passed(self, done: int) -> range:
+        """Return the steps asked for by their numbers that were done before."""
+        if self.first is None:
+            return range(0)
+        return range(self.first, min(done, self.first + self.number))
+
+
+NO_STEPS = ProfiledSteps()
+
 
 BENCH = "bench.json"
 

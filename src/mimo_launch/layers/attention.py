@@ -2,7 +2,7 @@
 
 Decides: projections, and how keys and values of other cp ranks arrive.
 Relies on: `sequence_contexts` and `image_contexts` for which tokens attend to which; SDPA, whose
-softmax runs in at least fp32; `varlen_attention`, which needs no masks.
+softmax runs in at least fp32; `varlen_attention`, which needs no masks; `score_attention`.
 Leaves: the rest of a block to `models`.
 
 Legend: N tokens of this rank, M those that they attend to, D width, h heads and g key/value heads
@@ -18,20 +18,22 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
-from mimo_launch.layers.norms import Norm, WideNorm
+from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import rotated, sigmoid_gated, widened
-from mimo_launch.layers.scales import Sinks
+from mimo_launch.layers.pointwise import rotated, rotated_interleaved, sigmoid_gated
+from mimo_launch.layers.recompute import recomputed
+from mimo_launch.layers.score_attention import attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
-from mimo_launch.spec.attention import Mla
+from mimo_launch.spec.layers import Mla
 
 
 class Attention(nn.Module):
     """Multi-head or grouped-query attention.
 
     If `gated`, each head's output is multiplied by the sigmoid of a gate (arXiv:2505.06708); the
-    features `q` are the query and the gate of one head after another.
+    features `q` are the query and the gate of one head after another. `interleaved`: in sequences,
+    numbers of a head that rotate together are neighbours.
     """
 
     def __init__(
@@ -50,14 +52,17 @@ class Attention(nn.Module):
         eps: float,
         norm_offset: float = 0.0,
         score_size: float | None = None,
+        score_cap: float | None = None,
         sinks: bool = False,
         gated: bool = False,
+        interleaved: bool = False,
         latent: Mla | None = None,
         out_scale: float,
     ) -> None:
         super().__init__()
-        self.query_parts = 1 + gated
+        self.query_parts, self.interleaved = 1 + gated, interleaved
         self.scale = None if score_size is None else score_size**-0.5
+        self.score_cap = score_cap
         self.context, self.head_size = context, head_size
         self.heads = len(even_cut(heads, context.tp.size, context.tp.index))
         self.kv_heads = max(1, kv_heads // context.tp.size)
@@ -138,12 +143,14 @@ class Attention(nn.Module):
         cp = self.context.cp.size
         q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
         if sequences.cos is not None and sequences.sin is not None:
-            q, k = (self.context.fused(rotated, x, sequences.cos, sequences.sin) for x in (q, k))
+            turn = rotated_interleaved if self.interleaved else rotated
+            q, k = (self.context.fused(turn, x, sequences.cos, sequences.sin) for x in (q, k))
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
         needs_list = sequences.needs_mask or self.sinks is not None
-        if not sequences.masks and needs_list and takes_lists(q_NhK):
+        takes_list = needs_list and self.score_cap is None and not sequences.masks
+        if takes_list and takes_lists(q_NhK):
             out = inside_documents(
                 q,
                 k_all,
@@ -156,38 +163,62 @@ class Attention(nn.Module):
             )
             return out.flatten(1)
         q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
-        if sequences.masks:
-            parts = q.chunk(len(sequences.masks), dim=2)
-            pairs = zip(parts, sequences.masks, strict=True)
-            out = torch.cat([self._attend(part, k_all, v_all, each) for part, each in pairs], dim=2)
-        elif cp == 1:
-            seq = q.shape[2]
-            is_plain = self.sinks is None and not sequences.needs_mask
-            allowed = None if is_plain else sequences.lower_right(seq, seq)
-            out = self._attend(q, k_all, v_all, allowed)
-        else:
-            # This rank's two chunks of the sequence; each sees the keys up to its own end.
-            size, index = q.shape[2] // 2, self.context.cp.index
-            outs = []
-            for part, chunk in zip(q.chunk(2, dim=2), (index, 2 * cp - 1 - index), strict=True):
-                end = (chunk + 1) * size
-                first = 0 if sequences.reach is None else max(0, end - size + 1 - sequences.reach)
-                allowed = sequences.lower_right(size, end)[..., first:]
-                keys, values = (x[:, :, first:end] for x in (k_all, v_all))
-                outs.append(self._attend(part, keys, values, allowed))
-            out = torch.cat(outs, dim=2)
+        # With cp, this rank's two chunks of the sequence; each sees the keys up to its own end.
+        index, seq = self.context.cp.index, k_all.shape[2]
+        ends = (
+            [seq] if cp == 1 else [(n + 1) * seq // (2 * cp) for n in (index, 2 * cp - 1 - index)]
+        )
+        outs = []
+        for number, (part, end) in enumerate(zip(q.chunk(len(ends), dim=2), ends, strict=True)):
+            mask = sequences.masks[number] if sequences.masks else None
+            if self.score_cap is None:
+                outs.append(self._up_to(end, part, k_all, v_all, sequences, mask))
+                continue
+            most, first = queries_at_once(sequences.batch, end), 0
+            for block in torch.split(part, most, dim=2):
+                last = first + block.shape[2]
+                rows = None if mask is None else mask[:, :, first:last]
+                place = end - part.shape[2] + last
+                outs.append(recomputed(self._up_to, place, block, k_all, v_all, sequences, rows))
+                first = last
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
+
+    def _up_to(
+        self,
+        end: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sequences: SequenceContext,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Return attention of queries whose last one is token `end` - 1, [B, heads, S, K] each.
+
+        Keys are those of whole sequences, and so is a mask.
+        """
+        if mask is not None:
+            return self._attend(q, k, v, mask)
+        needs_mask = sequences.needs_mask or self.sinks is not None or self.score_cap is not None
+        if self.context.cp.size == 1 and not needs_mask:
+            return self._attend(q, k, v, None)
+        size, reach = q.shape[2], sequences.reach
+        first = 0 if reach is None else max(0, end - size + 1 - reach)
+        allowed = sequences.lower_right(size, end)[..., first:]
+        return self._attend(q, k[:, :, first:end], v[:, :, first:end], allowed)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, *, causal: bool = True
     ) -> Tensor:
         """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each.
 
-        With sinks there is a mask.
+        With sinks and capped scores there is a mask.
         """
-        if self.sinks is not None and allowed is not None:
-            seen = allowed if allowed.dtype == torch.bool else allowed == 0
-            return _attend_with_sinks(q, k, v, seen, self.sinks(), self.scale)
+        if allowed is not None and (self.sinks is not None or self.score_cap is not None):
+            sinks_h = None if self.sinks is None else self.sinks()
+            return attend_by_scores(
+                q, k, v, allowed, scale=self.scale, cap=self.score_cap, sinks_h=sinks_h
+            )
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -239,27 +270,6 @@ class Attention(nn.Module):
         out = self._attend(q, k, v, allowed, causal=False)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
-
-
-def _attend_with_sinks(
-    q_BhSK: Tensor,
-    k_BgMK: Tensor,
-    v_BgMK: Tensor,
-    allowed: Tensor,
-    sinks_h: Tensor,
-    scale: float | None,
-) -> Tensor:
-    """Return attention by a mask, the softmax over a sink of each head besides; all scores exist.
-
-    Where attention goes over lists, `varlen_attention` does the same without them.
-    """
-    share = q_BhSK.shape[1] // k_BgMK.shape[1]
-    k, v = (x.repeat_interleave(share, dim=1) for x in (k_BgMK, v_BgMK))
-    scale = q_BhSK.shape[-1] ** -0.5 if scale is None else scale
-    scores = widened(q_BhSK @ k.mT * scale).masked_fill(~allowed, float("-inf"))
-    sinks = widened(sinks_h)[:, None, None].expand(*scores.shape[:-1], 1)
-    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-    return weights.to(v.dtype) @ v
 
 
 def _at(x_NhK: Tensor, places: Tensor) -> Tensor:

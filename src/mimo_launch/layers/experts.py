@@ -34,8 +34,8 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
 from mimo_launch.layers.pointwise import GATED, squared_relu
-from mimo_launch.spec.experts import Moe
 from mimo_launch.spec.language_models import GateActivation
+from mimo_launch.spec.layers import Moe
 
 # The rows of the factors of a grouped product must be a multiple of this many bytes.
 ALIGNMENT = 16

@@ -4,7 +4,7 @@ Decides: which tokens of a list attend to which; places of images in the list an
 beside them; the windows of an image: squares of rows, counted from its upper left corner; that
 tokens keep the order of images between layers, and stand together by window only inside attention,
 so that rows, bridges and the cuts of tp and cp know nothing of windows.
-Relies on: the contiguous cut of `layout.row_owners`, `rotary` for angles.
+Relies on: the contiguous cut of `layout.row_owners`, `sequence_contexts` for angles.
 Leaves: which layers attend in windows to the encoder, the attention itself to `attention`.
 
 Legend: N tokens of this rank, M tokens of all cp ranks.
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.layers.rotary import ROPE2D_THETA, angles, cos_and_sin
-from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.sequence_contexts import ROPE2D_THETA, SequenceContext, angles, cos_and_sin
 from mimo_launch.spec.spec import RopeScaling
 
 Index = npt.NDArray[np.int64]

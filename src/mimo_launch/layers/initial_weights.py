@@ -24,7 +24,7 @@ from mimo_launch.layers.parameter_segments import Segment, declared_parameters, 
 
 TILE = 128
 # Below this many tiles threads cost more than they save.
-MIN_TILES_FOR_THREADS = 256
+MIN_TILES_FOR_THREADS = 32
 
 
 def init_parameters(

@@ -18,7 +18,7 @@ from mimo_launch.layers.linear import ColumnLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeLinear
-from mimo_launch.spec.attention import Mla
+from mimo_launch.spec.layers import Mla
 
 
 class LatentInputs(nn.Module):

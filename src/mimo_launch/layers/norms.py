@@ -1,14 +1,18 @@
-"""Norms: RMSNorm and LayerNorm of a whole width, and RMSNorm of one that is cut over tp.
+"""Norms, and other small weights: layer scales, attention sinks, a gate of tokens.
 
-Decides: where the sum of squares crosses the tp group, and the kind of each gradient.
+Decides: where the sum of squares of a norm that is cut over tp crosses the tp group, and the kind
+of each gradient.
 Relies on: `parallel_context` for compiled passes.
-Leaves: the formulas to `pointwise`.
+Leaves: the formulas of norms to `pointwise`; what scales and sinks multiply or join to `attention`
+and `models`.
 
 Legend: N tokens, D width; h heads of size K of this rank.
 """
 
 from typing import Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp
@@ -100,3 +104,58 @@ class Norm(SegmentedModule):
         if self.bias is None:
             return self.context.fused(add_rms_norm, x, change, self.weight, self.eps, self.offset)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)
+
+
+class LayerScale(SegmentedModule):
+    """A weight per channel of what a layer adds to the stream: [n, D] -> [n, D]."""
+
+    def __init__(self, context: ParallelContext, width: int, start: float) -> None:
+        super().__init__()
+        weight = replicated(
+            "weight",
+            (width,),
+            context.token_grad,
+            counted=context.counts,
+            std=start,
+            init="constant",
+            decay=False,
+        )
+        self.declare("weight", weight, dtype=context.dtype)
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return x times the weight."""
+        return torch.mul(x_nD, self.weight)
+
+
+class Sinks(SegmentedModule):
+    """A logit per head [h] that joins the denominator of a softmax (arXiv:2309.17453)."""
+
+    def __init__(self, context: ParallelContext, heads: int) -> None:
+        super().__init__()
+        logits = sharded("weight", (heads,), 0, context.part(heads), init="zeros", decay=False)
+        self.declare("weight", logits, dtype=context.dtype)
+
+    def forward(self) -> Tensor:
+        """Return the logits of this rank's heads."""
+        return self.weight
+
+
+def _gated(x_ND: Tensor, gate_N1: Tensor) -> Tensor:
+    """Return x times the sigmoid of a number per token."""
+    return (widened(x_ND) * torch.sigmoid(widened(gate_N1))).to(x_ND.dtype)
+
+
+class TokenGate(SegmentedModule):
+    """A linear map of each token to one number, whose sigmoid is a factor: [n, D] -> [n, D]."""
+
+    def __init__(self, context: ParallelContext, width: int) -> None:
+        super().__init__()
+        self.context = context
+        weight = replicated(
+            "weight", (1, width), context.token_grad, counted=context.counts, std=width**-0.5
+        )
+        self.declare("weight", weight, dtype=context.dtype)
+
+    def forward(self, x_nD: Tensor, change_nD: Tensor) -> Tensor:
+        """Return what is to be added to the stream, times the factors made of x."""
+        return self.context.fused(_gated, change_nD, F.linear(x_nD, self.weight))

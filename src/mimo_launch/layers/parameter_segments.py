@@ -5,7 +5,7 @@ the full tensors that users, checkpoints and proofs know by name, before FSDP sh
 and after.
 Relies on: layers declaring their parameters through `declare`; FSDP2 cutting dim 0 into equal runs
 of rows, the last ones shorter or empty.
-Leaves: values to `initial_weights`, sums over tp to `optimizer.gradient_reduction`.
+Leaves: values to `initial_weights`, sums over tp to `optimizer.gradients`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -98,6 +98,11 @@ ACTIVATIONS = {
 GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 
 
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2)."""
+    return (torch.tanh(widened(x) / cap) * cap).to(x.dtype)
+
+
 def gated_squares(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
     """Return the squares of x * silu(gate), summed over each of `groups` equal parts."""
     return _gated(x_NF, gate_NF, groups).square().sum(-1)
@@ -139,3 +144,13 @@ def rotated(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     turned = torch.cat([-second, first], dim=-1)
     out = (wide * cos_SR.unsqueeze(-2) + turned * sin_SR.unsqueeze(-2)).to(x_SHK.dtype)
     return out if size == x_SHK.shape[-1] else torch.cat([out, x_SHK[..., size:]], dim=-1)
+
+
+def rotated_interleaved(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+    """Return the same of x in which neighbours rotate together, first numbers of pairs in front.
+
+    Scores do not change if queries and keys have another order.
+    """
+    size = cos_SR.shape[-1]
+    halves = [x_SHK[..., :size:2], x_SHK[..., 1:size:2], x_SHK[..., size:]]
+    return rotated(torch.cat(halves, dim=-1), cos_SR, sin_SR)

@@ -1,8 +1,9 @@
 """The router of a mixture of experts, balanced by an auxiliary loss, by a bias, or by both.
 
 Decides: scores, the choice of experts, each rank's part of the balance loss, and how the bias moves
-after a step.
-Relies on: `models.mlp`, which routes each token on one rank only.
+after a step; that an auxiliary loss starts its own backward at its layer, on every pipeline stage.
+Relies on: `models.mlp`, which routes each token on one rank only; every reduction of gradients
+being a sum.
 Leaves: moving tokens to `experts`, the end of a step to `optimizer.module_optimizers`.
 
 Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch,
@@ -28,11 +29,61 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.layers.aux_loss import AuxLoss, add_aux_loss
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.layers import Moe
+
+
+class AuxLoss:
+    """The sum of the auxiliary losses of a step, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.total.zero_()
+
+    def add(self, loss: Tensor) -> None:
+        """Add a loss whose backward has started."""
+        self.total += loss
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingContext:
+    """What experts need of a microbatch to balance their load.
+
+    `shares` [batch, S] are 1/T for each of the T tokens of a sequence, 0 for its padding; `loss`
+    adds up the balance losses.
+    """
+
+    shares: Tensor
+    loss: AuxLoss
+
+
+class _AddAuxLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
+        ctx.total = total
+        ctx.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (loss,) = ctx.saved_tensors
+        # Not in the forward, which runs twice where activations are recomputed.
+        ctx.total.add(loss)
+        return grad, torch.ones_like(loss), None
+
+
+def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
+    """Return x; its backward also starts that of a scalar loss, and adds the loss to `total`.
+
+    So the loss need not travel to the last stage: every reduction is a sum.
+    """
+    out: Tensor = _AddAuxLoss.apply(x, loss, total)  # type: ignore[no-untyped-call]
+    return out
 
 
 @dataclass(frozen=True, slots=True)

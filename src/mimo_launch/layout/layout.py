@@ -1,8 +1,8 @@
-"""What all ranks must agree on: modules, grids, stages, sample ownership, groups.
+"""What all ranks must agree on: modules, grids, stages, sample ownership.
 
 Decides: everything about ranks that does not depend on the data of a step.
 Relies on: a spec that `checks` has passed.
-Leaves: the order of work to `schedule`, rows to `bridge_routing`.
+Leaves: process groups to `rank_groups`, the order of work to `schedule`, rows to `bridge_routing`.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -11,12 +11,12 @@ from functools import cached_property, partial, wraps
 from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.vocabulary import text_readers
-from mimo_launch.layout.bridge import Bridge
-from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
-from mimo_launch.layout.samples import SampleMap
+from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
 from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
@@ -33,17 +33,36 @@ More = ParamSpec("More")
 Made = TypeVar("Made")
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss of a module, by the name of its metric; it counts `weight` in the sum of a step.
+
+    It is divided by the number of its terms in the whole step (`StepData.num_terms`). A `depth` is
+    that of multi-token prediction, of which an evaluation has none.
+    """
+
+    name: str
+    module: str
+    weight: float = 1.0
+    depth: int = 0
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether an evaluation computes it."""
+        return self.depth == 0
+
+
 @dataclass(frozen=True)
 class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
-    `in_phases` is true for an encoder that runs on groups of `group_size` microbatches between the
-    language phases (see `runs_in_phases`). Other encoders run upstream of the language pipeline,
-    one microbatch at a time (`group_size` 1). A `frozen` module trains nothing; `first_trained` is
+    `in_phases` is true for an encoder that runs between the language phases (see
+    `runs_in_phases`). Other encoders run upstream of the language pipeline. A module takes
+    `group_size` microbatches at once. A `frozen` module trains nothing; `first_trained` is
     the first stage with anything to train, beyond which no gradient flows back; with
     `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
-    `patches_per_row` patches become one row (pixel shuffle), each image may also have a
-    `class_token`, tokens of some layers attend in windows of `window_side` x `window_side` rows,
+    `patches_per_row` patches become one row (pixel shuffle), each image may also have
+    `learned_tokens`, tokens of some layers attend in windows of `window_side` x `window_side` rows,
     and samples move among replicas as `balance` says (see `layout.balance`). `experts` are the
     ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs multiples of some
     number of tokens. `tied`: first and last stage hold the same embedding, for the output layer or
@@ -51,8 +70,9 @@ class ModuleLayout:
     own tokens, or as these; those of several modules in turn, or added to each other. `is_causal`:
     a token attends to those of its image before it, rows that it reads first.
     `whole_images` are the encoders the tokens of whose images attend to each other in language.
-    `reads_arrays`: it reads images or clips of the data set. If it computes a loss, that counts
-    `loss_weight`.
+    `tiles`: how its images in tiles become rows.
+    `reads_arrays`: it reads images or clips of the data set. `losses` are those that it computes,
+    in the order in which its last stage returns them.
     """
 
     name: str
@@ -66,7 +86,7 @@ class ModuleLayout:
     full_sharding: bool = False
     first_trained: int = 0
     patches_per_row: int = 1
-    class_token: bool = False
+    learned_tokens: int = 0
     window_side: int | None = None
     balance: Balance = "linked"
     experts: ExpertView | None = None
@@ -75,16 +95,21 @@ class ModuleLayout:
     reads_beside: bool = False
     reads_in_turn: bool = True
     is_causal: bool = False
+    tiles: TileRule | None = None
     whole_images: tuple[str, ...] = ()
     reads_arrays: bool = False
-    computes_loss: bool = False
+    losses: tuple[Loss, ...] = ()
     draws: bool = False
-    loss_weight: float = 1.0
 
     @property
     def is_language(self) -> bool:
         """Whether this is the language model."""
         return self.name == LANGUAGE
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether it has a loss of its own."""
+        return bool(self.losses)
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages that `rank` holds: one, or every pp-th with virtual stages."""
@@ -97,14 +122,6 @@ class ModuleLayout:
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Return the ranks that hold `stage`, in increasing order."""
         return self.grid.slice(pp=self.pp_index(stage))
-
-
-@dataclass(frozen=True, slots=True)
-class RankGroup:
-    """A process group to create: a name made of module and axes, and its ranks."""
-
-    name: str
-    ranks: tuple[int, ...]
 
 
 def cached_in_layout(
@@ -159,9 +176,9 @@ class Layout:
         return tuple(module for module in others if module.grid.size("dp") > 1)
 
     @cached_property
-    def losses(self) -> tuple[ModuleLayout, ...]:
-        """The modules that compute a loss."""
-        return tuple(module for module in self.modules if module.computes_loss)
+    def losses(self) -> tuple[Loss, ...]:
+        """The losses of all modules."""
+        return tuple(loss for module in self.modules for loss in module.losses)
 
     @cached_property
     def bridges(self) -> dict[str, Bridge]:
@@ -216,63 +233,6 @@ class Layout:
             for stage in self.modules[number].stages[index :: self.modules[number].grid.size("pp")]
         )
 
-    @cached_property
-    def groups(self) -> tuple[RankGroup, ...]:
-        """Every process group of every module, in the one order in which all ranks create them."""
-        along_axes = (
-            RankGroup(_name(module, axes), ranks)
-            for module in self.modules
-            for axes in MODULE_GROUPS
-            for ranks in module.grid.groups(*axes)
-        )
-        return (*along_axes, *self._expert_groups(), *self._tied_groups())
-
-    def groups_of(self, rank: int) -> Iterator[RankGroup]:
-        """Yield the process groups that hold `rank`."""
-        for module in self.modules_of(rank):
-            for axes in MODULE_GROUPS:
-                yield RankGroup(_name(module, axes), module.grid.group_of(rank, *axes))
-            if module.experts is not None:
-                for axis, name in EXPERT_GROUPS.items():
-                    yield RankGroup(f"{module.name}.{name}", module.experts.group_of(rank, axis))
-        if rank in self.tied_ranks:
-            yield RankGroup(f"{self.language.name}.tied", self.tied_ranks[rank])
-
-    def _expert_groups(self) -> Iterator[RankGroup]:
-        for module in self.modules:
-            if module.experts is not None:
-                for axis, name in EXPERT_GROUPS.items():
-                    for ranks in module.experts.groups(axis):
-                        yield RankGroup(f"{module.name}.{name}", ranks)
-
-    def _tied_groups(self) -> Iterator[RankGroup]:
-        """Yield the ranks of first and last stage that hold the same part of a tied embedding."""
-        for ranks in dict.fromkeys(self.tied_ranks.values()):
-            yield RankGroup(f"{self.language.name}.tied", ranks)
-
-    @cached_property
-    def tied_ranks(self) -> dict[int, tuple[int, int]]:
-        """The two ranks that hold the same part of a tied embedding, by each of them."""
-        module, found = self.language, dict[int, tuple[int, int]]()
-        last = module.pp_index(len(module.stages) - 1)
-        if module.tied and last != 0:
-            apart = last * module.grid.strides["pp"]
-            for rank in module.grid.slice(pp=0):
-                found[rank] = found[rank + apart] = rank, rank + apart
-        return found
-
-
-# tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
-# last stage. Stage edges use point-to-point groups.
-MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("pp",))
-# Along the axes of the experts. ep: tokens to their experts; tp: tokens of a split expert; dp: its
-# gradients and sharded weights.
-EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
-
-
-def _name(module: ModuleLayout, axes: tuple[str, ...]) -> str:
-    return f"{module.name}.{'_'.join(axes)}"
-
 
 def world_size(spec: Spec) -> int:
     """Return the number of ranks of a spec: one more than its last rank, idle ranks included."""
@@ -292,16 +252,6 @@ def build_layout(spec: Spec) -> Layout:
         seq=spec.batch.seq,
         schedule=spec.schedule.kind,
     )
-
-
-def _whole_images(spec: Spec, name: str) -> tuple[str, ...]:
-    """Return the encoders the tokens of whose images attend to each other in a module.
-
-    Through a connector it reads rows like text.
-    """
-    if not kind_of(spec.modules[name].model).bidirectional_images:
-        return ()
-    return tuple(x for x in spec.sources_of(name) if kind_of(spec.modules[x].model).images)
 
 
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
@@ -325,10 +275,10 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         in_phases=name in spec.encoders and runs_in_phases(spec, name),
         group_size=group_size(spec, name),
         full_sharding=module.sharding == "full",
-        tied=kind.is_tied or (name == LANGUAGE and bool(text_readers(spec))),
+        tied=kind.embeds_at_end or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=kind.patches_per_row,
-        class_token=kind.has_class_token,
+        learned_tokens=kind.learned_tokens,
         window_side=None if kind.windows is None else kind.windows.side,
         balance=module.balance,
         experts=experts,
@@ -337,9 +287,24 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads_beside=kind.reads_beside,
         reads_in_turn=kind.reads_in_turn,
         is_causal=kind.is_causal,
-        whole_images=_whole_images(spec, name),
+        tiles=kind.tile_rule,
+        # Through a connector a module reads rows like text.
+        whole_images=tuple(
+            each
+            for each in spec.sources_of(name)
+            if kind.bidirectional_images and kind_of(spec.modules[each].model).images
+        ),
         reads_arrays=kind.input is not None,
-        computes_loss=kind.computes_loss,
+        losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,
-        loss_weight=module.loss_weight,
     )
+
+
+def _losses(name: str, kind: ModelKind, weight: float) -> Iterator[Loss]:
+    """Yield the losses of a module: its own, then one for each depth."""
+    if kind.computes_loss:
+        yield Loss(name, name, weight)
+    if (mtp := kind.mtp) is not None:
+        for depth in range(1, mtp.depth + 1):
+            number = "" if depth == 1 else str(depth)
+            yield Loss(f"{name}.mtp{number}", name, weight * mtp.loss_weight / mtp.depth, depth)

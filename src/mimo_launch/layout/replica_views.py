@@ -21,6 +21,7 @@ from mimo_launch.layout.row_owners import (
     cut_runs,
     held_patches,
     local_extra_tokens,
+    local_rows,
     row_cut,
     runs_in_list,
     shards_of_cp_rank,
@@ -53,9 +54,16 @@ class EncoderView:
         """Number of rows that the replica makes."""
         return sum(image.rows for image in self.images)
 
+    @cached_property
+    def num_units(self) -> int:
+        """Number of parts that patches are cut into over ranks: rows, or patches of tiles."""
+        return self.num_rows if self.module.tiles is None else sum(self.lengths)
+
     @property
     def lengths(self) -> list[int]:
-        """Patches of each image."""
+        """Patches of each image, or of each of its tiles."""
+        if (tiles := self.module.tiles) is not None:
+            return [tiles.patches] * sum(tiles.num_tiles(image.tiling) for image in self.images)
         return [image.rows * self.module.patches_per_row for image in self.images]
 
     @property
@@ -78,11 +86,11 @@ class EncoderView:
 
     @cached_property
     def extras(self) -> list[int]:
-        """Tokens of each image besides its patches: a class token, or the rows that it reads."""
-        if self.module.class_token:
-            return [1] * len(self.images)
+        """Tokens of each image besides its patches: learned ones, rows that it reads, or loose."""
+        if self.module.learned_tokens or self.module.tiles is not None:
+            return [self.module.learned_tokens] * len(self.lengths)
         if not self.module.reads_beside:
-            return [0] * len(self.images)
+            return [image.loose for image in self.images]
         per_sample = (self._reads(sample) for sample in self.samples)
         return [
             sum(reads) if self.module.reads_in_turn else reads[0]
@@ -149,7 +157,13 @@ class EncoderView:
 
     def held(self, cp: int) -> range:
         """Return the patches that cp rank `cp` holds, padding included."""
-        return held_patches(self.module, self.num_rows, cp)
+        return held_patches(self.module, self.num_units, cp)
+
+    def made(self, cp: int, tp: int) -> range:
+        """Return the rows of images in tiles that a rank makes, padding included."""
+        size, shards = local_rows(self.module, self.num_rows), shards_of_cp_rank(self.module)
+        first = cp * size + (tp * size // shards if shards > 1 else 0)
+        return range(first, first + size // shards)
 
     def owned(self, cp: int) -> tuple[int, ...]:
         """Return the number of rows that each tp rank of cp rank `cp` owns."""

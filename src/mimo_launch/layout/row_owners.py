@@ -62,8 +62,8 @@ def local_extra_tokens(module: ModuleLayout, total: int) -> int:
     """Return how many of a replica's extra tokens each shard holds, padding included.
 
     A shard is a cp rank or, under sequence parallelism, a tp rank of one. Extra tokens (class
-    tokens, or rows of other modules) are a separate list, cut like rows: after its patches a shard
-    holds its part of that list.
+    tokens, rows of other modules, or tokens of which no row is made) are a separate list, cut like
+    rows: after its patches a shard holds its part of that list.
     """
     return -(-total // (module.grid.size("cp") * shards_of_cp_rank(module)))
 

@@ -1,9 +1,11 @@
-"""The replica of each module to which a sample of a step goes.
+"""Who works on what at once: samples of replicas, groups of microbatches, forwards along a bridge.
 
-Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out.
-Relies on: divisibility, proved by `checks`.
-Leaves: moving samples among encoder replicas to `balance`, rows inside a sample to
-`row_owners`.
+Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out; which encoders run
+between the phases of language, and how many microbatches modules take at once, from the ranks only;
+the names of bridges, and which forwards of both ends a transfer belongs to.
+Relies on: the spec's types; divisibility, proved by `checks`.
+Leaves: moving samples among encoder replicas to `balance`, rows inside a sample to `row_owners`,
+the rows of a transfer to `bridge_routing`, the order of work to `schedule`.
 
 Language replica d owns a contiguous share of the step's samples, cut into microbatches of `mbs`:
 sample (d, j, i) has index (d * microbatches + j) * mbs + i. Encoders run on groups of k
@@ -12,6 +14,9 @@ evenly over the encoder's dp.
 """
 
 from dataclasses import dataclass
+
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import ModuleSpec, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +60,95 @@ class SampleMap:
         slot, item = divmod(sample, self.microbatch_size)
         replica, microbatch = divmod(slot, self.microbatches)
         return replica, microbatch, item
+
+
+def runs_in_phases(spec: Spec, encoder: str) -> bool:
+    """Return whether an encoder runs between language phases rather than in front of its pipeline.
+
+    It does if it has a rank in common with language. So do encoders that share ranks with each
+    other if one of them has several stages: in a pipeline the order of their stages would differ
+    between ranks, and their collectives would wait for each other.
+    """
+    modules = spec.modules
+    upstream = [n for n in spec.encoders if not shares_ranks(spec, n)]
+    if encoder not in upstream:
+        return True
+    cluster, found = {encoder}, [encoder]
+    while found:
+        one = found.pop()
+        more = [n for n in upstream if n not in cluster and _overlap(modules[n], modules[one])]
+        cluster.update(more)
+        found += more
+    return len(cluster) > 1 and any(modules[name].grid.pp > 1 for name in cluster)
+
+
+def shares_ranks(spec: Spec, name: str) -> bool:
+    """Return whether a module has a rank in common with language."""
+    return _overlap(spec.modules[name], spec.language)
+
+
+def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
+    mine, theirs = one.rank_range, other.rank_range
+    return mine.start < theirs.stop and theirs.start < mine.stop
+
+
+def grouped_encoders(spec: Spec) -> list[str]:
+    """Return the encoders whose microbatches at once `encoder_microbatches` sets.
+
+    Those in phases if there are any: encoders upstream of them run inside a phase, where larger
+    groups would leave nothing to overlap.
+    """
+    in_phases = [name for name in spec.encoders if runs_in_phases(spec, name)]
+    return in_phases or list(spec.encoders)
+
+
+def group_size(spec: Spec, name: str) -> int:
+    """Return k, the microbatches that a module works on at once."""
+    if name in spec.generators:
+        return (spec.schedule.generator_microbatches or 1) if shares_ranks(spec, name) else 1
+    if name not in grouped_encoders(spec):
+        return 1
+    own = spec.schedule.microbatches if runs_in_phases(spec, name) else 1
+    return spec.schedule.encoder_microbatches or own
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """The way of rows from one module to another that reads them.
+
+    A forward of the source is on `source_group` microbatches, one of the target on `target_group`,
+    of which the smaller divides the larger. Transfers are on the larger number.
+    """
+
+    source: str
+    target: str
+    source_group: int
+    target_group: int
+
+    @property
+    def name(self) -> str:
+        """The source, with the target behind it where that is not language."""
+        return self.source if self.target == LANGUAGE else f"{self.source}>{self.target}"
+
+    @property
+    def group_size(self) -> int:
+        """Microbatches of one transfer."""
+        return max(self.source_group, self.target_group)
+
+    def of_source(self, forward: int) -> int:
+        """Return the transfer that takes the rows of a forward of the source."""
+        return forward * self.source_group // self.group_size
+
+    def of_target(self, forward: int) -> int:
+        """Return the transfer that brings the rows of a forward of the target."""
+        return forward * self.target_group // self.group_size
+
+    def sources(self, transfer: int) -> range:
+        """Return the forwards of the source whose rows a transfer takes."""
+        number = self.group_size // self.source_group
+        return range(transfer * number, (transfer + 1) * number)
+
+    def targets(self, transfer: int) -> range:
+        """Return the forwards of the target that a transfer brings rows to."""
+        number = self.group_size // self.target_group
+        return range(transfer * number, (transfer + 1) * number)

@@ -11,7 +11,10 @@ encoder as it has rows, in the same order.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.spec.base import LANGUAGE
 
 
@@ -26,6 +29,9 @@ class ImageSpan:
 
     A video is as many images as it has temporal patches. Where language counts its time on an axis,
     those behind the first are so much `later` than that one; they share its place on other axes.
+
+    Behind the tokens of its rows a clip may have `loose` ones, of which no row is made. The rows of
+    an image in tiles are one line; `tiling` says what they are made of, if it has several.
     """
 
     position: int
@@ -34,6 +40,8 @@ class ImageSpan:
     reads: int | None = None
     gap: int = 0
     later: int | None = None
+    loose: int = 0
+    tiling: Tiling | None = None
 
     @property
     def rows(self) -> int:
@@ -61,13 +69,25 @@ class ImageSpan:
         return last.position + last.num_positions
 
 
+def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
+    """Return the shape of the array of an image or a clip. Raises: TypeError if none is read."""
+    if (clips := kind.clips) is not None:
+        return clips.input_shape(span.height, span.width, span.loose)
+    if (source := kind.input) is None:
+        raise TypeError(f"a model of kind {kind.model.kind} reads no arrays")
+    if (rule := kind.tile_rule) is not None:
+        return rule.num_tiles(span.tiling), *source.input_shape(rule.height, rule.width)
+    return source.input_shape(span.height, span.width)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleData:
     """One sample: its number in the data set, its labels and, per encoder, its images in order.
 
     A *pack* is a sample made of several records of the data set, its `parts`: each is a sample
     whose positions count from `first`. The pack's own counts and spans cover all of them; its
-    number is that of the first.
+    number is that of the first. `labels_ahead` counts the labels of each depth of multi-token
+    prediction, from 1 on: those that stand as far behind a token of their document.
     """
 
     id: int
@@ -76,6 +96,7 @@ class SampleData:
     spans: Mapping[str, tuple[ImageSpan, ...]] = field(default_factory=dict)
     first: int = 0
     parts: tuple["SampleData", ...] = ()
+    labels_ahead: tuple[int, ...] = ()
 
     @property
     def records(self) -> tuple["SampleData", ...]:
@@ -119,6 +140,10 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
         num_labels=sum(part.num_labels for part in parts),
         spans=spans,
         parts=tuple(parts),
+        # A record that could not be read has none.
+        labels_ahead=tuple(
+            map(sum, zip_longest(*(part.labels_ahead for part in parts), fillvalue=0))
+        ),
     )
 
 
@@ -145,8 +170,13 @@ class StepData:
         """Number of valid labels of the step."""
         return sum(sample.num_labels for sample in self.samples)
 
-    def num_terms(self, module: str) -> int:
-        """Return N, by which the loss of a module is divided: labels, or rows that it makes."""
+    def num_terms(self, module: str, depth: int = 0) -> int:
+        """Return N, by which a loss of a module is divided: labels, or rows that it makes.
+
+        With a `depth` of multi-token prediction: the labels of that depth.
+        """
+        if depth:
+            return sum(sum(sample.labels_ahead[depth - 1 : depth]) for sample in self.samples)
         if module == LANGUAGE:
             return self.num_labels
         return sum(sample.rows(module) for sample in self.samples)

@@ -1,18 +1,24 @@
-"""The data of a step on a layout: a view for each replica and group or microbatch.
+"""The data of a step on a layout: a view for each replica and group or microbatch; who reads what.
 
-Decides: which samples of a step each replica works on, each computed once.
+Decides: which samples of a step each replica works on, each computed once; which ranks need texts,
+documents, answers and pixels.
 Relies on: `balance` for who encodes a sample, `replica_views` for what a replica knows of them.
-Leaves: pairing the two ends of a bridge to `bridge_routing`, tensors to `runtime`.
+Leaves: pairing the two ends of a bridge to `bridge_routing`, reading to `train.prefetch`, tensors
+to `runtime`.
+
+Pixels are read only on the first stage of an encoder; later stages know the sizes of images from
+the StepData. Which patches a cp rank holds depends on the samples that turn out to be readable, so
+every cp rank reads all of its replica's.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mimo_launch.layout.balance import Shares, even_share, replicas_that_share, shared_out
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_of
 from mimo_launch.layout.row_owners import Piece, Run
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import LANGUAGE
 
@@ -125,3 +131,51 @@ class StepViews:
         if key not in self._islands:
             self._islands[key] = shared_out(self.layout, self.data, module, island)
         return self._islands[key][group][place]
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Positions in the step of the samples that one rank reads, by the part that it needs."""
+
+    texts: tuple[int, ...]
+    documents: tuple[int, ...]
+    answers: tuple[int, ...]
+    images: dict[str, tuple[int, ...]]
+
+
+def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
+    """Return what `rank` reads of a step; with `decode`, also what scoring greedy answers needs."""
+    layout = views.layout
+    texts: tuple[int, ...] = ()
+    documents: tuple[int, ...] = ()
+    answers: tuple[int, ...] = ()
+    images = {
+        module.name: views.samples_of(module, rank)
+        for module in layout.modules
+        if rank in module.grid and needs_arrays(module, rank)
+    }
+    language = layout.language
+    if rank in language.grid:
+        documents = views.samples_of(language, rank)
+        # Tokens go into the first stage, labels into the last.
+        if decode or any(stage.is_first or stage.is_last for stage in language.stages_of(rank)):
+            texts = documents
+        if decode and is_scorer(language, rank):
+            answers = documents
+    return Reads(texts, documents, answers, images)
+
+
+def needs_arrays(module: ModuleLayout, rank: int) -> bool:
+    """Return whether a rank reads images: the first stage, and a last one that learns to make them.
+
+    Later stages know their sizes from the StepData.
+    """
+    held = module.stages_of(rank)
+    return module.reads_arrays and any(
+        stage.is_first or (stage.is_last and module.computes_loss) for stage in held
+    )
+
+
+def is_scorer(language: ModuleLayout, rank: int) -> bool:
+    """Return whether `rank` is the one of its replica that scores the answers."""
+    return not any(language.grid.index(axis, rank) for axis in ("tp", "cp", "pp"))

@@ -1,7 +1,8 @@
 """The encoder of Whisper as a stage: packed log-mel frames of clips of any length in, rows out.
 
 Decides: the two convolutions, positions and frame stacking. Both convolutions pad each clip with
-zeros, and attention stays inside it.
+zeros, or with the silence behind it where tokens of that are left out, and attention stays inside
+it. Tokens that do not fill a row stand behind all others.
 Relies on: `encoder_inputs` for the frames of each token, `projector` for the projector and the rows
 of this rank.
 Leaves: moving rows to the bridge.
@@ -26,7 +27,7 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Patches, own_share
 from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
 KERNEL = 3
@@ -97,7 +98,7 @@ class AudioStage(nn.Module):
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.stage, self.mels = context, stage, model.mels
+        self.context, self.stage, self.model = context, stage, model
         if stage.is_first:
             self.conv1 = Convolution(context, model.mels, model.hidden)
             self.conv2 = Convolution(context, model.hidden, model.hidden)
@@ -106,9 +107,14 @@ class AudioStage(nn.Module):
         self.layers = blocks(context, shape, stage, recompute=recompute)
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
-            self.joined_width = model.row_width
             self.projector = projector(
-                context, model.projector, model.row_width, row_width, bias=model.projector_bias
+                context,
+                model.projector,
+                model.row_width,
+                row_width,
+                bias=model.projector_bias,
+                inner=model.projector_mlp_width or 0,
+                patches=model.patches_per_row,
             )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
@@ -116,21 +122,27 @@ class AudioStage(nn.Module):
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
-        x_nD = self._embed(packed.patches) if hidden is None else hidden
+        x_nD = self._embed(packed.patches, packed.loose) if hidden is None else hidden
         for layer in self.layers.values():
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
             return x_nD
-        # The tokens of a row are neighbours in their clip, which holds whole rows: a view.
-        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.joined_width))
+        # The tokens of a row are neighbours in their clip: a view.
+        x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
+        if self.model.pooling == "mean":
+            x_nD = x_nD.view(-1, self.model.stack, x_nD.shape[1]).mean(dim=1)
+        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.model.row_width))
         return owned(rows, packed.sizes, self.context)
 
-    def _embed(self, given: Patches | None) -> Tensor:
+    def _embed(self, given: Patches | None, loose: Patches | None = None) -> Tensor:
         if given is None:
             raise ValueError("the first stage of an encoder needs frames")
         mine = own_share(given, self.context)
+        if loose is not None:
+            both = (mine.values, loose.values), (mine.positions, loose.positions)
+            mine = Patches(*(torch.cat(each) for each in both))
         places = mine.positions.squeeze(1)
-        frames_nM5 = mine.values.view(len(places), self.mels, VALUES_PER_BAND)
+        frames_nM5 = mine.values.view(len(places), self.model.mels, VALUES_PER_BAND)
         # The first convolution at the three places that the second one reads: [n, 3, M, 3].
         windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
         joined_n3D = self.context.fused(gelu, self.conv1(windows))

@@ -17,10 +17,10 @@ from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers, vocab_size
-from mimo_launch.layers.aux_loss import AuxLoss
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_parameters
+from mimo_launch.layers.router import AuxLoss
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage

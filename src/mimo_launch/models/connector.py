@@ -52,7 +52,12 @@ class ConnectorStage(nn.Module):
         if stage.is_last:
             self.norm = Norm(context, model.hidden, "layer")
             self.projector = projector(
-                context, model.projector, model.hidden, row_width, bias=model.projector_bias
+                context,
+                model.projector,
+                model.hidden,
+                row_width,
+                bias=model.projector_bias,
+                inner=model.projector_mlp_width or 0,
             )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:

@@ -25,7 +25,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.row_places import RowPlaces
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN
+from mimo_launch.models.tiled_rows import RowSources
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images, Model
 
 Tokens = TypeVar("Tokens", Tensor, range)
@@ -72,6 +73,15 @@ def cut_image(
     pixels = torch.empty(squares.shape, dtype=dtype, pin_memory=pinned).copy_(squares)
     places = patch_places(rows, columns, s, pinned=pinned, measured=measured)
     return Patches(pixels.view(-1, images.values_of_patch), places)
+
+
+def cut_tiles(array: np.ndarray, *, images: Images, dtype: torch.dtype, pinned: bool) -> Patches:
+    """Cut tiles, `array` [tiles, channels, height, width], one after another; see `cut_image`."""
+    cut = partial(cut_image, images=images, dtype=dtype, pinned=False, measured=True)
+    tiles = [cut(each) for each in array]
+    values = torch.cat([each.values for each in tiles])
+    positions = torch.cat([each.positions for each in tiles])
+    return Patches(*(x.pin_memory() if pinned else x for x in (values, positions)))
 
 
 @lru_cache(maxsize=256)
@@ -177,6 +187,8 @@ def reader(model: Model) -> Reader:
     if (images := kind.images) is not None:
         # With a grid of learned positions, also the height and width of the image.
         measured = kind.learned_grid is not None
+        if kind.tile_rule is not None:
+            return Reader(images, images.values_of_patch, 4, partial(cut_tiles, images=images))
         cut = partial(cut_image, images=images, measured=measured)
         return Reader(images, images.values_of_patch, 4 if measured else 2, cut)
     if (clips := kind.clips) is not None:
@@ -238,10 +250,12 @@ class EncoderInput:
     `patches` are given on the first stage. `places` are (y, x) of each patch in its image, [N, 2],
     on every stage of a model with 2-D RoPE. After its patches, which are those numbered `own` in
     the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
+    Of clips, `loose` are those among them of which no row is made, on the first stage.
     `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
     [r, width] are those that this rank received, by the module that is read, and `row_places` their
     places among its tokens; `extras` are their numbers for each image. A generator gets on the
-    first and on the last stage what it learns to make, or has `made` so far.
+    first and on the last stage what it learns to make, or has `made` so far. Of images in tiles,
+    `row_sources` are given on the last stage.
     """
 
     mask: ImageContext
@@ -249,6 +263,7 @@ class EncoderInput:
     patches: Patches | None
     places: Tensor | None = None
     extra_tokens: int = 0
+    loose: Patches | None = None
     images: tuple[tuple[int, int], ...] = ()
     own: range = range(0)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
@@ -256,6 +271,24 @@ class EncoderInput:
     extras: tuple[int, ...] = ()
     made: NoisedPatches | CodeFrames | PatchTargets | None = None
     windows: ImageContext | None = None
+    row_sources: RowSources | None = None
+
+
+def without_loose(
+    arrays: Sequence[Patches | np.ndarray],
+    numbers: Sequence[int],
+    how: Reader,
+    context: ParallelContext,
+) -> tuple[list[Patches], list[Patches]]:
+    """Return the patches of rows of each array, and behind them the `numbers` of loose ones."""
+    dtype = how.dtype or context.compute_dtype
+    cut = [x if isinstance(x, Patches) else how.cut(x, dtype=dtype, pinned=False) for x in arrays]
+    ends = [len(each.values) - number for each, number in zip(cut, numbers, strict=True)]
+    pairs = list(zip(cut, ends, strict=True))
+    return (
+        [Patches(each.values[:end], each.positions[:end]) for each, end in pairs],
+        [Patches(each.values[end:], each.positions[end:]) for each, end in pairs],
+    )
 
 
 def pack(

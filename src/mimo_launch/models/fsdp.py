@@ -1,8 +1,9 @@
 """Wraps a stage in FSDP2, with sums where it would take means.
 
-Decides: over which ranks weights are sharded, and in which types they are gathered.
+Decides: over which ranks weights are sharded, and in which types they are gathered;
+at which backwards gradients are reduced.
 Relies on: FSDP2, over dp x cp, and for experts over their own replicas; `layout.stages` for units.
-Leaves: when to reduce to `runtime`.
+Leaves: which backward is the last one to `runtime`.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
 from mimo_launch.layout.stages import fsdp_units
+from mimo_launch.models.mtp import MtpDepth
 
 
 class _Stage(Protocol):
@@ -50,6 +52,9 @@ def shard(
             mp_policy=policy,
             reshard_after_forward=reshard,
         )
+    # An evaluation does not run these: they are in no unit with layers.
+    for depth in [module for module in network.modules() if isinstance(module, MtpDepth)]:
+        fully_shard(depth, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
@@ -71,3 +76,16 @@ def _own_parameters(block: nn.Module) -> int:
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:
     """Yield every FSDP unit of a module, the root first."""
     return (module for module in network.modules() if isinstance(module, FSDPModule))
+
+
+def set_gradient_sync(stage: nn.Module, *, is_last: bool, full_sharding: bool) -> None:
+    """Reduce gradients over dp x cp only at a stage's last backward of the step.
+
+    Fully sharded modules reduce at every backward and accumulate shards instead, so that no
+    unsharded gradient stays in memory.
+    """
+    reduces = is_last or full_sharding
+    for unit in fsdp_modules(stage):
+        unit.set_requires_gradient_sync(reduces, recurse=False)
+        unit.set_reshard_after_backward(reduces, recurse=False)
+        unit.set_is_last_backward(is_last)

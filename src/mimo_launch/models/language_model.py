@@ -8,7 +8,7 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n those of th
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import soft_capped
+from mimo_launch.layers.router import RoutingContext
 from mimo_launch.layers.sequence_contexts import (
     Documents,
     SequenceContext,
@@ -36,9 +37,24 @@ from mimo_launch.layers.vocab_parallel import (
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.mlp import MoeShape
+from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
+from mimo_launch.models.stage_losses import StageLosses
 from mimo_launch.models.transformer_block import language_shape
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class TextAhead:
+    """The text that a depth of multi-token prediction reads of a microbatch.
+
+    tokens and labels [B, S]: at each position those of one further ahead. routing: for the balance
+    of its experts, if there are any.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    routing: RoutingContext | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,8 @@ class LanguageInput:
     sample is one. rows[encoder] [r, D] are the rows that this rank received, on the first stage
     only. wanted: the places of the rows that generators read, on the last stage only. routing: for
     the balance of experts, if there are any. images [B, all positions]: the image of each token, -1
-    for text, if the tokens of one attend to each other.
+    for text, if the tokens of one attend to each other. ahead: that of each depth of multi-token
+    prediction, where it is learned.
     """
 
     num_sequences: int
@@ -64,6 +81,7 @@ class LanguageInput:
     wanted: Mapping[str, RowPlaces] = field(default_factory=dict)
     images: Tensor | None = None
     routing: RoutingContext | None = None
+    ahead: tuple[TextAhead, ...] = ()
 
 
 class LanguageStage(nn.Module):
@@ -94,7 +112,8 @@ class LanguageStage(nn.Module):
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
         self.text_readers = text_readers
         # Where the last stage needs the embedding, it and the first one hold it, by the same name.
-        if stage.is_first or (stage.is_last and (model.tied or text_readers)):
+        needs_at_end = kind_of(model).embeds_at_end or bool(text_readers)
+        if stage.is_first or (stage.is_last and needs_at_end):
             # Small if it is also the output layer, or the first loss would be far above ln V.
             std = model.hidden**-0.5 if model.tied else 0.5
             self.embedding = VocabEmbedding(
@@ -111,25 +130,35 @@ class LanguageStage(nn.Module):
             )
             if not model.tied:
                 self.head = VocabHead(context, padded_vocab, model.hidden)
+        self.mtp = nn.ModuleList(self.make_depths(experts, recompute=recompute))
 
     @property
     def embedding_scale(self) -> float | None:
         """The factor on embeddings of tokens."""
         return None
 
+    @property
+    def logit_cap(self) -> float | None:
+        """The number below which logits stay."""
+        return None
+
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
         """Return the layers of the stage, named by their number in the whole model."""
         raise NotImplementedError
 
-    def forward(
-        self, hidden: Tensor | None, batch: LanguageInput
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Return the hidden state [n, D], on the last stage the summed loss of the labels.
+    def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
+        """Return the depths of multi-token prediction, on the last stage."""
+        del experts, recompute
+        return ()
 
-        Without labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a
-        replica returns the same value. Gradient: of the sum of token losses, no mean. If generators
-        read the last norm's output, the last stage also returns, by generator, the rows [r, D] that
-        this rank sends.
+    def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
+        """Return the hidden state [n, D], on the last stage the summed losses of the labels.
+
+        The first is that of the next tokens; one follows for each text of `batch.ahead`. Without
+        labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a replica
+        returns the same value. Gradient: of the sum of token losses, no mean. If generators read
+        the last norm's output, the last stage also returns, by generator, the rows [r, D] that this
+        rank sends.
         """
         if hidden is None:
             x_nD, deep = self._embed(batch)
@@ -145,13 +174,26 @@ class LanguageStage(nn.Module):
         if not self.stage.is_last:
             return torch.cat([x_nD, *deep], dim=1) if deep else x_nD
         normed_nD = self.norm(x_nD)
-        found = self._found(normed_nD, batch)
-        if not batch.wanted:
-            return found
-        return found, {
+        if batch.labels is None:
+            logits, part = self._logits(self.context.enter(normed_nD))
+            return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
+        losses = [self._loss(normed_nD, batch.labels)]
+        windowed = kind.attends_in_windows(self.stage.layers.stop - 1)
+        losses += self._losses_ahead(normed_nD, batch, in_windows if windowed else everywhere)
+        rows = {
             reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
             for reader, where in batch.wanted.items()
         }
+        return StageLosses(tuple(losses), rows)
+
+    def _losses_ahead(
+        self, x_nD: Tensor, batch: LanguageInput, sequences: SequenceContext
+    ) -> Iterator[Tensor]:
+        """Yield the loss of each depth; the first one reads what the output layer reads."""
+        for depth, text in zip(self.mtp, batch.ahead, strict=False):
+            token_nD = self._embedded(text.tokens).to(x_nD.dtype)
+            x_nD = depth(x_nD, token_nD, replace(sequences, routing=text.routing))
+            yield self._loss(x_nD, text.labels)
 
     def _attention_contexts(
         self, batch: LanguageInput, dtype: torch.dtype
@@ -207,13 +249,10 @@ class LanguageStage(nn.Module):
         # Rounded to the type of the embeddings first, as in Gemma.
         return x_nD * torch.full((), self.embedding_scale, dtype=x_nD.dtype, device=x_nD.device)
 
-    def _found(self, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
-        """Return the loss of the labels or, without any, the greedy next tokens."""
+    def _loss(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
+        """Return the summed loss of labels."""
         logits, part = self._logits(self.context.enter(normed_nD))
-        if batch.labels is None:
-            return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
-        labels = batch.labels.flatten()
-        return vocab_cross_entropy(logits, labels, part, self.context).sum()
+        return vocab_cross_entropy(logits, labels_BS.flatten(), part, self.context).sum()
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
         """Return this rank's logits [N, v] and their range of ids."""
@@ -221,6 +260,8 @@ class LanguageStage(nn.Module):
             part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
             part, logits = self.head.part, self.head(x_ND)
+        if self.logit_cap is not None:
+            logits = self.context.fused(soft_capped, logits, self.logit_cap)
         return mask_padding(logits, part, self.vocab), part
 
     def _embed(self, batch: LanguageInput) -> tuple[Tensor, list[Tensor]]:
@@ -252,7 +293,19 @@ class DecoderStage(LanguageStage):
         """The factor on embeddings of tokens."""
         return self.model.embedding_scale
 
+    @property
+    def logit_cap(self) -> float | None:
+        """The number below which logits stay."""
+        return self.model.logit_softcap
+
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
         """Return blocks of the library that the context names. Raises: BackendError."""
         shape = language_shape(self.model, experts)
         return blocks(self.context, shape, self.stage, recompute=recompute)
+
+    def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
+        """Return the depths, whose blocks are like the last layer."""
+        has_experts = self.model.has_experts(self.model.layers - 1)
+        shape = language_shape(self.model, experts if has_experts else None)
+        depths = kind_of(self.model).depths if self.stage.is_last else 0
+        return (MtpDepth(self.context, shape, recompute=recompute) for _ in range(depths))

@@ -22,14 +22,14 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
+from mimo_launch.layers.norms import TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
 from mimo_launch.layers.router import Choice, Router, TokenShares
-from mimo_launch.layers.scales import TokenGate
 from mimo_launch.layers.sequence_contexts import SequenceContext
-from mimo_launch.spec.encoders import Activation
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.encoder_blocks import Activation
 from mimo_launch.spec.language_models import GateActivation
+from mimo_launch.spec.layers import Moe
 
 
 class Mlp(nn.Module):

@@ -7,8 +7,6 @@ Leaves: rotary positions to `layers.image_contexts`, the rest of a stage to `vis
 Legend: N patches of a replica's group, n those of this rank, [H, W] the grid of learned positions.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch import Tensor
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.whole_linear import table_segment
+from mimo_launch.spec.vit import Interpolation
 
 # The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
 CUBIC = -0.75
@@ -48,10 +47,11 @@ class LearnedPositions(SegmentedModule):
         width: int,
         *,
         class_token: bool,
-        interpolation: Literal["bicubic", "bilinear", "nearest"],
+        interpolation: Interpolation,
     ) -> None:
         super().__init__()
         self.grid, self.first = grid, int(class_token)
+        self.cropped = interpolation == "cropped"
         self.weights_along = _WEIGHTS[interpolation]
         rows = self.first + grid[0] * grid[1]
         self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
@@ -59,12 +59,15 @@ class LearnedPositions(SegmentedModule):
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position of patches, given (y, x, height, width) in their images.
 
-        A sum of 4 x 4 rows of the table for each patch (bicubic), of 2 x 2 (bilinear), or one.
+        A sum of 4 x 4 rows of the table for each patch (bicubic), of 2 x 2 (linear), or one. A
+        table that is cropped is resized to the longer side of the image both ways.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
+        y_n, x_n, *sides = places_n4.unbind(dim=1)
+        if self.cropped:
+            sides = [torch.maximum(*sides)] * 2
         axes = [
-            self.weights_along(places_n4[:, axis], places_n4[:, axis + 2], size)
-            for axis, size in enumerate(self.grid)
+            self.weights_along(*given) for given in zip((y_n, x_n), sides, self.grid, strict=True)
         ]
         (y_nk, across_nk), (x_nk, along_nk) = axes
         rows = self.first + y_nk[:, :, None] * self.grid[1] + x_nk[:, None, :]
@@ -110,6 +113,19 @@ def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tenso
     return found, torch.stack([1 - step, step], dim=1)
 
 
+def _centred(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the two places of a table [n, 2] around the centre of each place, and their weights.
+
+    Centres beyond those at the ends of the table read the ends.
+    """
+    scale = size / sizes_n.clamp(min=1).double()
+    source = ((places_n.double() + 0.5) * scale - 0.5).clamp(0, size - 1)
+    first = source.floor()
+    step = source - first
+    found = (first.long()[:, None] + torch.arange(2, device=places_n.device)).clamp(0, size - 1)
+    return found, torch.stack([1 - step, step], dim=1)
+
+
 def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the place of a table [n, 1] in which each place of an image begins, and ones.
 
@@ -123,4 +139,4 @@ def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tens
     return found, torch.ones_like(found, dtype=torch.float64)
 
 
-_WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest}
+_WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest, "cropped": _centred}

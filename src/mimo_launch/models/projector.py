@@ -1,6 +1,6 @@
 """The end of every encoder: the projector, and the selection of the rows that this rank owns.
 
-Decides: the three projectors, and that of layers before the last.
+Decides: the four projectors, and that of layers before the last.
 Relies on: `layout.row_owners.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
@@ -8,16 +8,16 @@ Legend: R rows of a replica's group, r those this rank owns, W width of a row be
 L width of the language model.
 """
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import split_rows
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import ACTIVATIONS
+from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.mlp import Mlp
-from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.encoder_blocks import Projector, ProjectorActivation
 
 
 class LinearProjector(nn.Module):
@@ -36,20 +36,71 @@ class LinearProjector(nn.Module):
         return rows
 
 
+class GatedProjector(nn.Module):
+    """Two linear maps, LayerNorm, an activation and a gated MLP, whose inner width tp ranks cut.
+
+    The first map is a convolution of the `patches` of a row: it reads channel after channel.
+    """
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        inner: int,
+        out: int,
+        *,
+        patches: int,
+        activation: ProjectorActivation,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.patches = context, patches
+        self.activation = ACTIVATIONS[activation]
+        self.convolution = WholeLinear(context, width, out, bias=bias)
+        self.middle = WholeLinear(context, out, out, bias=False)
+        self.middle_norm = Norm(context, out, "layer")
+        self.mlp = Mlp(context, out, inner, out, gated=True, bias=False)
+
+    def forward(self, x_nW: Tensor) -> Tensor:
+        """Return the rows [n, L]."""
+        # Without -1: there may be no rows.
+        shape = len(x_nW), self.patches, x_nW.shape[1] // self.patches
+        by_channel = x_nW.reshape(shape).mT.flatten(1)
+        normed = self.middle_norm(self.middle(self.convolution(by_channel)))
+        rows: Tensor = self.mlp(self.context.fused(self.activation, normed))
+        return rows
+
+
 def projector(
     context: ParallelContext,
-    kind: Literal["mlp", "linear", "merger"],
+    kind: Projector,
     width: int,
     out: int,
     *,
-    activation: Activation = "gelu",
+    activation: ProjectorActivation = "gelu",
     bias: bool = True,
+    inner: int | None = None,
+    patches: int = 1,
 ) -> nn.Module:
-    """Return the last layer of an encoder, [n, W] -> [n, L]."""
+    """Return the last layer of an encoder, [n, W] -> [n, L].
+
+    A gated one has an `inner` width, by default W, and reads the `patches` of a row. Two maps have
+    one between them, by default L.
+    """
     if kind == "linear":
         return LinearProjector(context, width, out, bias=bias)
-    inner = width if kind == "merger" else out
-    return Mlp(context, width, inner, out, gated=False, bias=bias, activation=activation)
+    if kind == "gated":
+        return GatedProjector(
+            context,
+            width,
+            inner or width,
+            out,
+            patches=patches,
+            activation=activation,
+            bias=bias,
+        )
+    between = width if kind == "merger" else inner or out
+    return Mlp(context, width, between, out, gated=False, bias=bias, activation=activation)
 
 
 class DeepProjector(nn.Module):

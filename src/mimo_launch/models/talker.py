@@ -31,6 +31,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput
 from mimo_launch.models.row_places import with_rows
+from mimo_launch.models.stage_losses import StageLosses
 from mimo_launch.models.transformer_block import decoder_shape
 from mimo_launch.spec.spec import TalkerModel
 
@@ -63,9 +64,7 @@ class TalkerStage(nn.Module):
             )
             self.part = context.part(model.vocab)
 
-    def forward(
-        self, hidden: Tensor | None, packed: EncoderInput
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], on the last stage the summed loss of its cp rank.
 
         The loss of a frame is the mean of those of its codes. Every tp rank of a replica returns
@@ -92,8 +91,8 @@ class TalkerStage(nn.Module):
         )
         loss = torch.stack(list(losses)).mean()
         if torch.is_grad_enabled():
-            return loss
-        return loss, (self._choices(x_ND) == labels_NK).sum()
+            return StageLosses((loss,))
+        return StageLosses((loss,), right=(self._choices(x_ND) == labels_NK).sum())
 
     def _choices(self, x_ND: Tensor) -> Tensor:
         """Return the most probable code of each codebook, [N, K]."""

@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import AttentionContext
-from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.norms import LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import EPSILON
 from mimo_launch.layers.recompute import recomputed
-from mimo_launch.layers.scales import LayerScale
 from mimo_launch.models.mlp import Mlp, MoeMlp, MoeShape
-from mimo_launch.spec.attention import Mla
-from mimo_launch.spec.encoders import Activation, EncoderBlocks
+from mimo_launch.spec.encoder_blocks import Activation, EncoderBlocks
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderBlocks, DecoderModel, GateActivation
+from mimo_launch.spec.layers import Mla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +36,10 @@ class BlockShape:
     begin as that scale each addition. Experts, `moe`, replace the MLP. `gate` is the activation
     where MLPs are `gated`, `activation` where they are not. `norm_offset` is added to the weights
     of RMSNorms; `post_norms` stand behind attention and the MLP. Scores are divided by the square
-    root of `score_size` (None: of the head size). `sinks` join the softmax of each head. With
-    `gated_attention` a gate multiplies the output of each head. Queries, keys and values may be
-    made of narrow widths, `latent`.
+    root of `score_size` (None: of the head size), and stay below `score_cap`. `sinks` join the
+    softmax of each head. With `gated_attention` a gate multiplies the output of each head. With
+    `interleaved` the numbers of a head that rotate together are neighbours. Queries, keys and
+    values may be made of narrow widths, `latent`.
     """
 
     width: int
@@ -62,9 +62,11 @@ class BlockShape:
     post_norms: bool = False
     norm_offset: float = 0.0
     score_size: float | None = None
+    score_cap: float | None = None
     sinks: bool = False
     output_bias: bool | None = None
     gated_attention: bool = False
+    interleaved: bool = False
     latent: Mla | None = None
     moe: MoeShape | None = None
 
@@ -119,9 +121,11 @@ def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
         post_norms=model.post_norms,
         norm_offset=float(model.norm_offset),
         score_size=model.query_pre_attn_scalar,
+        score_cap=model.attention_softcap,
         sinks=model.attention_sinks,
         output_bias=model.output_bias,
         gated_attention=model.gated_attention,
+        interleaved=model.rotary_interleaved,
         latent=model.mla,
         moe=moe,
     )
@@ -135,6 +139,7 @@ def hybrid_shape(model: HybridModel, moe: MoeShape | None) -> BlockShape:
         gate="gelu_tanh" if model.activation == "gelu_tanh" else "silu",
         norm_offset=float(model.norm_offset),
         gated_attention=model.gated_attention,
+        interleaved=model.rotary_interleaved,
         moe=moe,
     )
 
@@ -178,8 +183,10 @@ def attention_of(context: ParallelContext, shape: BlockShape, out_scale: float) 
         eps=shape.eps,
         norm_offset=shape.norm_offset,
         score_size=shape.score_size,
+        score_cap=shape.score_cap,
         sinks=shape.sinks,
         gated=shape.gated_attention,
+        interleaved=shape.interleaved,
         latent=shape.latent,
         out_scale=out_scale,
     )

@@ -1,7 +1,7 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
 Decides: the embedding of images (patches, positions, of which a class token has row 0), the layers
-around the blocks, pixel shuffle; that class tokens come after the patches.
+around the blocks, pixel shuffle; that class tokens and registers come after the patches.
 Relies on: `encoder_inputs` for the place of a patch and the size of its image, `positions`,
 `projector` for the projector and the rows of this rank.
 Leaves: moving rows to the bridge.
@@ -14,6 +14,7 @@ width, L width of the language model.
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.registry import kind_of
@@ -27,6 +28,7 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import DeepProjector, owned, projector
+from mimo_launch.models.tiled_rows import TiledRows
 from mimo_launch.models.transformer_block import BlockShape, encoder_shape
 from mimo_launch.spec.spec import Model, VitModel
 
@@ -42,6 +44,18 @@ class ClassToken(SegmentedModule):
         """Return the class tokens of `number` images, [number, D], on the graph even if none."""
         token = self.weight if position_D is None else self.weight + position_D
         return token.expand(number, -1)
+
+
+class Registers(SegmentedModule):
+    """Learned tokens without positions that every image has besides its patches."""
+
+    def __init__(self, context: ParallelContext, number: int, width: int) -> None:
+        super().__init__()
+        self.declare("weight", table_segment(context, number, width), dtype=context.dtype)
+
+    def forward(self, numbers_n: Tensor, token_1D: Tensor) -> Tensor:
+        """Return the tokens of an image with these numbers, [n, D]: the class token is first."""
+        return F.embedding(numbers_n, torch.cat([token_1D, self.weight]))
 
 
 def turns_by_place(model: Model) -> bool:
@@ -83,6 +97,7 @@ class VisionStage(nn.Module):
             self.patch = WholeLinear(
                 context, model.patch_numbers, model.hidden, bias=model.patch_bias
             )
+            self.patch_norm = self._norm() if model.patch_norm else None
             self.positions: LearnedPositions | None = None
             if model.has_table and model.image is not None:
                 self.positions = LearnedPositions(
@@ -93,36 +108,47 @@ class VisionStage(nn.Module):
                     interpolation=model.interpolation,
                 )
             self.class_token = ClassToken(context, model.hidden) if model.class_token else None
+            self.registers: Registers | None = None
+            if model.registers:
+                self.registers = Registers(context, model.registers, model.hidden)
             self.pre_norm = self._norm() if model.pre_norm else None
         self.layers = blocks(context, _shape(model), stage, recompute=recompute)
         if stage.is_last:
             self.norm = self._norm() if model.final_norm else None
-            self.projector = projector(
+            self.projector = self._projector(row_width)
+
+    def _projector(self, row_width: int) -> nn.Module:
+        """Return what makes rows of the last states, with all that trains or is frozen with it."""
+        context, model = self.context, self.model
+        found = projector(
+            context,
+            model.projector,
+            model.row_width,
+            row_width,
+            activation=model.projector_activation,
+            bias=model.projector_bias,
+            inner=model.projector_mlp_width or 0,
+            patches=model.row_width // model.hidden,
+        )
+        # Inside the projector, with which they train or not.
+        if model.projector_norm_eps is not None:
+            found.norm = Norm(
                 context,
-                model.projector,
                 model.row_width,
-                row_width,
-                activation=model.projector_activation,
-                bias=model.projector_bias,
+                model.projector_norm,
+                eps=model.projector_norm_eps,
+                offset=float(model.projector_norm_offset),
             )
-            # Inside the projector, with which they train or not.
-            if model.projector_norm_eps is not None:
-                self.projector.norm = Norm(
-                    context,
-                    model.row_width,
-                    model.projector_norm,
-                    eps=model.projector_norm_eps,
-                    offset=float(model.projector_norm_offset),
-                )
-            if model.merge_width:
-                self.projector.merge = WholeLinear(
-                    context, model.merge_width, model.row_width, bias=False
-                )
-            if model.deepstack:
-                eps, width = model.norm_eps, model.row_width
-                self.projector.deepstack = nn.ModuleList(
-                    DeepProjector(context, width, row_width, eps=eps) for _ in model.deepstack
-                )
+        if model.tiles is not None:
+            found.newline = TiledRows(context, row_width)
+        if model.merge_width:
+            found.merge = WholeLinear(context, model.merge_width, model.row_width, bias=False)
+        if model.deepstack:
+            eps, width = model.norm_eps, model.row_width
+            found.deepstack = nn.ModuleList(
+                DeepProjector(context, width, row_width, eps=eps) for _ in model.deepstack
+            )
+        return found
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
@@ -149,6 +175,8 @@ class VisionStage(nn.Module):
             pairs = zip(layers, deep, strict=True)
             others = (layer(self._rows(each[patches])) for layer, each in pairs)
             rows = torch.cat([rows, *others], dim=1)
+        if packed.row_sources is not None:
+            rows = self.projector.get_submodule("newline")(rows, packed.row_sources)
         return owned(rows, packed.sizes, self.context)
 
     def _normed_rows(self, x_nD: Tensor) -> Tensor:
@@ -205,11 +233,33 @@ class VisionStage(nn.Module):
             frames = values.view(len(values), model.channels, 1, model.patch**2)
             values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)
         x_nD: Tensor = self.patch(values)
+        if self.patch_norm is not None:
+            x_nD = self.patch_norm(x_nD)
         if model.positions == "sincos":
             x_nD = x_nD + sincos_positions(mine.positions, model.hidden, x_nD.dtype)
         elif self.positions is not None:
             x_nD = x_nD + self.positions(mine.positions)
+        if model.learned_tokens:
+            x_nD = torch.cat([x_nD, self._learned_tokens(packed.extra_tokens, x_nD)])
+        return x_nD if self.pre_norm is None else self.pre_norm(x_nD)
+
+    def _learned_tokens(self, number: int, x_nD: Tensor) -> Tensor:
+        """Return the `number` tokens [number, D] that this shard holds besides patches.
+
+        Those of one image stand together in the list that the shards cut; `x_nD` lends its type.
+        """
+        token_D = x_nD.new_empty(0, self.model.hidden)
         if self.class_token is not None:
             position = None if self.positions is None else self.positions.weight[0]
-            x_nD = torch.cat([x_nD, self.class_token(packed.extra_tokens, position)])
-        return x_nD if self.pre_norm is None else self.pre_norm(x_nD)
+            if self.registers is None:
+                found: Tensor = self.class_token(number, position)
+                return found
+            token_D = self.class_token(1, position)
+        if self.registers is None:
+            raise ValueError("a model without learned tokens")
+        context, shard = self.context, self.context.cp.index
+        if context.sequence_parallel:
+            shard = shard * context.tp.size + context.tp.index
+        places = torch.arange(shard * number, (shard + 1) * number, device=x_nD.device)
+        made: Tensor = self.registers(places % self.model.learned_tokens, token_D)
+        return made

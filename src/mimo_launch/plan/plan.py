@@ -11,7 +11,8 @@ from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
-from mimo_launch.layout.layout import Layout, RankGroup, build_layout
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.rank_groups import RankGroup, rank_groups
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
 from mimo_launch.schedule.channels import (
     Channel,
@@ -23,12 +24,12 @@ from mimo_launch.schedule.channels import (
 from mimo_launch.schedule.deadlock_proof import proven
 from mimo_launch.schedule.generate import (
     Programs,
+    completed,
     generate,
     generate_decoding,
     generate_drawing,
     generate_forward,
 )
-from mimo_launch.schedule.reductions import completed
 from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.spec import Spec
 
@@ -76,7 +77,7 @@ class Plan:
             for bridge in self.layout.bridges
             for ranks in components_of(self.layout, bridge)
         )
-        return (*self.layout.groups, *bridges)
+        return (*rank_groups(self.layout), *bridges)
 
     @property
     def p2p_groups(self) -> tuple[P2PGroup, ...]:
@@ -131,7 +132,8 @@ class Plan:
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
             # The rows are there: nobody waits for the modules that made them.
-            alone = tuple(replace(module, reads=()) for module in self.layout.losses)
+            learning = (module for module in self.layout.modules if module.computes_loss)
+            alone = tuple(replace(module, reads=()) for module in learning)
             proven(replace(self.layout, modules=alone[:1]), self.decoding)
             proven(replace(self.layout, modules=alone), self.drawing)
 

@@ -27,9 +27,9 @@ from mimo_launch.comm.bridge_transfers import (
     wait_all,
 )
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.row_places import RowPlaces

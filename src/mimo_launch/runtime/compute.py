@@ -8,12 +8,16 @@ Leaves: other inputs to `stage_inputs`, the order to `executor`.
 # otherwise its weights would miss a reduction in which its peers wait.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
 
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.build import RankModule
+from mimo_launch.models.stage_losses import StageLosses
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.stage_inputs import Drawing, StageInputs, StepState
@@ -54,29 +58,35 @@ class Stages:
         if action.module == LANGUAGE and step.decoding is not None:
             step.decoding.choices[action.index] = out
             return
-        rows = {}
-        if action.module == LANGUAGE:
-            out, rows = out if isinstance(out, tuple) else (out, {})
+        if module.layout.computes_loss and step.drawing is not None:
+            step.drawing.found[module.name, action.index] = out
+            return
+        rows: Mapping[str, Tensor] = {}
+        if module.layout.computes_loss:
+            found = StageLosses.of(out)
+            rows, total = found.rows, self._weighted(module, found, step)
+            self.mail.outputs.put(at, total)
+            step.forward_losses[module.name, action.index] = total.detach()
         for bridge in self._leaving(module):
             of_bridge = rows.get(bridge.bridge.target, out)
             self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
-        if not module.layout.computes_loss:
-            return
-        if step.drawing is not None:
-            step.drawing.found[module.name, action.index] = out
-        else:
-            right = None
-            if isinstance(out, tuple):
-                out, right = out
-            # Scale at the loss, sum everywhere: N is that of the whole step.
-            loss = out / max(1, step.data.num_terms(module.name))
-            self.mail.outputs.put(at, loss * module.layout.loss_weight)
-            step.forward_losses[module.name, action.index] = loss.detach()
-            if module.context.tp.index == 0:
-                step.losses[module.name] += loss.detach()
-                if right is not None:
-                    before = step.right_codes.get(module.name, 0)
-                    step.right_codes[module.name] = before + right
+
+    def _weighted(self, module: RankModule, found: StageLosses, step: StepState) -> Tensor:
+        """Note the losses of a forward, and return their weighted sum.
+
+        Scale at the loss, sum everywhere: N is that of the whole step.
+        """
+        # An evaluation has the first ones only.
+        means = {
+            loss: each / max(1, step.data.num_terms(loss.module, loss.depth))
+            for loss, each in zip(module.layout.losses, found.losses, strict=False)
+        }
+        if module.context.tp.index == 0:
+            for loss, mean in means.items():
+                step.losses[loss.name] += mean.detach()
+            if found.right is not None:
+                step.right_codes[module.name] = step.right_codes.get(module.name, 0) + found.right
+        return torch.stack([mean * loss.weight for loss, mean in means.items()]).sum()
 
     def backward(self, action: Action, step: StepState) -> None:
         """Run the backward of one stage on one microbatch or group."""

@@ -17,18 +17,17 @@ from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.fsdp import fsdp_modules
+from mimo_launch.models.fsdp import set_gradient_sync
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.compute import Stages
-from mimo_launch.runtime.generator_inputs import Canvas
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Progress
+from mimo_launch.runtime.sampling import Canvas
 from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
-from mimo_launch.schedule.reductions import last_index
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.roles import last_index, needs_backward
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
@@ -95,7 +94,7 @@ class Executor:
                 module.aux_loss.clear()
             for stage in module.stages:
                 module.before_dp_sum[stage].clear()
-                _set_gradient_sync(module, stage, sync=False)
+                _sync(module, stage, is_last=False)
         for position, slot in enumerate(program):
             self.progress.at(position)
             # REDUCE is no work of its own: it has FSDP2 reduce in the backward of this slot.
@@ -114,7 +113,7 @@ class Executor:
         """
         module = self.modules[action.module]
         if action.index == last_index(self.layout, module.layout):
-            _set_gradient_sync(module, action.stage or 0, sync=True)
+            _sync(module, action.stage or 0, is_last=True)
 
     def run_forward(self, program: Program, inputs: StepInputs) -> StepState:
         """Run a program without gradients; the received rows stay for `choose`."""
@@ -247,17 +246,9 @@ class Executor:
 def no_losses(layout: Layout, device: torch.device) -> dict[str, Tensor]:
     """Return a zero in float64 for each loss of a job."""
     zero = torch.zeros((), dtype=torch.float64, device=device)
-    return {module.name: zero.clone() for module in layout.losses}
+    return {loss.name: zero.clone() for loss in layout.losses}
 
 
-def _set_gradient_sync(module: RankModule, stage: int, *, sync: bool) -> None:
-    """Reduce gradients over dp x cp only at a stage's last backward of the step.
-
-    Fully sharded modules reduce at every backward and accumulate shards instead, so that no
-    unsharded gradient stays in memory.
-    """
-    reduces = sync or module.sharding == "full"
-    for unit in fsdp_modules(module.stages[stage]):
-        unit.set_requires_gradient_sync(reduces, recurse=False)
-        unit.set_reshard_after_backward(reduces, recurse=False)
-        unit.set_is_last_backward(sync)
+def _sync(module: RankModule, stage: int, *, is_last: bool) -> None:
+    full = module.sharding == "full"
+    set_gradient_sync(module.stages[stage], is_last=is_last, full_sharding=full)

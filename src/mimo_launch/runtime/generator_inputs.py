@@ -1,33 +1,28 @@
-"""The inputs of generators: what they learn to make, and what they have made so far.
+"""The inputs of generators: what they learn to make.
 
-Decides: that all stages and all ranks of a replica see the same noise; what a pass of a generator
-adds to what it makes.
-Relies on: `data.noise`.
-Leaves: reading images and drawing noise to `train`, the loss to `models.flow` and `models.talker`.
+Decides: that all stages and all ranks of a replica see the same noise.
+Relies on: `data.random_draws`.
+Leaves: reading images and drawing noise to `train`, the loss to `models.flow` and `models.talker`,
+what they make in an evaluation to `sampling`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.comm.collectives import all_gather
-from mimo_launch.data.noise import Noise
+from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.models.encoder_inputs import (
     CodeFrames,
     NoisedPatches,
     Patches,
     PatchTargets,
-    own_tokens,
 )
-from mimo_launch.spec.spec import Codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,106 +82,3 @@ def code_frames(read: Patches) -> CodeFrames:
     """Return the frames that are in these patches, which hold codes to see and codes to say."""
     seen, said = read.values.chunk(2, dim=1)
     return CodeFrames(seen, said.masked_fill(read.positions == 0, IGNORE_LABEL))
-
-
-class Canvas(Protocol):
-    """What a generator makes for one forward of a replica, in `passes` passes, on one rank."""
-
-    passes: int
-
-    def seen(self) -> NoisedPatches | CodeFrames:
-        """Return what the stages of the generator get in the next pass."""
-        ...
-
-    def nothing(self) -> Tensor:
-        """Return a tensor for what a pass finds, on ranks that have not found it."""
-        ...
-
-    def add(self, found: Tensor) -> None:
-        """Take in what the last stage has found in a pass."""
-        ...
-
-    def whole(self) -> Tensor:
-        """Return all that the replica has made, in the order of its list, on the CPU.
-
-        Ranks: collective over the tp and cp ranks of a stage.
-        """
-        ...
-
-
-class NoiseCanvas:
-    """Patches on their way from noise to images, in Euler steps of equal size.
-
-    Source: arXiv:2209.03003, section 2. `values` [N, P] are those of this cp rank.
-    """
-
-    def __init__(
-        self, noise: HeldNoise, positions: Tensor, context: ParallelContext, passes: int
-    ) -> None:
-        """Begin with noise."""
-        self.noise, self.positions, self.context = noise, positions, context
-        self.values, self.passes, self._done = noise.values, passes, 0
-
-    def seen(self) -> NoisedPatches:
-        """Return the patches at the time that they have reached."""
-        patches = Patches(self.values, self.positions)
-        return self.noise.at_time(self._done / self.passes, patches)
-
-    def nothing(self) -> Tensor:
-        """Return velocities of this rank's tokens between tensor-parallel regions."""
-        return torch.empty_like(own_tokens(self.values, self.context))
-
-    def add(self, found: Tensor) -> None:
-        """Move the patches by one step along these velocities."""
-        own = own_tokens(self.values, self.context)
-        own += found / self.passes
-        self._done += 1
-
-    def whole(self) -> Tensor:
-        """Return the patches of the replica."""
-        whole = own_tokens(self.values, self.context).contiguous()
-        if self.context.sequence_parallel:
-            whole = all_gather(whole, self.context.tp)
-        return all_gather(whole, self.context.cp).float().cpu()
-
-
-class CodesCanvas:
-    """Frames of codes, one more of each clip in each pass: the most probable ones.
-
-    `frames` [frames of the replica, padding included] number them in their clip, from 0 on; `codes`
-    are those said so far.
-    """
-
-    def __init__(
-        self, view: EncoderView, context: ParallelContext, codes: Codes, *, passes: int
-    ) -> None:
-        """Begin with nothing said: every clip is as long as the true one."""
-        self.context, self.start, self.passes = context, codes.start_code, passes
-        self._done = 0
-        self.held = view.held(context.cp.index)
-        frames = [number for length in view.lengths for number in range(length)]
-        frames += [0] * (len(self.held) * context.cp.size - len(frames))
-        self.frames = torch.tensor(frames, device=context.device)
-        self.codes = torch.zeros(
-            (len(frames), codes.codebooks), dtype=torch.int64, device=context.device
-        )
-
-    def seen(self) -> CodeFrames:
-        """Return the frames so far; each sees the one before it."""
-        is_first = (self.frames == 0)[:, None]
-        before = self.codes.roll(1, dims=0).masked_fill(is_first, self.start)
-        return CodeFrames(before[self.held.start : self.held.stop], None)
-
-    def nothing(self) -> Tensor:
-        """Return codes of all frames of this cp rank."""
-        return torch.empty_like(self.codes[self.held.start : self.held.stop])
-
-    def add(self, found: Tensor) -> None:
-        """Keep the codes of the frame whose turn it is. Ranks: collective over cp."""
-        everywhere = all_gather(found.contiguous(), self.context.cp)
-        self.codes = torch.where((self.frames == self._done)[:, None], everywhere, self.codes)
-        self._done += 1
-
-    def whole(self) -> Tensor:
-        """Return the codes of the replica, [frames, codebooks]."""
-        return self.codes.cpu()

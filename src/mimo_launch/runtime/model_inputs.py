@@ -4,7 +4,7 @@ Decides: the form of text, documents and places for a model, and the position id
 rows of images on several axes (M-RoPE), as runs of tokens.
 Relies on: `layout.step_views` for the samples of a replica, so that every stage of language knows
 them without messages.
-Leaves: reading and decoding to `train`, with the ranks of `layout.sample_readers`; angles to
+Leaves: reading and decoding to `train`, with the ranks of `layout.step_views`; angles to
 `layers.sequence_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
@@ -23,15 +23,17 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.data.noise import Noise
+from mimo_launch.data.random_draws import Noise
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.sequence_contexts import Documents
-from mimo_launch.layout.bridge import Bridge
 from mimo_launch.layout.replica_views import EncoderView, LanguageView
+from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.encoder_inputs import Patches, patch_places
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.tile_sources import NEWLINE, row_patches
+from mimo_launch.models.tiled_rows import RowSources
 
 NUM_AXES = 3
 
@@ -164,12 +166,18 @@ def token_shares(view: LanguageView, device: torch.device) -> Tensor:
     Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
     gap without tokens.
     """
+    tokens = is_token(view)
+    return to_device(tokens / np.maximum(1, tokens.sum(axis=1, keepdims=True)), device)
+
+
+def is_token(view: LanguageView) -> np.ndarray:
+    """Return which positions of one microbatch hold a token, not padding: bool [B, seq]."""
     samples = [view.data.samples[index] for index in view.samples]
-    shares = np.zeros((len(samples), view.layout.seq))
-    for row, sample in zip(shares, samples, strict=True):
+    found = np.zeros((len(samples), view.layout.seq), dtype=np.bool_)
+    for row, sample in zip(found, samples, strict=True):
         for record in sample.records:
-            row[record.first : record.first + record.num_tokens] = 1 / max(1, sample.num_tokens)
-    return to_device(shares, device)
+            row[record.first : record.first + record.num_tokens] = True
+    return found
 
 
 def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
@@ -200,6 +208,33 @@ def image_places(view: EncoderView, held: range) -> np.ndarray:
             places[here] = found[start - first : stop - first]
         first = last
     return places
+
+
+def row_sources(view: EncoderView, context: ParallelContext) -> RowSources | None:
+    """Return what the rows of images in tiles that this rank makes are made of, if there are any.
+
+    Rows that pad the list are learned ones; nobody reads them.
+    """
+    if (tiles := view.module.tiles) is None:
+        return None
+    tp = context.tp.index if context.sequence_parallel else 0
+    made, num_patches = view.made(context.cp.index, tp), len(view.held(0)) * context.cp.size
+    places = np.full((len(made), 4), num_patches, dtype=np.int64)
+    weights = np.tile([1.0, 0, 0, 0], (len(made), 1))
+    first_row = first_patch = 0
+    for image in view.images:
+        start, stop = max(first_row, made.start), min(first_row + image.rows, made.stop)
+        if start < stop:
+            part = slice(start - first_row, stop - first_row)
+            found, shares = (each[part] for each in row_patches(tiles, image.tiling))
+            here = slice(start - made.start, stop - made.start)
+            places[here] = np.where(found == NEWLINE, num_patches, first_patch + found)
+            weights[here] = shares
+        first_row += image.rows
+        first_patch += tiles.num_tiles(image.tiling) * tiles.patches
+    used = 4 if weights[:, 1:].any() else 1
+    shared = to_device(weights[:, :used].copy(), context.device).to(context.compute_dtype)
+    return RowSources(to_device(places[:, :used].copy(), context.device), shared)
 
 
 def row_places(

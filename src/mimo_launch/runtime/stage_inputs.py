@@ -5,20 +5,22 @@ Relies on: the views of a step for what a replica works on; `bridges` for rows t
 Leaves: running stages to `compute`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.aux_loss import RoutingContext
 from mimo_launch.layers.image_contexts import (
     ImageContext,
     image_context,
     two_list_context,
     window_context,
 )
+from mimo_launch.layers.router import RoutingContext
 from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.replica_views import EncoderView, LanguageView
@@ -35,16 +37,14 @@ from mimo_launch.models.encoder_inputs import (
     own_tokens,
     pack,
     reader,
+    without_loose,
 )
-from mimo_launch.models.language_model import LanguageInput
+from mimo_launch.models.language_model import LanguageInput, TextAhead
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.generator_inputs import (
-    Canvas,
-    CodesCanvas,
     HeldNoise,
-    NoiseCanvas,
     code_frames,
     noise_held,
 )
@@ -55,8 +55,11 @@ from mimo_launch.runtime.model_inputs import (
     read_images,
     read_positions,
     read_text,
+    row_sources,
     token_shares,
 )
+from mimo_launch.runtime.sampling import Canvas, CodesCanvas, NoiseCanvas
+from mimo_launch.runtime.tokens_ahead import read_ahead
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Model, Spec
 
@@ -119,19 +122,18 @@ class StageInputs:
     ) -> EncoderInput:
         """Return the packed images of a group; later stages need only their sizes and places."""
         model, view = self.spec.modules[module.name].model, self.encoder_view(module, group, step)
-        held, patches = view.held(module.context.cp.index), None
+        held, patches, loose = view.held(module.context.cp.index), None, None
         here = module.layout.stages[stage]
         into = self.layout.bridges_into(module.name) if here.is_first else ()
         bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
         learns = module.layout.computes_loss
         reads = module.layout.reads_arrays and step.drawing is None
         if reads and (here.is_first or (here.is_last and learns)):
-            images = [
-                image
-                for sample in view.samples
-                for image in step.inputs.images(sample, module.name)
-            ]
-            patches = pack(images, reader(model), module.context, held)
+            how, images = reader(model), self._images(module, view, step)
+            if any(image.loose for image in view.images):
+                images, others = without_loose(images, view.extras, how, module.context)
+                loose = pack(others, how, module.context, self._extras_held(module, view))
+            patches = pack(images, how, module.context, held)
         made = None
         if learns and (here.is_first or here.is_last):
             made = self._made(module, group, patches, step)
@@ -145,12 +147,14 @@ class StageInputs:
             patches=patches,
             places=places,
             extra_tokens=view.extra_tokens,
+            loose=loose,
             images=view.sizes,
             own=own_tokens(held, module.context),
             extras=tuple(view.extras),
             made=made,
             rows={name: each.received(group) for name, each in bridges},
             row_places={name: each.places_in_target(group) for name, each in bridges},
+            row_sources=row_sources(view, module.context) if here.is_last else None,
         )
 
     def of_language(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
@@ -167,6 +171,12 @@ class StageInputs:
         held = zigzag_positions(self.layout.seq, cp.index, cp.size, self.grids.device)
         into = self.layout.bridges_into(LANGUAGE) if here.is_first else ()
         bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
+        ahead: Iterator[TextAhead] = iter(())
+        # What an evaluation says of a model is its main loss.
+        if here.is_last and labels is not None and not step.data.heldout:
+            depths = kind_of(self.spec.language.model).depths
+            balance = module.aux_loss
+            ahead = read_ahead(view, step.inputs, depths, held, balance, self.grids.device)
         return LanguageInput(
             num_sequences=self.layout.samples.microbatch_size,
             tokens=None if tokens is None else tokens[:, held],
@@ -178,6 +188,7 @@ class StageInputs:
             row_places={name: each.places_in_target(microbatch) for name, each in bridges},
             wanted=self._wanted(module, stage, microbatch, step),
             routing=self._routing(view, held),
+            ahead=tuple(ahead),
         )
 
     def encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
@@ -226,6 +237,19 @@ class StageInputs:
             return code_frames(patches)
         noise = self.noise(module, group, step)
         return noise.towards(patches) if module.layout.draws else noise.beside(patches)
+
+    def _images(
+        self, module: RankModule, view: EncoderView, step: StepState
+    ) -> Sequence[Patches | np.ndarray]:
+        """Return the images or clips of a view."""
+        each = (step.inputs.images(sample, module.name) for sample in view.samples)
+        return [image for images in each for image in images]
+
+    def _extras_held(self, module: RankModule, view: EncoderView) -> range:
+        """Return which of all extra tokens of a view this rank embeds."""
+        shards = shards_of_cp_rank(module.layout)
+        first = module.context.cp.index * shards + (module.context.tp.index if shards > 1 else 0)
+        return range(first * view.extra_tokens, (first + 1) * view.extra_tokens)
 
     def _image_context(self, module: RankModule, view: EncoderView, held: range) -> ImageContext:
         cp, device = module.context.cp, module.context.device

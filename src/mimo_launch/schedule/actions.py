@@ -2,7 +2,8 @@
 
 Decides: the vocabulary of a schedule.
 Relies on: nothing.
-Leaves: their order to `generate`, their meaning in time to `simulate`, their work to `runtime`.
+Leaves: their order to `generate`, their meaning in time to `deadlock_proof`, their work to
+`runtime`.
 
 Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `language.1SEND_B3` sends
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge

@@ -4,7 +4,7 @@ Decides: what a rank starts next, by one of several rules, and which rule makes 
 under costs that follow from the layout.
 Relies on: `pipeline` for the order of language and upstream encoders, `rank_classes` to treat ranks
 that do the same as one.
-Leaves: transfers to `generate`, proving and timing to `simulate`.
+Leaves: transfers to `generate`, proving and timing to `deadlock_proof`.
 
 Language keeps the order and the memory of 1F1B; between its actions each rank works on groups of
 encoders. All ranks of an action start together, after its inputs have ended, and each rank's
@@ -14,6 +14,7 @@ hidden depends on how the real costs compare to those assumed here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind
@@ -75,6 +76,7 @@ class Teams:
         }
         self.fillers = [module for module in layout.encoders if fills_bubbles(layout, module)]
         self.replicas = {module.name: self._replicas(module) for module in self.fillers}
+        self.inputs = cache(partial(_inputs, layout))
 
     def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
         """Return one replica of each kind, with its ranks that hold a stage."""
@@ -103,7 +105,8 @@ class Filler:
     def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
         layout = teams.layout
         self.layout, self.costs, self.rule = layout, costs, rule
-        self.pipeline, self.stages, self.replicas = teams.pipeline, teams.stages, teams.replicas
+        self.pipeline, self.stages = teams.pipeline, teams.stages
+        self.replicas, self.inputs = teams.replicas, teams.inputs
         self.at = [0] * len(self.pipeline)
         self.free = [0.0] * len(self.pipeline)
         self.orders: list[list[Action]] = [[] for _ in self.pipeline]
@@ -133,16 +136,18 @@ class Filler:
                 return self.orders
 
     def _start_what_can(self, *, patient: bool) -> bool:
-        started = False
+        started, free, soon = False, self.free, self.now + EPSILON
+        # Most ranks are busy at any time, so their work is passed over first.
         for queue in self.queues:
-            started |= self._is_urgent(queue) and self._start_queue(queue, patient=False)
-        heads = dict.fromkeys(
-            order[at] for order, at in zip(self.pipeline, self.at, strict=True) if at < len(order)
-        )
+            if free[queue.team[0]] <= soon and self._is_urgent(queue):
+                started |= self._start_queue(queue, patient=False)
+        idle = [rank for rank, time in enumerate(free) if time <= soon]
+        heads = dict.fromkeys(head for rank in idle if (head := self._head(rank)) is not None)
         for action in heads:
             started |= self._start_head(action)
         for queue in self.queues:
-            started |= self._start_queue(queue, patient=patient)
+            if free[queue.team[0]] <= soon:
+                started |= self._start_queue(queue, patient=patient)
         return started
 
     def _is_urgent(self, queue: _Queue) -> bool:
@@ -190,6 +195,9 @@ class Filler:
     def _start(self, action: Action, replica: int, ranks: Ranks) -> None:
         end = self.now + self.costs.of(action)
         self.ends[action, replica] = end
+        all_replicas = self.replicas.get(action.module, ())
+        if replica != -1 and all((action, each) in self.ends for each in all_replicas):
+            self.ends[action, -1] = max(self.ends[action, each] for each in all_replicas)
         for rank in ranks:
             self.free[rank] = end
             self.orders[rank].append(action)
@@ -219,7 +227,7 @@ class Filler:
     def _expected(self, action: Action, replica: int) -> float:
         """Return the earliest time at which the input of an action can be there."""
         times = [self.now]
-        for each in _inputs(self.layout, action):
+        for each in self.inputs(action):
             end = self._end(each, replica)
             if end is None:
                 end = self._expected(each, replica) + self.costs.of(each)
@@ -228,19 +236,18 @@ class Filler:
 
     def _ready(self, action: Action, replica: int) -> float | None:
         """Return when the input of an action is there, or None if something has not started."""
-        ends = [self._end(each, replica) for each in _inputs(self.layout, action)]
-        known = [end for end in ends if end is not None]
-        return max(known, default=0.0) if len(known) == len(ends) else None
+        latest = 0.0
+        for each in self.inputs(action):
+            end = self._end(each, replica)
+            if end is None:
+                return None
+            latest = max(latest, end)
+        return latest
 
     def _end(self, action: Action, replica: int) -> float | None:
-        if (action, -1) in self.ends:
-            return self.ends[action, -1]
-        wanted = self.replicas.get(action.module, [])
-        if replica in wanted:
-            wanted = [replica]
-        ends = [self.ends.get((action, each)) for each in wanted]
-        known = [end for end in ends if end is not None]
-        return max(known) if known and len(known) == len(ends) else None
+        """Return when an action ended on a replica, or on all of them; None before it started."""
+        end = self.ends.get((action, replica))
+        return self.ends.get((action, -1)) if end is None else end
 
 
 def _inputs(layout: Layout, action: Action) -> list[Action]:

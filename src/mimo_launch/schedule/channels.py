@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
+from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import exchanges, fills_bubbles
 
@@ -86,15 +87,16 @@ def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[P2
 
 def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, ...]:
     """Return the channels between `rank` and others that a program uses, in one global order."""
-    found = {
-        channel
+    # Those of an edge are the same for all microbatches.
+    edges = {
+        (action.module, action.stage, action.kind)
         for slot in program
+        if not slot[0].kind.is_compute
         for action in slot
         if action.kind.is_transfer
-        for channel in channels(layout, rank, action)
-        if channel.src != channel.dst
     }
-    return tuple(sorted(found))
+    found = {each for edge in edges for each in channels(layout, rank, Action(*edge, 0))}
+    return tuple(sorted(each for each in found if each.src != each.dst))
 
 
 def is_sender(kind: Kind) -> bool:
@@ -184,7 +186,7 @@ class Meetings:
 
     def tied(self, rank: int) -> Sequence[int]:
         """Return the two ranks that hold the same part of a tied embedding."""
-        return self.layout.tied_ranks[rank]
+        return tied_ranks(self.layout)[rank]
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the ranks that hold any stage of the same replica of a module as `rank`."""

@@ -2,23 +2,28 @@
 
 Decides: the order of the parts of a step on a rank; that inputs are received right before the
 action that needs them, and results sent right after the action that makes them; which transfers
-share a slot.
-Relies on: `pipeline` and `bubble_filling` for the order of computes, `dependencies` for inputs.
-Leaves: proving that the programs end to `simulate`.
+share a slot; when gradients are summed, and over which ranks.
+Relies on: `pipeline` and `bubble_filling` for the order of computes, `roles` for inputs.
+Leaves: proving that the programs end to `deadlock_proof`, sums to `runtime` and `optimizer`.
 
 Where language reads all other modules (a star), a step is a sequence of groups of microbatches. In
 each group, encoders that share ranks with language run first (forward, exchange); then language and
 all upstream encoders run as a pipeline over the group's microbatches; then the gradients are
 exchanged back and the shared encoders run backward. Without shared encoders the one group is the
 whole step. The pipeline drains at the end of a group. For any other graph see `graph_order`.
+
+Gradients are summed over dp and cp with the last backward of each stage, or under full sharding
+with every backward, so that no rank keeps a whole gradient. After the program come the sums over tp
+of gradients that each tp rank has only a term of, and those over the first and last stage of a tied
+embedding; then the norms, for which all ranks meet, and the update.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.schedule.actions import Action, Kind, Program, Slot
+from mimo_launch.layout.rank_groups import tied_ranks
+from mimo_launch.schedule.actions import STEP, Action, Kind, Program, Slot
 from mimo_launch.schedule.bubble_filling import bubble_orders
-from mimo_launch.schedule.dependencies import needs
 from mimo_launch.schedule.graph_order import graph_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.rank_classes import classes_of
@@ -27,19 +32,22 @@ from mimo_launch.schedule.roles import (
     fills_bubbles,
     groups_of,
     is_bridge_end,
+    last_index,
+    needs,
     needs_backward,
 )
+
+# For a receive, all that its channel brings, in order, and its place among them.
+Arrivals = Mapping[Action, tuple[Sequence[Action], int]]
 
 
 def program_of(
     layout: Layout,
     role: Role,
     order: Iterable[Action],
-    arrivals: Mapping[Action, Sequence[Action]] | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Program:
     """Return the program that computes and exchanges in this order.
-
-    `arrivals` lists for a receive those that its channel brings before it, and itself.
 
     Consecutive point-to-point actions share a slot, every other action has its own. Opposite
     transfers between two ranks (an activation down, a gradient up) are then posted together, so
@@ -61,7 +69,7 @@ def _with_transfers(
     layout: Layout,
     role: Role,
     order: Iterable[Action],
-    arrivals: Mapping[Action, Sequence[Action]],
+    arrivals: Arrivals,
 ) -> Iterator[Action]:
     """Yield actions, each compute with the receives before it and the sends after it."""
     received: set[Action] = set()
@@ -73,7 +81,11 @@ def _with_transfers(
             if each.kind not in (Kind.RECV_F, Kind.RECV_B):
                 continue
             # A group of microbatches arrives once, before the first of them.
-            new = [one for one in arrivals.get(each, (each,)) if one not in received]
+            channel, place = arrivals.get(each, ((each,), 0))
+            first = place + 1
+            while first > 0 and channel[first - 1] not in received:
+                first -= 1
+            new = channel[first : place + 1]
             received.update(new)
             yield from new
         yield action
@@ -140,13 +152,13 @@ def _in_one_order(layout: Layout, *, backward: bool) -> Programs:
     return tuple(made[role] for role in layout.roles)
 
 
-def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> dict[Action, list[Action]]:
-    """Return, for each receive between virtual stages, all that its channel brings up to it.
+def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
+    """Return where receives between virtual stages come on their channels.
 
     One channel carries the messages of several stages, in the order in which they are made, which
     need not be that in which they are used.
     """
-    language, found = layout.language, dict[Action, list[Action]]()
+    language, found = layout.language, dict[Action, tuple[Sequence[Action], int]]()
     depth, name = language.grid.size("pp"), language.name
     if len(language.stages) == depth:
         return found
@@ -161,7 +173,7 @@ def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> dict[Action, li
             lower = Action(name, to, kind, action.index)
             brought.setdefault((kind, language.pp_index(to)), []).append(lower)
         for receives in brought.values():
-            found |= {each: receives[: place + 1] for place, each in enumerate(receives)}
+            found |= {each: (receives, place) for place, each in enumerate(receives)}
     return found
 
 
@@ -210,7 +222,7 @@ def generate_drawing(layout: Layout, programs: Programs) -> Programs:
     Only these run again, on the rows that the evaluation left; then their last stages send what
     they have found to the other ranks of their replicas.
     """
-    names = [module.name for module in layout.losses if module.draws]
+    names = [module.name for module in layout.modules if module.draws]
     return _passes_of(programs, names)
 
 
@@ -225,3 +237,41 @@ def _passes_of(programs: Programs, names: Sequence[str]) -> Programs:
             shares = ((Action(name, None, Kind.SHARE, 0),) for name in names if name in held)
             made[id(program)] = (*kept, *shares)
     return tuple(made[id(program)] for program in programs)
+
+
+def completed(layout: Layout, programs: Programs) -> Programs:
+    """Return training programs with everything that finishes a step."""
+    # Ranks that hold the same stages also end alike.
+    keys = [(role, id(program)) for role, program in zip(layout.roles, programs, strict=True)]
+    made: dict[tuple[Role, int], Program] = {}
+    for rank, key in enumerate(keys):
+        if key not in made:
+            made[key] = _completed(layout, rank, programs[rank])
+    return tuple([made[key] for key in keys])
+
+
+def _completed(layout: Layout, rank: int, program: Program) -> Program:
+    slots: list[Slot] = []
+    for slot in program:
+        action = slot[0]
+        slots.append(slot)
+        if action.kind is not Kind.BACKWARD:
+            continue
+        module = layout[action.module]
+        if module.full_sharding or action.index == last_index(layout, module):
+            reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
+            slots[-1] = (action, reduce)
+    return (*slots, *((action,) for action in _end(layout, rank)))
+
+
+def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
+    """Return what a rank does after all its backwards."""
+    actions = []
+    for module in layout.modules_of(rank):
+        if module.frozen or not needs_backward(layout, module):
+            continue
+        if module.grid.size("tp") > 1:
+            actions.append(Action(module.name, None, Kind.SUM_TP, 0))
+        if module.is_language and rank in tied_ranks(layout):
+            actions.append(Action(module.name, None, Kind.SUM_TIED, 0))
+    return (*actions, Action(STEP, None, Kind.NORM, 0), Action(STEP, None, Kind.UPDATE, 0))

@@ -3,7 +3,7 @@
 Decides: one order of all actions by a clock, of which a rank's program has its own. Programs that
 agree with one clock cannot wait for each other in a circle, whatever the placement.
 Relies on: `layout` for bridges and for who holds which stage.
-Leaves: transfers to `generate`, proving and timing to `simulate`.
+Leaves: transfers to `generate`, proving and timing to `deadlock_proof`.
 
 A list scheduler in model time (a microbatch in a stage takes one unit): what can start, starts, a
 backward before a forward, then what is nearer to a loss. A stage starts a forward only while fewer
@@ -148,7 +148,10 @@ class _ListScheduler:
         return all(self.ends.get(each, self.now + 1) <= self.now for each in self._inputs(action))
 
     def _inputs(self, action: Action) -> Iterator[Action]:
-        """Yield the computes, on any rank, whose results an action takes."""
+        """Yield the computes, on any rank, whose results an action takes; of a group the last.
+
+        A stage computes in the order of the index, so then the others have ended, too.
+        """
         module, stage = self.layout[action.module], action.stage or 0
         if action.kind is F:
             if stage:
@@ -156,13 +159,13 @@ class _ListScheduler:
                 return
             for bridge in self.layout.bridges_into(module.name):
                 last = len(self.layout[bridge.source].stages) - 1
-                for each in bridge.sources(bridge.of_target(action.index)):
-                    yield Action(bridge.source, last, F, each)
+                each = bridge.sources(bridge.of_target(action.index))[-1]
+                yield Action(bridge.source, last, F, each)
             return
         yield Action(module.name, stage, F, action.index)
         if stage < len(module.stages) - 1:
             yield Action(module.name, stage + 1, B, action.index)
             return
         for bridge in self.layout.bridges_from(module.name):
-            for each in bridge.targets(bridge.of_source(action.index)):
-                yield Action(bridge.target, 0, B, each)
+            each = bridge.targets(bridge.of_source(action.index))[-1]
+            yield Action(bridge.target, 0, B, each)

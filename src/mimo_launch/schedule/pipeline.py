@@ -10,9 +10,11 @@ same time.
 
 The order of upstream encoders follows from a clock that ticks once per stage. If language stage 0
 takes a microbatch at tick t and has its gradient at tick u, an encoder stage d stages in front of
-it runs the forward at t - d and the backward at u + d. So each input is made before it is used, and
-every rank works in the order of one clock: ranks cannot wait for each other in a circle. Counting
-from an encoder's own first stage would let shallow encoders run ahead of what language takes.
+it runs the forward at t - d and the backward at u + d. On groups of k microbatches a stage takes k
+ticks: t - d k, with t of a group's first microbatch, and u + d k, with u of its last. So each input
+is made before it is used, and every rank works in the order of one clock: ranks cannot wait for
+each other in a circle. Counting from an encoder's own first stage would let shallow encoders run
+ahead of what language takes.
 """
 
 from functools import lru_cache
@@ -106,13 +108,15 @@ def _upstream(
     )
     keyed = []
     for place, (module, stage) in enumerate(stages):
-        ahead = distance_to_language(module, stage) * num_chunks
-        for position, microbatch in enumerate(microbatches):
-            action = Action(module.name, stage, F, microbatch)
-            keyed.append(((forwards[position] - ahead, 0, place), action))
+        size = module.group_size
+        ahead = distance_to_language(module, stage) * size * num_chunks
+        for first in range(0, len(microbatches), size):
+            group = microbatches[first] // size
+            action = Action(module.name, stage, F, group)
+            keyed.append(((forwards[first] - ahead, 0, place), action))
             if is_trained and needs_backward(layout, module, stage):
-                action = Action(module.name, stage, B, microbatch)
-                keyed.append(((backwards[position] + ahead, 1, place), action))
+                action = Action(module.name, stage, B, group)
+                keyed.append(((backwards[first + size - 1] + ahead, 1, place), action))
     return [action for _, action in sorted(keyed, key=lambda each: each[0])]
 
 

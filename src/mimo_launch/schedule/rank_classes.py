@@ -2,7 +2,7 @@
 
 Decides: which ranks are alike, and the partners of a class, as the first ranks of other classes.
 Relies on: `channels` for the partners of a rank.
-Leaves: the programs of classes to `bubble_filling`, their course to `simulate`.
+Leaves: the programs of classes to `bubble_filling`, their course to `deadlock_proof`.
 
 Ranks of one class have equal labels (such as their roles), and for each of some modules their
 replicas are on ranks of the same classes, too. A class meets every class that any of its ranks
@@ -14,6 +14,7 @@ from functools import cached_property
 
 from mimo_launch.layout.balance import replica_links
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import Meetings, components_of
 from mimo_launch.schedule.roles import fills_bubbles
@@ -89,7 +90,8 @@ class ClassMeetings(Meetings):
     def tied(self, rank: int) -> Sequence[int]:
         """Return the classes of all ranks of a replica that hold a part of a tied embedding."""
         replica = super().whole_replica(self.layout.language, rank)
-        return self._first_of(each for each in replica if each in self.layout.tied_ranks)
+        tied = tied_ranks(self.layout)
+        return self._first_of(each for each in replica if each in tied)
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the classes of the ranks of the same replica."""

@@ -3,7 +3,7 @@
 Decides: the numbers that describe a step: makespan, bubble, live activations, open sends; a lower
 bound for every schedule of a layout.
 Relies on: `actions` and `roles`.
-Leaves: simulating the step to `simulate`.
+Leaves: simulating the step to `deadlock_proof`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,24 +8,33 @@ Leaves: the words of losses to `wastes`.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.layout import Layout, world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.changes import Change, first_changes, further_changes, smaller_changes
+from mimo_launch.search.candidates import first_changes, further_changes
+from mimo_launch.search.changes import Change, changed
+from mimo_launch.search.memory_changes import recomputing_changes, smaller_changes
 from mimo_launch.search.wastes import Waste, wastes
-from mimo_launch.spec.spec import Spec
 
 # A change that saves less is not offered: estimates are not that exact.
 LEAST_GAIN = 0.02
+# One more setting must be worth its line.
 LEAST_STEP = 0.01
-# Plans of more ranks, or of more actions, take longer, so fewer are made.
-_MOST_PLANS = ((256, 48), (1024, 32), (4096, 16))
-_PLANS_OF_MANY = 6
+# A setting that gains less than this is left out in the end; a part of all plans is kept for that.
+LEAST_SETTING = 0.003
+FOR_SIMPLER = 0.15
+# No plan may take a larger part of what is left.
+MOST_AT_ONCE = 0.25
+# Plans of more ranks, stages, actions or layers take longer, so fewer are made.
+_MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
+_PLANS_OF_MANY = 30
+_STAGES_PER_PLAN = 8
 _ACTIONS_PER_PLAN = 256
+_LAYERS_PER_PLAN = 200
 MAX_WASTES = 3
 
 
@@ -46,20 +55,70 @@ class Search:
     limit: int
     left: float
     found: list[Planned] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
+    seen: dict[str, Planned | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, base: Estimator, estimates: Estimates, gpu_memory: int) -> "Search":
-        """Return a search that has planned nothing; changes fit as well as the spec does."""
+        """Return a search that has planned nothing; changes fit as well as a spec that does."""
         world = base.layout.world_size
         most = next((n for size, n in _MOST_PLANS if world <= size), _PLANS_OF_MANY)
+        stages = (stage for module in base.layout.modules for stage in module.stages)
+        layers = sum(stage.num_layers for stage in stages)
+        many = max(1.0, layers / _LAYERS_PER_PLAN)
         needed = max((row.total_bytes for row in estimates.ranks), default=0)
-        limit = max(int((1 - TOLERANCE) * gpu_memory), min(needed, gpu_memory))
-        return cls(base, estimates, limit, most)
+        limit = int((1 - TOLERANCE) * gpu_memory)
+        if needed <= gpu_memory:
+            limit = max(limit, needed)
+        return cls(base, estimates, limit, most / many)
 
     def run(self) -> list[Planned]:
         """Return the changes that make a step faster, the best first."""
+        self._seek()
+        return [each for each in self._best() if self.gain(each) >= LEAST_GAIN]
+
+    def that_fit(self) -> list[Planned]:
+        """Return changes of a spec that does not fit itself, the fastest first, one of a kind."""
         spec = self.base.spec
+        as_it_is = Change("memory", {}, spec)
+        for change in (*recomputing_changes(spec), *smaller_changes(spec, as_it_is)):
+            self._plan(change)
+        self._seek()
+        kinds: dict[str, Planned] = {}
+        for each in self._best():
+            kinds.setdefault(each.change.kind, each)
+        return list(kinds.values())
+
+    def simplest(self, planned: Planned) -> Planned:
+        """Return a change without the settings that make it hardly faster."""
+        most = (1 + LEAST_SETTING) * planned.estimates.step_seconds
+        for path in planned.change.settings:
+            own = planned.change
+            fewer = {key: value for key, value in own.settings.items() if key != path}
+            if (other := changed(self.base.spec, own.kind, fewer)) is not None:
+                self._plan(other)
+                found = self.seen.get(_text(other))
+                if found is not None and found.estimates.step_seconds <= most:
+                    planned = found
+        return planned
+
+    def _seek(self) -> None:
+        reserve = self.left * FOR_SIMPLER
+        self._try(first_changes(self.base.spec, self._work()), self.left / 2)
+        grown: set[int] = set()
+        while self.left > reserve:
+            best = next((each for each in self._best() if id(each) not in grown), None)
+            if best is None:
+                break
+            grown.add(id(best))
+            before, self.found = self.found, []
+            self._try(further_changes(self.base.spec, best.change), reserve)
+            most = (1 - LEAST_STEP) * best.estimates.step_seconds
+            self.found = before + [
+                each for each in self.found if each.estimates.step_seconds < most
+            ]
+
+    def _work(self) -> dict[str, float]:
+        """Return the GPU time of each module in a step."""
         work: dict[str, float] = {}
         for row in self.estimates.ranks:
             for stage in row.stages:
@@ -68,24 +127,7 @@ class Search:
                 work[stage.module] = work.get(stage.module, 0.0) + len(row.ranks) * (
                     seconds * forwards
                 )
-        reserve = self.left / 3
-        self.left -= reserve
-        self._try(first_changes(spec, work))
-        self.left += reserve
-        grown: set[int] = set()
-        while self.left > 0:
-            best = next((each for each in self._best() if id(each) not in grown), None)
-            if best is None:
-                break
-            grown.add(id(best))
-            before, self.found = self.found, []
-            self._try(further_changes(spec, best.change))
-            # One more setting must be worth its line.
-            most = (1 - LEAST_STEP) * best.estimates.step_seconds
-            self.found = before + [
-                each for each in self.found if each.estimates.step_seconds < most
-            ]
-        return [each for each in self._best() if self.gain(each) >= LEAST_GAIN]
+        return work
 
     def gain(self, planned: Planned) -> float:
         """Return by what share a change raises the speed."""
@@ -94,44 +136,49 @@ class Search:
     def _best(self) -> list[Planned]:
         return sorted(self.found, key=lambda each: each.estimates.step_seconds)
 
-    def _try(self, changes: Iterable[Change]) -> None:
+    def _try(self, changes: Iterable[Change], reserve: float) -> None:
         """Plan changes that are legal, with less memory if they do not fit."""
         for change in changes:
-            if self.left <= 0:
+            if self.left <= reserve:
                 return
-            self._plan(change, smaller=True)
+            if self._plan(change) is False:
+                smaller = smaller_changes(self.base.spec, change)
+                next((each for each in smaller if self._plan(each)), None)
 
-    def _plan(self, change: Change, *, smaller: bool) -> bool:
-        """Plan a change that is new and legal; return whether that was enough."""
-        text = change.spec.model_dump_json()
-        if text in self.seen or self.left <= 0 or _is_illegal(change.spec):
-            return True
-        self.seen.add(text)
-        if world_size(change.spec) != self.base.layout.world_size:
-            return True
-        self.left -= _cost(change.spec)
-        plan, base = Plan.of(change.spec), self.base
+    def _plan(self, change: Change) -> bool | None:
+        """Plan a change; return whether it fits, None if it is old, illegal or takes too long."""
+        text, base = _text(change), self.base
+        if text in self.seen or not is_legal(change.spec, files=False):
+            return None
+        if world_size(change.spec) != base.layout.world_size:
+            return None
+        plan = Plan.of(change.spec)
+        cost = _cost(plan.layout)
+        if cost > self.left * MOST_AT_ONCE:
+            return None
+        self.seen[text] = None
+        self.left -= cost / 2
         estimator = Estimator.of(plan, base.constants, worst=base.worst)
         if any(estimator.memory(each).total > self.limit for each in estimator.classes):
-            if smaller:
-                for other in smaller_changes(self.base.spec, change):
-                    if self._plan(other, smaller=False):
-                        break
             return False
-        self.found.append(Planned(change, estimator.estimates()))
+        self.left -= cost / 2
+        self.seen[text] = planned = Planned(change, estimator.estimates())
+        self.found.append(planned)
         return True
 
 
-def _cost(spec: Spec) -> float:
-    """Return how long it takes to plan a spec, as a number of small plans."""
-    schedule = spec.schedule
-    stages = spec.language.grid.pp * schedule.virtual_stages
-    actions = stages * schedule.microbatches * (1 if schedule.kind == "1f1b" else 4)
-    return 1 + actions / _ACTIONS_PER_PLAN
+def _text(change: Change) -> str:
+    """Return what two changes have in common that make the same spec."""
+    return change.spec.model_dump_json()
 
 
-def _is_illegal(spec: Spec) -> bool:
-    return any(found.is_error for found in check(spec))
+def _cost(layout: Layout) -> float:
+    """Return how long it takes to plan a layout, as a number of small plans."""
+    stages = max(module.grid.size("pp") for module in layout.modules)
+    forwards = sum(len(each.stages) * layout.num_groups(each) for each in layout.modules)
+    is_listed = layout.schedule == "bubble_filling" or not layout.is_star
+    ways = 4 if is_listed else 1
+    return 1 + (stages - 1) / _STAGES_PER_PLAN + ways * forwards / _ACTIONS_PER_PLAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +210,7 @@ def advise(search: Search, lost: list[Waste], constants: Calibration) -> list[Ad
         }
         number = max(left, key=lambda each: saved[each])
         if saved[number] > 0 or not answers:
-            answers[number] = planned
+            answers[number] = search.simplest(planned)
             taken.add(planned.change.kind)
     advice = [Advice(waste, answers.get(number)) for number, waste in enumerate(shown)]
     return sorted(advice, key=lambda each: -search.gain(each.planned) if each.planned else 0.0)

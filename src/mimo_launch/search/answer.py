@@ -10,10 +10,9 @@ from typing import Any
 
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.search.advice import MAX_WASTES, Advice, Search, advise
+from mimo_launch.search.advice import MAX_WASTES, Advice, Planned, Search, advise
 from mimo_launch.search.wastes import TimeShares, modules_of, time_shares, wastes
 from mimo_launch.spec.gpus import GPUS, MEASURED
-from mimo_launch.spec.spec import Grid
 
 _SECONDS_PER_DAY = 86_400
 
@@ -32,17 +31,18 @@ class MemoryFit:
 class OfferedChange:
     """A change that was planned: what `--set` takes, by path, and what it is expected to give.
 
-    `gain` is the share by which speed rises.
+    `gain` is the share by which speed rises; `needed_bytes` is the memory of the fullest ranks.
     """
 
     text: str
     settings: dict[str, Any]
     step_seconds: float
     gain: float
+    needed_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class LostTime:
     """A waste of time, and the change that helps most; None if none was found, or none sought.
 
     `share` is that of the step on each of `ranks`, `of_all` that of all GPU time.
@@ -74,7 +74,7 @@ class PlanAnswer:
     tokens: int | None
     days: float | None
     time: TimeShares
-    losses: tuple[Loss, ...]
+    losses: tuple[LostTime, ...]
     planned: int
 
 
@@ -113,19 +113,10 @@ def answer_of(
     )
 
 
-def _loss(advice: Advice, before: Estimates) -> Loss:
-    waste, planned, change = advice.waste, advice.planned, None
-    if planned is not None:
-        seconds = planned.estimates.step_seconds
-        change = OfferedChange(
-            text=planned.change.text,
-            settings={
-                path: _without_ones(value) for path, value in planned.change.settings.items()
-            },
-            step_seconds=seconds,
-            gain=before.step_seconds / seconds - 1,
-        )
-    return Loss(
+def _loss(advice: Advice, before: Estimates) -> LostTime:
+    waste, planned = advice.waste, advice.planned
+    change = None if planned is None else offered(planned, before)
+    return LostTime(
         what=waste.text,
         kind=waste.kind,
         modules=waste.modules,
@@ -136,10 +127,20 @@ def _loss(advice: Advice, before: Estimates) -> Loss:
     )
 
 
+def offered(planned: Planned, before: Estimates) -> OfferedChange:
+    """Return a change that was planned as it is shown, compared with the estimates before it."""
+    seconds = planned.estimates.step_seconds
+    return OfferedChange(
+        text=planned.change.text,
+        settings={path: _without_ones(value) for path, value in planned.change.settings.items()},
+        step_seconds=seconds,
+        gain=before.step_seconds / seconds - 1,
+        needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
+    )
+
+
 def _without_ones(value: Any) -> Any:
     """Return a setting; of a grid only the axes of several ranks."""
-    return {axis: size for axis, size in value.items() if size > 1} if _is_grid(value) else value
-
-
-def _is_grid(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == Grid.model_fields.keys()
+    if not isinstance(value, dict):
+        return value
+    return {axis: size for axis, size in value.items() if size > 1}

@@ -3,20 +3,22 @@
 Decides: the rule. All modules share all ranks. The language model gets the smallest tp * pp that
 fits into memory, tp before pp, and dp for the rest; an encoder is data parallel. A step has the
 fewest microbatches that fit, four per pipeline stage at least; encoders work on all of them at once
-if that fits. Activations are recomputed only where nothing fits without.
+if that fits. Where nothing fits, activations are recomputed; then experts are split over the ranks
+of a host; then the weights of language are fully sharded.
 Relies on: `checks.all_checks` for what is legal, `checks.memory` for memory.
 Leaves: anything better to whoever compares layouts with `plan.plan`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from mimo_launch.checks.all_checks import check
-from mimo_launch.checks.memory import memory_findings
+from mimo_launch.checks.all_checks import check, is_legal
+from mimo_launch.checks.memory import fits, memory_findings
 from mimo_launch.checks.rule import divisors
-from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.estimate.device_constants import constants_for
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
 
@@ -25,7 +27,10 @@ MICROBATCHES_PER_STAGE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLayout:
-    """The choices of the rule; `encoder_microbatches` None: all of a step at once."""
+    """The choices of the rule; `encoder_microbatches` None: all of a step at once.
+
+    `ep` is the expert-parallel size of the language model.
+    """
 
     num_ranks: int
     tp: int
@@ -33,6 +38,8 @@ class FirstLayout:
     microbatches: int
     encoder_microbatches: int | None
     recompute: bool
+    ep: int = 1
+    full_sharding: bool = False
 
     @property
     def dp(self) -> int:
@@ -48,6 +55,10 @@ class FirstLayout:
                 grid = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
             ranks = f"0-{self.num_ranks - 1}" if self.num_ranks > 1 else "0"
             placed = {**module, "ranks": ranks, "grid": grid}
+            if name == "language" and self.ep > 1:
+                placed["experts"] = {"ep": self.ep}
+            if name == "language" and self.full_sharding:
+                placed["sharding"] = "full"
             modules[name] = placed | ({"recompute": "full"} if self.recompute else {})
         schedule = {"microbatches": self.microbatches}
         if self.encoder_microbatches is not None:
@@ -67,25 +78,29 @@ class NothingFits(Exception):
         self.help = help_
 
 
-def choose(data: dict[str, Any], num_ranks: int) -> tuple[FirstLayout, Spec]:
+def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
     """Return the first layout that fits, for the data of a spec without any placement.
 
     Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
     ValueError if the data are no spec, whatever the layout.
     """
-    illegal: Diagnostic | None = None
-    too_large: Diagnostic | None = None
+    # Weights to start from do not change what fits, and looking at them takes time.
+    bare = {name: {**each, "init_from": None} for name, each in data["modules"].items()}
+    illegal: Spec | None = None
+    too_large: Spec | None = None
     for layout in _layouts(data, num_ranks):
-        spec = spec_from_data(layout.applied(data))
-        errors = [found for found in check(spec) if found.is_error]
-        if errors:
-            illegal = illegal or errors[0]
-        elif found := next(memory_findings(spec, constants_for(spec.nodes)), None):
-            too_large = found
+        spec = spec_from_data(layout.applied({**data, "modules": bare}))
+        if not is_legal(spec):
+            illegal = illegal or spec
+        elif fits(spec, constants_for(spec.nodes)):
+            return layout
         else:
-            return layout, spec
-    last = too_large or illegal
-    if last is None:
+            too_large = spec
+    if too_large is not None:
+        last = next(memory_findings(Plan.of(too_large), constants_for(too_large.nodes)))
+    elif illegal is not None:
+        last = next(found for found in check(illegal) if found.is_error)
+    else:
         raise NothingFits(
             f"no number of replicas divides {data['batch']['global']} samples",
             f"take a batch that {num_ranks} ranks divide",
@@ -96,7 +111,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> tuple[FirstLayout, Spec]:
 def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
     """Yield layouts in the order of preference, legal or not.
 
-    A smaller tp * pp comes first, then a larger tp; tp stays on a host.
+    A smaller tp * pp comes first, then a larger tp; tp and ep stay on a host.
     """
     has_encoders = len(data["modules"]) > 1
     per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
@@ -109,7 +124,9 @@ def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
         if per_host % tp == 0 and layers % pp == 0
     ]
     splits.sort(key=lambda split: (split[0] * split[1], -split[0]))
-    for recompute in (False, True):
+    experts = (model.get("moe") or {}).get("experts", 1)
+    ways = [each for each in divisors(experts) if per_host % each == 0]
+    for full, ep, recompute in product((False, True), ways, (False, True)):
         for tp, pp in splits:
             dp = num_ranks // (tp * pp)
             if data["batch"]["global"] % dp:
@@ -128,4 +145,6 @@ def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
                         microbatches=microbatches,
                         encoder_microbatches=group,
                         recompute=recompute,
+                        ep=ep,
+                        full_sharding=full,
                     )

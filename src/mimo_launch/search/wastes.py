@@ -22,13 +22,17 @@ class TimeShares:
     """Seconds of a step, mean over all ranks: `computing` without `communicating`.
 
     `waiting` is for others and for transfers, and all the time of idle ranks; `updating` has all
-    that follows the schedule.
+    that follows the schedule. The parts of `communicating`: `between_layers` over tp and cp,
+    `of_experts` for their tokens, `of_replicas` for weights and gradients.
     """
 
     computing: float
     waiting: float
     communicating: float
     updating: float
+    between_layers: float
+    of_experts: float
+    of_replicas: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,12 @@ SHARES: dict[str, Callable[[RankEstimate], float]] = {
     "waiting": lambda row: row.waiting,
     "updating": lambda row: row.updating,
 }
+# The parts of `communicating`.
+EXCHANGES: dict[str, Callable[[RankEstimate], float]] = {
+    "between_layers": lambda row: row.communicating - row.all_to_all - row.sharding,
+    "of_experts": lambda row: row.all_to_all,
+    "of_replicas": lambda row: row.sharding + row.reducing,
+}
 
 
 def time_shares(estimates: Estimates, world_size: int) -> TimeShares:
@@ -58,7 +68,7 @@ def time_shares(estimates: Estimates, world_size: int) -> TimeShares:
 
     found = {
         name: seconds * sum(len(row.ranks) * share(row) for row in estimates.ranks) / world_size
-        for name, share in SHARES.items()
+        for name, share in (SHARES | EXCHANGES).items()
     }
     idle = 1 - sum(len(row.ranks) for row in estimates.ranks) / world_size
     found["waiting"] += seconds * idle

@@ -2,7 +2,7 @@
 
 Decides: how a class is named, and which keys tell layout and data about its rows.
 Relies on: `base`.
-Leaves: finding the class to `checks.custom`, calling it to `models.custom_stages`.
+Leaves: finding the class to `checks.packages`, calling it to `models.custom_stages`.
 """
 
 import re
@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from mimo_launch.spec.audio import Clips
 from mimo_launch.spec.base import MAX_INTEGER, Count, Layers
-from mimo_launch.spec.encoders import Clips, EncoderModel, Images
+from mimo_launch.spec.encoder_blocks import EncoderModel
+from mimo_launch.spec.images import Images
 from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -64,6 +66,10 @@ class CustomModel(EncoderModel):
     options: dict[str, Any] = Field(
         {}, description="Whatever else the class needs to know; nothing else reads it."
     )
+
+    def __hash__(self) -> int:
+        """Return a hash of what is written: `options` may hold lists."""
+        return hash(self.model_dump_json())
 
     @property
     def patches_per_row(self) -> int:

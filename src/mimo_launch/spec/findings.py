@@ -8,7 +8,7 @@ Leaves: finding the faults to `parse`, overrides whose path leads nowhere to `lo
 
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,13 +32,20 @@ def section_name(path: YamlPath) -> str:
     return f"`{'.'.join(map(str, path))}`" if path else "the spec"
 
 
-def unknown_key(path: YamlPath, known: Collection[str], free: Collection[str]) -> Diagnostic:
-    """Report a key that its section does not have; `free` are the known ones not yet used."""
+def unknown_key(
+    path: YamlPath, known: Collection[str], free: Collection[str], kinds: Sequence[str] = ()
+) -> Diagnostic:
+    """Report a key that its section does not have; `free` are the known ones not yet used.
+
+    `kinds` are other kinds of the section that do have it.
+    """
     key = str(path[-1])
     near = close_matches(key, free) or close_matches(key, known)
     glued = re.fullmatch(r"(\w+):(\S+)", key)
     if glued and glued[1] in known:
         help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
+    elif kinds:
+        help_ = f"delete it: it is a key of {listing([f'`kind: {kind}`' for kind in kinds])}"
     elif near:
         help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
     elif "options" in known:

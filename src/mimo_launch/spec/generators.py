@@ -10,7 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Codebooks, CountFrom0, Strict, Tokens
-from mimo_launch.spec.encoders import EncoderBlocks, EncoderModel, Images
+from mimo_launch.spec.encoder_blocks import EncoderBlocks, EncoderModel
+from mimo_launch.spec.images import Images
 from mimo_launch.spec.language_models import DecoderBlocks
 
 

@@ -1,7 +1,7 @@
 """Language models: what causal models have in common, and decoders.
 
 Decides: keys, defaults and derived sizes; which layers have experts.
-Relies on: `attention` and `experts` for sections of their keys.
+Relies on: `layers` and `layers` for sections of their keys.
 Leaves: hybrids to `hybrid`, what fits together to `checks`.
 """
 
@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.attention import Mla, RopeScaling, SlidingWindow
 from mimo_launch.spec.base import Count, Layers, Strict, Tokens
-from mimo_launch.spec.experts import Moe
+from mimo_launch.spec.layers import Mla, Moe, Mtp, RopeScaling, SlidingWindow
 
 
 class CausalModel(Strict):
@@ -27,6 +26,11 @@ class CausalModel(Strict):
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-5, description="Added to the mean square in every RMSNorm of the module."
     )
+
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers whose rows go with those of the last one: none."""
+        return 0
 
     @property
     def num_kv_heads(self) -> int:
@@ -98,6 +102,11 @@ class LanguageModel(CausalModel):
         1.0,
         description="Part of each head that rotates with positions, its first dimensions; the "
         "others keep their values. 0.25 in Qwen3.5.",
+    )
+    rotary_interleaved: bool = Field(
+        False,
+        description="Numbers of a head that rotate together are neighbours, as in GLM-4.1V; "
+        "otherwise one is of the first half of those that rotate, the other of the second half.",
     )
     gated_attention: bool = Field(
         False,
@@ -216,6 +225,23 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Attention scores are divided by the square root of this number; default "
         "the size of a head.",
         examples=[168.0],
+    )
+    attention_softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Attention scores s become c tanh(s / c), c this number, as in Gemma 2: none "
+        "is larger than c.",
+        examples=[50.0],
+    )
+    logit_softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="The same of the logits of words, as in Gemma 2.",
+        examples=[30.0],
+    )
+    mtp: Mtp | None = Field(
+        None,
+        description="Multi-token prediction, as in DeepSeek-V3: while it trains, the model also "
+        "learns to predict further tokens.",
+        examples=["{depth: 1, loss_weight: 0.3}"],
     )
 
     @property

@@ -7,9 +7,10 @@ Leaves: files to `load`, everything that needs two keys at once to `checks`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -79,10 +80,17 @@ class _Reader:
         if len(self.diagnostics) >= _MOST_FAULTS:
             raise _Enough
 
-    def section(self, cls: type[S], data: Any, path: YamlPath, words: Sequence[str] = ()) -> S:
+    def section(
+        self,
+        cls: type[S],
+        data: Any,
+        path: YamlPath,
+        words: Sequence[str] = (),
+        others: Mapping[str, type[Strict]] = MappingProxyType({}),
+    ) -> S:
         """Return a section; leave out and report its faulty parts.
 
-        One of `words` may stand in its place.
+        One of `words` may stand in its place. `others` are its other kinds.
         """
         if not isinstance(data, dict):
             self._not_a_section(path, data, words)
@@ -90,15 +98,22 @@ class _Reader:
         try:
             return cls.model_validate(data)
         except ValidationError:
-            return self._faulty_section(cls, data, path)
+            return self._faulty_section(cls, data, path, others)
 
-    def _faulty_section(self, cls: type[S], data: dict[str, Any], path: YamlPath) -> S:
+    def _faulty_section(
+        self,
+        cls: type[S],
+        data: dict[str, Any],
+        path: YamlPath,
+        others: Mapping[str, type[Strict]],
+    ) -> S:
         known = {field.alias or name: (name, field) for name, field in cls.model_fields.items()}
         free = [key for key in known if key not in data]
         suspects: set[str] = set()
         for key in data:
             if key not in known:
-                self._report(findings.unknown_key((*path, key), known, free))
+                kinds = [kind for kind, other in others.items() if key in other.model_fields]
+                self._report(findings.unknown_key((*path, key), known, free, kinds))
                 # A misspelt key stands for one of these known keys, which then has no known value.
                 suspects.update(close_matches(key, free))
         values: dict[str, Any] = {}
@@ -168,7 +183,8 @@ class _Reader:
             return UNREADABLE
         kind = value["kind"]
         if isinstance(kind, str) and kind in kinds:
-            return self.section(kinds[kind], value, path)
+            others = {str(name): other for name, other in kinds.items()}
+            return self.section(kinds[kind], value, path, others=others)
         if of_own is not None and isinstance(kind, str) and re.fullmatch(CLASS_PATH, kind):
             return self.section(of_own, value, path)
         if kind is not UNREADABLE:

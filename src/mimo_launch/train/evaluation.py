@@ -1,25 +1,34 @@
-"""Evaluates held-out loss and accuracy of answers, on any layout.
+"""Evaluates held-out loss and accuracy, and what a model makes of samples: answers, images, clips.
 
-Decides: the meaning of that accuracy. For each held-out sample with an answer, the model continues
-the text before the answer, one greedy token at a time. A token of the answer counts as right if the
-model generates it at that place before it ends; the accuracy is over all answers.
-Relies on: the data set for answers and the token that ends them; the forward program, then repeated
-language forwards on the rows that it left.
-Leaves: when to evaluate to `loop`.
+Decides: that the text before an answer is continued one greedy token at a time; that a token of the
+answer counts as right if the model generates it at that place before it ends, and the accuracy is
+over all answers; which rank has what a replica of a generator made: its first one.
+Relies on: the data set for answers and the token that ends them; the programs of the plan that
+decode and draw, on rows that an evaluation forward left.
+Leaves: when to evaluate to `loop`, judging pictures to the data set.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.dataset import Dataset, Media
 from mimo_launch.data.sample_order import heldout_batches
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
+from mimo_launch.layout.step_data import ImageSpan, StepData
+from mimo_launch.layout.step_views import is_scorer
+from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.spec.spec import Codes, Images, Model
 from mimo_launch.train.events import EvalFinished
-from mimo_launch.train.generation import DRAWING_STEPS, draw, greedy_answers
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
@@ -33,12 +42,13 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
-    names = [module.name for module in session.layout.losses]
+    losses_of = {loss.name: loss for loss in session.layout.losses if loss.is_evaluated}
+    names = list(losses_of)
     # Right tokens of answers, tokens of answers; images that were recognised, and all that were
     # judged; right codes; then the sum of each loss over its terms.
     sums = torch.zeros(5 + len(names), dtype=torch.float64, device=session.device)
     terms, seen = dict.fromkeys(names, 0), 0
-    kinds = {name: kind_of(session.spec.modules[name].model) for name in names}
+    kinds = {n: kind_of(session.spec.modules[each.module].model) for n, each in losses_of.items()}
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
         inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
         result = session.executor.run_forward(program, inputs)
@@ -50,7 +60,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
         counts.append(sum(int(right) for right in result.right_codes.values()))
         answers = to_device(torch.tensor(counts, dtype=sums.dtype), session.device)
-        batch_terms = {name: inputs.data.num_terms(name) for name in names}
+        batch_terms = {n: inputs.data.num_terms(each.module) for n, each in losses_of.items()}
         own = torch.cat([answers, *((result.losses[n] * batch_terms[n])[None] for n in names)])
         # Reduce after each batch: ranks without language wait here while the others decode, and a
         # whole evaluation may take longer than the timeout of a collective.
@@ -62,7 +72,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
     all_right, all_tokens, recognised, judged, right_codes, *summed = sums.tolist()
     losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
     codes = sum(terms[n] * said.codebooks for n, kind in kinds.items() if (said := kind.codes))
-    weighted = [session.layout[name].loss_weight * loss for name, loss in losses.items()]
+    weighted = [losses_of[name].weight * loss for name, loss in losses.items()]
     return EvalFinished(
         step=step,
         eval_loss=sum(weighted) if weighted else math.nan,
@@ -88,3 +98,123 @@ def _recognised(
         for made in draw(session, forwarded, inputs.data, DRAWING_STEPS)
     ]
     return sum(right for right, _ in found), sum(judged for _, judged in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tokens of an answer to a sample, given by its position in the step, and the true ones."""
+
+    sample: int
+    said: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
+def greedy_answers(
+    session: RankSession, forwarded: StepState, inputs: ReadStep, end: int
+) -> Iterator[Answer]:
+    """Yield the answer to each sample of this rank's language replica, up to the token `end`.
+
+    Only the first rank of a replica yields, so that a sum over the world counts each sample once.
+    Ranks: collective over each language replica, and with sharded weights over all of them.
+    """
+    language = session.layout.language
+    if session.rank not in language.grid:
+        # FSDP gathers and tp collectives run on the language ranks only.
+        return
+    program = session.mine.decoding
+    replica = language.grid.index("dp", session.rank)
+    starts: dict[int, Tensor] = {}
+    tokens: dict[int, Tensor] = {}
+    for microbatch in range(session.layout.samples.microbatches):
+        text = read_text(forwarded.views.language(replica, microbatch), inputs, session.device)
+        starts[microbatch] = (text.labels != IGNORE_LABEL).int().argmax(dim=1)
+        places = torch.arange(text.tokens.shape[1], device=session.device)
+        known = places <= starts[microbatch][:, None]
+        tokens[microbatch] = text.tokens.where(known, PAD)
+    # The same number of passes on every replica: sharded weights are gathered over all of them.
+    longest = max(sample.num_labels for sample in inputs.data.samples)
+    for position in range(longest):
+        for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
+            written, at = tokens[microbatch], (starts[microbatch] + position)[:, None]
+            # A short answer may start too near the end of the sequence for all passes.
+            last = written.shape[1] - 1
+            goes_on, to = at < last, (at + 1).clamp(max=last)
+            chosen = choices.gather(1, at.clamp(max=last))
+            written.scatter_(1, to, chosen.where(goes_on, written.gather(1, to)))
+    if not is_scorer(language, session.rank):
+        return
+    for microbatch, start in starts.items():
+        rows, starting = tokens[microbatch].tolist(), start.tolist()
+        for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
+            answer, first = inputs.answer(sample), starting[item] + 1
+            said = rows[item][first : first + longest]
+            if end in said:
+                said = said[: said.index(end)]
+            yield Answer(sample, tuple(said), answer)
+
+
+# More steps change the pictures of a straight flow little.
+DRAWING_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a generator made for one record, in the form of the arrays that it learns from."""
+
+    generator: str
+    record: int
+    images: tuple[Media, ...]
+
+
+def draw(
+    session: RankSession, forwarded: StepState, data: StepData, num_steps: int
+) -> Iterator[Drawn]:
+    """Yield what generators make of the step that `forwarded` has run forward, record by record.
+
+    Flows take `num_steps` steps; a talker says the most probable codes, for as many frames as the
+    true clip has or up to the code of the end. Ranks: collective over each replica of a generator,
+    whose first rank yields.
+    """
+    if not session.mine.drawing:
+        return  # No generator, or none on this rank.
+    made = session.executor.draw(session.mine.drawing, forwarded, num_steps)
+    for (name, group), canvas in made.items():
+        grid, whole = session.layout[name].grid, canvas.whole()
+        if any(grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
+            continue
+        model, first = session.spec.modules[name].model, 0
+        replica = grid.index("dp", session.rank)
+        for sample in forwarded.views.encoder(name, replica, group).samples:
+            for record in data.samples[sample].records:
+                images = []
+                for span in record.spans.get(name, ()):
+                    images.append(_array(whole[first : first + span.rows], span, model))
+                    first += span.rows
+                if images:
+                    yield Drawn(name, record.id, tuple(images))
+
+
+def _array(part: Tensor, span: ImageSpan, model: Model) -> Media:
+    """Return one image or clip of what a generator has made. Raises: TypeError."""
+    kind = kind_of(model)
+    if kind.images is not None:
+        return picture(part, span.height, span.width, kind.images)
+    if kind.codes is not None:
+        return clip(part, kind.codes)
+    raise TypeError(f"a model of kind {model.kind} makes neither images nor codes")
+
+
+def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.NDArray[np.float32]:
+    """Return the picture [channels, height, width] of its patches, the reverse of `cut_image`."""
+    side, channels = images.patch, images.channels
+    squares = patches_NP.view(height, width, channels, side, side)
+    made = squares.permute(2, 0, 3, 1, 4).reshape(channels, height * side, width * side)
+    found: npt.NDArray[np.float32] = made.to(torch.float32).numpy()
+    return found
+
+
+def clip(said_NK: Tensor, codes: Codes) -> npt.NDArray[np.int64]:
+    """Return the clip [codebooks, frames] in front of the first end, without the last row."""
+    found: npt.NDArray[np.int64] = said_NK[:-1].T.numpy()
+    ends = (found == codes.end_code).any(axis=0)
+    return found[:, : int(ends.argmax())] if ends.any() else found

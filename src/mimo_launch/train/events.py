@@ -2,12 +2,11 @@
 
 Decides: the fields of `metrics.jsonl`.
 Relies on: `layout.step_views` for what an imbalance is.
-Leaves: writing to `metrics_file`, drawing to `cli.train.screen`.
+Leaves: writing to `metrics_file`, drawing to `cli.run_screens`.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -78,7 +77,8 @@ class StepFinished:
     update; `bad_samples` could not be read and were left out of the step; `imbalance` is of
     encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
     gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts;
-    `losses` are those of each module if there are several, of which `loss` is the weighted sum;
+    `losses` are all by name if there are several, of which `loss` is the weighted sum: a module's
+    has the name of the module, that of further tokens `language.mtp`;
     the fields of `usage` are written beside the others.
     """
 
@@ -140,13 +140,13 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """State was taken from a checkpoint after `step` steps.
+    """State was taken from the checkpoint `resumed_from` after `step` steps.
 
     `changes` names settings that differ from those it was saved with, as `path: old -> new`.
     """
 
     step: int
-    checkpoint: str
+    resumed_from: str
     changes: tuple[str, ...]
 
 
@@ -287,54 +287,3 @@ Event = (
     | SamplesWritten
 )
 Listener = Callable[[Event], None]
-
-
-def as_record(event: Event) -> dict[str, Any]:
-    """Return an event as one JSON-able object, with null for a number that is not finite."""
-    record: dict[str, Any] = _finite(asdict(event))
-    if isinstance(event, StepFinished):
-        for key in ("imbalance", "reading", "zero_grads"):
-            if not record[key]:
-                del record[key]
-        record |= record.pop("usage") or {}
-    for key in ("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
-        if key in record and record[key] is None:
-            del record[key]
-    return record
-
-
-def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
-    """Return the step or evaluation that `as_record` wrote; None for what is no record of one.
-
-    Numbers that were not finite are NaN; fields that an earlier version did not write are missing.
-    """
-    known = _with_nan({**record})
-    usage = {each.name: known.pop(each.name, None) for each in fields(Usage)}
-    kind: type[StepFinished | EvalFinished] = StepFinished if "loss" in known else EvalFinished
-    if kind is StepFinished:
-        known["usage"] = Usage(**usage) if usage["time"] else None
-        known["imbalance"] = {n: Imbalance(**x) for n, x in known.get("imbalance", {}).items()}
-        known["reading"] = Reading(**known["reading"]) if "reading" in known else None
-    names = {each.name for each in fields(kind)}
-    try:
-        return kind(**{name: value for name, value in known.items() if name in names})
-    except TypeError:
-        return None
-
-
-def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with NaN for each null, but in what is null where it does not apply."""
-    return {
-        name: _with_nan(value)
-        if isinstance(value, dict)
-        else math.nan
-        if value is None and name != "digit_accuracy"
-        else value
-        for name, value in values.items()
-    }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

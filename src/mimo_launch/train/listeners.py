@@ -31,7 +31,6 @@ from mimo_launch.train.events import (
     RunStarted,
     RunStopped,
     StepFinished,
-    Usage,
 )
 from mimo_launch.train.mlflow_listener import MlflowListener
 
@@ -106,7 +105,13 @@ def scalars(event: Event) -> dict[str, float]:
             if reading is not None:
                 times = {"reading/waited_s": reading.waited_s, "reading/read_s": reading.read_s}
             if event.usage is not None:
-                times |= _usage(event.usage)
+                used = event.usage
+                times |= {
+                    "train/step_s": used.step_s,
+                    "train/tflops_per_rank": used.tflops_per_rank,
+                }
+                times |= {} if used.mfu is None else {"train/mfu": used.mfu}
+                times |= {f"peak_memory/{name}": float(n) for name, n in used.peak_memory.items()}
             return {
                 "train/loss": event.loss,
                 **{f"loss/{name}": loss for name, loss in (event.losses or {}).items()},
@@ -141,14 +146,6 @@ def scalars(event: Event) -> dict[str, float]:
             }
         case _:
             return {}
-
-
-def _usage(usage: Usage) -> dict[str, float]:
-    """Return the points of what a step took of its devices."""
-    ranks = {"train/step_s": usage.step_s, "train/tflops_per_rank": usage.tflops_per_rank}
-    share = {} if usage.mfu is None else {"train/mfu": usage.mfu}
-    memory = {f"peak_memory/{name}": float(n) for name, n in usage.peak_memory.items()}
-    return {**ranks, **share, **memory}
 
 
 class TensorBoardListener:

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
-from mimo_launch.data.noise import Noise, noises_of
 from mimo_launch.data.packing import joined_documents, joined_texts
-from mimo_launch.data.random_draws import Split
+from mimo_launch.data.random_draws import Noise, Split, noises_of
 from mimo_launch.data.sample_order import Sample, make_step_data
-from mimo_launch.layout.sample_readers import Reads
-from mimo_launch.layout.step_data import SampleData, StepData, without_records
-from mimo_launch.layout.step_views import Imbalance, StepViews
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.step_data import SampleData, StepData, input_shape, without_records
+from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
 from mimo_launch.models.build import compute_dtype
-from mimo_launch.models.encoder_inputs import Patches, Reader, reader
+from mimo_launch.models.encoder_inputs import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
 
@@ -213,10 +213,11 @@ def _records(
         for number, record in records(asked):
             yield number, partial(ask, split, record.id), partial(setitem, answers, number)
     for encoder, positions in reads.images.items():
-        how = reader(spec.modules[encoder].model)
+        model = spec.modules[encoder].model
+        how, kind = reader(model), kind_of(model)
         cut = partial(how.cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
         for number, record in records(positions):
-            read = partial(_read_images, source, record, encoder, how, cut)
+            read = partial(_read_images, source, record, encoder, kind, cut)
             yield number, read, partial(setitem, into.pixels, (number, encoder))
             if encoder in spec.generators:
                 draw = partial(noises_of, into.seed, into.data, record, encoder, how.row_width)
@@ -227,7 +228,7 @@ def _read_images(
     source: UnreadStep,
     record: SampleData,
     encoder: str,
-    how: Reader,
+    kind: ModelKind,
     cut: Callable[[np.ndarray], Patches],
 ) -> list[Patches]:
     """Return the images of a record. Raises: BadSample if they are not those of the index."""
@@ -236,7 +237,7 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        shape = how.source.input_shape(span.height, span.width)
+        shape = input_shape(kind, span)
         if image.shape != shape:
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
     return [cut(image) for image in images]

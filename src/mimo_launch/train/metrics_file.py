@@ -1,37 +1,28 @@
-"""Writes the file `metrics.jsonl` of a run as steps happen, and reads it back.
+"""Writes the file `metrics.jsonl` of a run as steps happen.
 
 Decides: one JSON object per line, written at once, so that a killed run keeps its metrics; that a
 resumed run drops the steps that it will repeat; that a full disk loses nothing while the run lasts.
-A reader accepts a last line that was cut short, and lines that are no records, which it counts; a
-file without a step is an error; of a step that was run twice, the later record counts.
 Relies on: `events` for the fields; no torch.
-Leaves: drawing and tables to `cli`.
+Leaves: reading it to `history`.
 """
 
 import json
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mimo_launch.spec.files import parse_json
+from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
     Event,
     Listener,
+    RunResumed,
     RunStarted,
     StepFinished,
     WriteFailed,
-    as_record,
 )
 
 METRICS = "metrics.jsonl"
-Record = dict[str, Any]
-# Steps, and a value for each; NaN where a number was not finite or was not written.
-Curve = tuple[list[int], list[float]]
 
 
 class MetricsFile:
@@ -50,6 +41,10 @@ class MetricsFile:
 
     def __call__(self, event: Event) -> None:
         """Write a step or an evaluation; other events are not metrics."""
+        if isinstance(event, RunResumed):
+            # It is written after the steps that the run repeats were dropped.
+            self._pending += json.dumps(as_record(event)).encode() + b"\n"
+            return
         if isinstance(event, RunStarted):
             self._keep_steps = event.first_step
         elif isinstance(event, StepFinished | EvalFinished):
@@ -111,182 +106,3 @@ def _step_of(line: bytes) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-class NoHistory(Exception):
-    """There are no metrics to show; `help` says what to do."""
-
-    def __init__(self, message: str, help_: str) -> None:
-        super().__init__(message)
-        self.help = help_
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A run's records, by step. `run` is the folder of its file."""
-
-    name: str
-    run: Path
-    file: Path
-    steps: list[Record]
-    evals: list[Record]
-    num_other_lines: int
-
-    def modules(self) -> list[str]:
-        """Return the modules that have a norm, in the order of the spec."""
-        return list(dict.fromkeys(name for record in self.steps for name in _norms(record)))
-
-    def curve(self, key: str) -> Curve:
-        """Return a number of every step."""
-        return _curve(self.steps, [record.get(key) for record in self.steps])
-
-    def norms_of(self, module: str) -> Curve:
-        """Return the gradient norm of a module."""
-        return _curve(self.steps, [_norms(record).get(module) for record in self.steps])
-
-    def losses(self) -> dict[str, Curve]:
-        """Return the loss of each module; none where language alone has one."""
-        names = dict.fromkeys(name for record in self.steps for name in _dict(record, "losses"))
-        return {
-            name: _curve(self.steps, [_dict(record, "losses").get(name) for record in self.steps])
-            for name in names
-        }
-
-    def rates(self) -> dict[tuple[str, ...], Curve]:
-        """Return learning rates; modules whose rates are always equal share an entry."""
-        names = dict.fromkeys(name for record in self.steps for name in _dict(record, "lrs"))
-        found: dict[tuple[str, ...], Curve] = {}
-        for name in names:
-            curve = _curve(self.steps, [_dict(record, "lrs").get(name) for record in self.steps])
-            same = next((key for key, other in found.items() if other == curve), ())
-            found.pop(same, None)
-            found[(*same, name)] = curve
-        return found
-
-    def eval_curve(self, key: str) -> Curve:
-        """Return a number of every evaluation."""
-        return _curve(self.evals, [record.get(key) for record in self.evals])
-
-    def total(self, key: str) -> int:
-        """Return the sum of a count, or of a flag, over all steps."""
-        numbers = [_number(record.get(key)) for record in self.steps]
-        return sum(int(number) for number in numbers if math.isfinite(number))
-
-
-def read_history(path: Path) -> History:
-    """Read a run folder, or a metrics file.
-
-    Raises: NoHistory, also when the file cannot be read.
-    """
-    file = path / METRICS if path.is_dir() else path
-    if file.exists() and not file.is_file():
-        raise NoHistory(f"{file} is not a regular file", _instead_of(path))
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise NoHistory(f"there is no {file}", _instead_of(path)) from None
-    except OSError as error:
-        raise NoHistory(f"cannot read {file}: {error.strerror}", "check its permissions") from None
-    *whole, last = lines
-    found = [_record(line) for line in whole if line.strip()]
-    # A line without a newline: a run is writing it, or was killed meanwhile.
-    half = _record(last)
-    records = [record for record in (*found, half) if record is not None]
-    steps, evals = _by_step(records)
-    if not steps:
-        raise NoHistory(
-            f"{file} holds no step",
-            "wait for the first step of the run"
-            if not found
-            else "name the folder of a run of `mimo-launch train`, or its metrics.jsonl",
-        )
-    run = file.parent
-    name = run.resolve().name if file.name == METRICS else file.stem
-    return History(name, run, file, steps, evals, found.count(None))
-
-
-def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Return at each place the mean of the finite ones among the last `width` values."""
-    sums, counts = [0.0], [0]
-    for value in values:
-        is_number = math.isfinite(value)
-        sums.append(sums[-1] + (value if is_number else 0.0))
-        counts.append(counts[-1] + is_number)
-    means = []
-    for end in range(1, len(sums)):
-        begin = max(0, end - width)
-        count = counts[end] - counts[begin]
-        means.append((sums[end] - sums[begin]) / count if count else math.nan)
-    return means
-
-
-def thinned(curve: Curve, most: int) -> Curve:
-    """Return a curve of at most about `most` points that keeps every peak and every gap."""
-    steps, values = curve
-    if len(steps) <= most:
-        return curve
-    stride = math.ceil(2 * len(steps) / most)
-    kept: list[int] = []
-    for begin in range(0, len(steps), stride):
-        part = range(begin, min(begin + stride, len(steps)))
-        numbers = [at for at in part if math.isfinite(values[at])]
-        if not numbers:
-            kept.append(begin)
-            continue
-        kept += sorted({min(numbers, key=values.__getitem__), max(numbers, key=values.__getitem__)})
-    return [steps[at] for at in kept], [values[at] for at in kept]
-
-
-def _record(line: bytes) -> Record | None:
-    """Return a line as a record that has a step, or None."""
-    try:
-        record = parse_json(line.decode("utf-8"))
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    return record
-
-
-def _by_step(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return steps and evaluations; after a resume, repeated ones replace the earlier ones."""
-    steps: dict[int, Record] = {}
-    evals: dict[int, Record] = {}
-    for record in records:
-        at = record["step"]
-        if "loss" in record:
-            went_back = bool(steps) and at <= next(reversed(steps))
-            for later in [step for step in steps if step >= at] if went_back else ():
-                del steps[later]
-                evals.pop(later, None)
-            steps[at] = record
-        elif "eval_loss" in record:
-            evals[at] = record
-    return list(steps.values()), list(evals.values())
-
-
-def _curve(records: Sequence[Record], values: Sequence[Any]) -> Curve:
-    return [record["step"] for record in records], [_number(value) for value in values]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _dict(record: Record, key: str) -> Record:
-    found = record.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _norms(record: Record) -> Record:
-    return _dict(record, "grad_norms")
-
-
-def _instead_of(path: Path) -> str:
-    """Return what to write instead of a path without metrics."""
-    if not path.exists():
-        return "give the folder of a run, such as runs/NAME, or its metrics.jsonl"
-    runs = sorted(file.parent for file in path.glob(f"*/{METRICS}"))
-    if runs:
-        return "give one or several of its runs: " + " ".join(str(run) for run in runs[:5])
-    return "give a folder that `mimo-launch train` has trained in; this one has no metrics"

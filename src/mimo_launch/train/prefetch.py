@@ -1,7 +1,7 @@
 """Reads steps ahead, and has all ranks agree on the samples that cannot be read.
 
 Decides: that a bad sample is left out on all ranks, and how many a run may have.
-Relies on: `layout.sample_readers` for which rank reads what; the same StepData on every rank.
+Relies on: `layout.step_views` for which rank reads what; the same StepData on every rank.
 Leaves: detecting damage to `loader` and the data sets.
 
 The agreement costs an all-reduce of a few numbers per step. Without it, the ranks that could not
@@ -28,13 +28,11 @@ from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.comm.device import peak_memory
-from mimo_launch.comm.world import group_timeout
+from mimo_launch.comm.world import group_timeout, peak_memory
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample
-from mimo_launch.layout.sample_readers import reads_of
-from mimo_launch.layout.step_views import StepViews
+from mimo_launch.layout.step_views import StepViews, reads_of
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.spec import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading

@@ -20,8 +20,9 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import build_modules, compute_dtype
-from mimo_launch.optimizer.grad_norm import PendingMetrics, reduce_metrics
-from mimo_launch.optimizer.gradient_reduction import (
+from mimo_launch.optimizer.gradients import (
+    PendingMetrics,
+    reduce_metrics,
     sum_partial_gradients,
     sum_tied_gradients,
     watch_unreduced_gradients,
@@ -144,4 +145,4 @@ class RankSession:
 
 def has_terms(layout: Layout, data: StepData) -> bool:
     """Return whether a step has anything to learn."""
-    return any(data.num_terms(module.name) for module in layout.losses)
+    return any(data.num_terms(loss.module, loss.depth) for loss in layout.losses)

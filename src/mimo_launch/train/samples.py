@@ -2,7 +2,7 @@
 
 Decides: the names and the form of the files: a PNG for each picture, a `.npy` for the codes of each
 clip, a line of `samples.jsonl` for each sample, a sheet with all pictures of a generator.
-Relies on: `generation`; the data set for words and for pixels to look at.
+Relies on: `evaluation`; the data set for words and for pixels to look at.
 Leaves: starting ranks and loading weights to `launcher.rank_tasks`.
 """
 
@@ -19,8 +19,8 @@ from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.train.evaluation import Answer, Drawn, draw, greedy_answers
 from mimo_launch.train.events import Listener, SamplesWritten
-from mimo_launch.train.generation import Answer, Drawn, draw, greedy_answers
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession

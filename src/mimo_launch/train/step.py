@@ -17,20 +17,19 @@ from typing import Protocol
 import torch
 
 from mimo_launch.comm.async_copies import Moment
-from mimo_launch.comm.device import device_name, peak_memory
+from mimo_launch.comm.world import device_name, peak_memory
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
-from mimo_launch.optimizer.grad_norm import PendingMetrics, StepMetrics
-from mimo_launch.optimizer.learning_rate import rate_at
+from mimo_launch.optimizer.gradients import PendingMetrics, StepMetrics
+from mimo_launch.optimizer.module_optimizers import rate_at
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
-from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession, has_terms
 from mimo_launch.train.run_state import EndOfRun, RunState
 
@@ -48,6 +47,16 @@ class StepSource(Protocol):
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Start to read the next step of training."""
+
+
+class StepWatch(Protocol):
+    """Measures some of the steps; see `profiling.Profiler`."""
+
+    def begin(self, step: int) -> None:
+        """Start to measure if this step, counted from 0, is wanted."""
+
+    def finish(self, step: int) -> None:
+        """Write down what was measured of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class StepRunner:
     """Runs steps one after another, and advances the state of the run."""
 
     def __init__(
-        self, session: RankSession, reader: StepSource, emit: Listener, profiler: Profiler | None
+        self, session: RankSession, reader: StepSource, emit: Listener, profiler: StepWatch | None
     ) -> None:
         self._session, self._reader, self._emit = session, reader, emit
         self._profiler = profiler

@@ -16,8 +16,7 @@ from math import gcd
 from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.bridge import Bridge
-from mimo_launch.layout.encoder_placement import group_size, runs_in_phases
+from mimo_launch.layout.samples import Bridge, group_size, runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ExpertGrid,
@@ -54,12 +53,13 @@ def relations(spec: Spec) -> Facts:
             relation = f"overlapping, {starts}, {ends}"
         facts[f"ranks of {one} and {other}"] = relation
     for name in spec.encoders:
-        when = "in front of the pipeline"
+        size, when = group_size(spec, name), "in front of the pipeline"
         if runs_in_phases(spec, name):
-            size = group_size(spec, name)
-            groups = "one group" if size == spec.schedule.microbatches else "several groups"
             bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
-            when = f"{'in the bubbles' if bubbles else 'between phases'}, {groups} of microbatches"
+            when = "in the bubbles" if bubbles else "between phases"
+        if size > 1 or runs_in_phases(spec, name):
+            groups = "one group" if size == spec.schedule.microbatches else "several groups"
+            when += f", {groups} of microbatches"
         facts[f"schedule of `{name}`"] = when
     for name in spec.generators:
         size = group_size(spec, name)

@@ -12,6 +12,7 @@ Legend: S tokens of a sample, D width, H heads, K head size.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.noise import Noise, noise_of
-from mimo_launch.data.random_draws import Split
+from mimo_launch.data.random_draws import Noise, Split, noise_of
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -31,22 +32,39 @@ from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ConnectorModel, DecoderModel, HybridModel, LanguageModel, Spec
+from mimo_launch.spec.spec import (
+    ConnectorModel,
+    DecoderModel,
+    HybridModel,
+    LanguageModel,
+    RopeScaling,
+    Spec,
+)
+from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_custom import OneRankEncoder
 from mimo_launch.verify.oracle_encoders import connect, encode, velocity_loss
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, speech_loss
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
+    capped,
     frequencies,
     image_numbers,
     linear,
     rms_norm,
     text_angles,
 )
-from mimo_launch.verify.oracle_mlp import Load, RecordText, moved_biases
+from mimo_launch.verify.oracle_mtp import losses_ahead
 
 GENERATORS = {"flow": velocity_loss, "talker": speech_loss}
+
+
+class _Seen(NamedTuple):
+    """The text of a record and the angles of its tokens; `local_angles` in layers with windows."""
+
+    text: RecordText
+    angles: Tensor | None
+    local_angles: Tensor | None = None
 
 
 class Oracle:
@@ -65,6 +83,9 @@ class Oracle:
             for name, module in spec.modules.items()
             if kind_of(module.model).computes_loss
         }
+        if (mtp := kind_of(model).mtp) is not None:
+            for name in self._names_ahead:
+                self.losses[name] = self.losses[LANGUAGE] * mtp.loss_weight / mtp.depth
         self.means: dict[str, float] = {}
         # Codes found most probable, and right, by all records so far.
         self.right_codes = 0
@@ -101,6 +122,13 @@ class Oracle:
                         self.custom_decays[placed.name] = declared.decays(
                             embeddings=spec.optimizer.decay.embeddings
                         )
+
+    @property
+    def _names_ahead(self) -> list[str]:
+        """The losses of further tokens, by depth."""
+        return [
+            f"language.mtp{k if k > 1 else ''}" for k in range(1, kind_of(self.model).depths + 1)
+        ]
 
     def loss_and_gradients(
         self, samples: Sequence[Sample], step: int = 0
@@ -162,9 +190,12 @@ class Oracle:
         logits = self.words(x_SD)
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
         found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
+        if split == "train":
+            found |= zip(self._names_ahead, self._losses_ahead(index, x_SD, load), strict=True)
         spans = self.dataset.describe(split, index).spans
         text_SD = self._embedded(tokens)
-        for name in (each for each in self.losses if each != LANGUAGE):
+        generators = self.losses.keys() - {LANGUAGE, *self._names_ahead}
+        for name in (each for each in self.losses if each in generators):
             (source,) = self.spec.sources_of(name)
             total, number = loss.new_zeros(()), 0
             reads_text = kind_of(self.spec.modules[name].model).reads_text
@@ -182,6 +213,19 @@ class Oracle:
                 number += span.rows
             found[name] = total, number
         return found
+
+    def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
+        """Return the loss of each depth of multi-token prediction, from a normed stream."""
+        model, seen = self.model, self._seen("train", index, load)
+        if not isinstance(model, DecoderModel) or seen.angles is None:
+            return []
+        tokens, labels = (torch.from_numpy(x) for x in self.dataset.text("train", index))
+        angles, text = (seen.angles, seen.local_angles), seen.text
+        return [
+            *losses_ahead(
+                self.weights, model, x_SD, tokens, labels, text, angles, self._embedded, self.words
+            )
+        ]
 
     def _sent(self, name: str, read_rD: Tensor) -> Tensor:
         """Return the rows that language, or a connector behind it, makes of rows of language."""
@@ -213,7 +257,8 @@ class Oracle:
     def words(self, x_SD: Tensor) -> Tensor:
         """Return the logits [S, words] of a normed stream."""
         head = "language.embedding" if self.model.tied else "language.head"
-        return linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)]
+        cap = self.model.logit_softcap if isinstance(self.model, DecoderModel) else None
+        return capped(linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)], cap)
 
     def stream(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the stream of language behind its last norm for each token of a record, [S, D].
@@ -234,35 +279,46 @@ class Oracle:
                     added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
                     added[is_row] = rows
                     deep[layer] = added
+        model, seen = self.model, self._seen(split, index, load)
+        if isinstance(model, HybridModel):
+            x_SD = hybrid_layers(self.weights, x_SD, model, seen.text, seen.angles, deep)
+        elif isinstance(model, DecoderModel) and seen.angles is not None:
+            x_SD = decoder_layers(
+                *(self.weights, x_SD, model, seen.text, seen.angles, deep),
+                local_angles=seen.local_angles,
+            )
+        else:
+            raise TypeError(f"no oracle for a language model of kind {model.kind}")
+        offset = model.norm_offset
+        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
+
+    def _seen(self, split: Split, index: int, load: Load) -> "_Seen":
+        """Return what layers of language need of a record besides the stream."""
+        given = torch.from_numpy(self.dataset.text(split, index)[0])
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model, numbers = self.model, None
-        if isinstance(model, DecoderModel) and model.bidirectional_images:
+        if kind_of(model).bidirectional_images:
             numbers = image_numbers(given, self._image_sizes(split, index))
         number = self.dataset.describe(split, index).num_tokens
-        text = RecordText(documents, number, load, numbers)
+        text = RecordText(documents, torch.arange(len(given)) < number, load, numbers)
         sizes = {} if model.mrope is None else self._image_sizes(split, index)
         spans = self.dataset.describe(split, index).spans
         later = {
             placeholder_id(self.spec, name): [span.later for span in spans.get(name, ())]
             for name in self.spec.sources_of(LANGUAGE)
         }
-        if isinstance(model, HybridModel):
-            angles = None
-            if model.rope_theta is not None:
-                turns = frequencies(model.rotary_size, model.rope_theta)
-                angles = self._angles(model, turns, given, documents, sizes, later)
-            x_SD = hybrid_layers(self.weights, x_SD, model, text, angles, deep)
-        elif isinstance(model, DecoderModel):
-            turns = frequencies(model.rotary_size, model.rope_theta, model.rope_scaling)
-            angles, local = self._angles(model, turns, given, documents, sizes, later), None
-            if model.sliding_window is not None and model.sliding_window.rope_theta is not None:
-                turns = frequencies(model.rotary_size, model.sliding_window.rope_theta)
-                local = self._angles(model, turns, given, documents, sizes, later)
-            x_SD = decoder_layers(self.weights, x_SD, model, text, angles, deep, local_angles=local)
-        else:
-            raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        offset = model.norm_offset
-        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
+
+        def angles(theta: float, scaling: RopeScaling | None) -> Tensor:
+            turns = frequencies(model.rotary_size, theta, scaling)
+            return self._angles(model, turns, given, documents, sizes, later)
+
+        if model.rope_theta is None:
+            return _Seen(text, None)
+        everywhere, local = angles(model.rope_theta, kind_of(model).rope_scaling), None
+        window = kind_of(model).sliding_window
+        if window is not None and window.rope_theta is not None:
+            local = angles(window.rope_theta, None)
+        return _Seen(text, everywhere, local)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, [S, D]."""
@@ -274,17 +330,19 @@ class Oracle:
         model, sources = self.spec.modules[encoder].model, self.spec.sources_of(encoder)
         if not isinstance(model, ConnectorModel):
             images = self.dataset.images(split, index, encoder)
-            return [self._rows(encoder, image) for image in images]
+            spans = self.dataset.describe(split, index).spans.get(encoder, ())
+            pairs = zip(images, spans, strict=True)
+            return [self._rows(encoder, image, span.tiling) for image, span in pairs]
         read = [self._rows_of_images(split, index, source) for source in sources]
         return [
             connect(self.weights, encoder, model, dict(zip(sources, rows, strict=True)))
             for rows in zip(*read, strict=True)
         ]
 
-    def _rows(self, encoder: str, array: np.ndarray) -> Tensor:
+    def _rows(self, encoder: str, array: np.ndarray, tiling: Tiling | None) -> Tensor:
         if encoder in self.custom:
             return self.custom[encoder].rows(self.weights, array)
-        return encode(self.weights, encoder, self.spec.modules[encoder].model, array)
+        return encode(self.weights, encoder, self.spec.modules[encoder].model, array, tiling)
 
     def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:
         """Return height and width in rows of a record's images, by their placeholder token."""

@@ -1,21 +1,161 @@
-"""Blocks of the oracle's encoders and flows, and their projectors, on the tokens of one image.
+"""Blocks of the oracle from their definition: MLPs, experts and their load; blocks of encoders.
 
-Decides: what a block and a projector compute, from their definition.
-Relies on: `oracle_layers`.
-Leaves: what goes in, and which tokens attend to which, to `oracle_encoders`.
+Decides: what an MLP, a block of an encoder or flow and a projector compute; that every expert
+computes every token, and most outputs are multiplied by zero.
+Relies on: weights by their full names; `oracle_layers`.
+Leaves: what goes in, and which tokens attend to which, to `oracle_encoders` and `oracle_language`.
 
-Legend: N tokens of an image or a clip, D width.
+Legend: S tokens of a record, T tokens of a sample (of all its records), N tokens of an image or a
+clip, E experts, D width.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.encoders import Activation, EncoderBlocks
+from mimo_launch.spec.encoder_blocks import EncoderBlocks, ProjectorActivation
+from mimo_launch.spec.layers import Moe
 from mimo_launch.spec.spec import TransformerEncoder, VitModel
 from mimo_launch.verify.oracle_layers import Weights, attend, layer_norm, linear, rms_norm, turned
-from mimo_launch.verify.oracle_mlp import gelu_tanh
+
+Gate = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Load:
+    """What the routers of one sample did, by layer and record.
+
+    Both are [T, E]: scores over their sum, and 1 where a token chose an expert.
+    """
+
+    scores: dict[str, list[Tensor]] = field(default_factory=dict)
+    chosen: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def loss(self, moe: Moe) -> Tensor:
+        """Return the balance loss: E / k * sum of (share of tokens) * (mean score), per layer."""
+        total = torch.zeros((), dtype=torch.float64)
+        for layer, scores in self.scores.items():
+            share = torch.cat(self.chosen[layer]).mean(dim=0)
+            total = total + (share * torch.cat(scores).mean(dim=0)).sum()
+        return total * moe.aux_loss * moe.experts / moe.top_k
+
+
+@dataclass(frozen=True, slots=True)
+class RecordText:
+    """The text of a record, as layers need it.
+
+    `documents` is the document of each token, [S]. Those where `counts` [S] is true count in
+    `load`, the others are padding. `images` is the image of each token, 0 for text, where the
+    tokens of one attend to each other.
+    """
+
+    documents: Tensor
+    counts: Tensor
+    load: Load
+    images: Tensor | None = None
+
+
+def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
+    """Return the biases of experts after a step: bias + rate * sign(mean load - load).
+
+    Loads are over all tokens of all samples (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    """
+    moved = {}
+    for layer in {layer for load in loads for layer in load.chosen}:
+        bias = weights[f"{layer}.router.expert_bias"]
+        tokens_E = torch.cat([x for load in loads for x in load.chosen.get(layer, [])]).sum(dim=0)
+        step = (moe.bias_update_rate or 0.0) * torch.sign(tokens_E.mean() - tokens_E)
+        moved[f"{layer}.router.expert_bias"] = bias + step
+    return moved
+
+
+def clamped_swiglu(gate: Tensor, inner: Tensor) -> Tensor:
+    """Return the gated numbers of a GPT-OSS, all clamped at 7."""
+    gate = torch.minimum(gate, torch.full_like(gate, 7.0))
+    inner = torch.where(inner > 7, 7.0, torch.where(inner < -7, -7.0, inner))
+    return gate / (1 + torch.exp(-1.702 * gate)) * (1 + inner)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU by tanh (arXiv:1606.08415, section 2)."""
+    return 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def swiglu(gate: Tensor, inner: Tensor) -> Tensor:
+    """Return what a gate with SiLU leaves (arXiv:2002.05202)."""
+    return F.silu(gate) * inner
+
+
+GATES: Mapping[str, Gate] = {
+    "silu": swiglu,
+    "gelu_tanh": lambda gate, inner: gelu_tanh(gate) * inner,
+    "clamped_silu": clamped_swiglu,
+}
+
+
+def in_best_groups(scores_E: Tensor, moe: Moe) -> Tensor:
+    """Return the scores of a token with -inf for experts outside its best groups.
+
+    Source: arXiv:2412.19437, section 2.1.2.
+    """
+    size = moe.experts // moe.groups
+    groups = [sorted(scores_E[i : i + size].tolist()) for i in range(0, moe.experts, size)]
+    best = sorted(range(moe.groups), key=lambda i: -sum(groups[i][-2:]))
+    left = scores_E.clone()
+    for group in best[moe.top_groups :]:
+        left[group * size : (group + 1) * size] = float("-inf")
+    return left
+
+
+def mixture(
+    weights: Weights,
+    name: str,
+    moe: Moe,
+    x_SD: Tensor,
+    text: RecordText,
+    gate: Gate = swiglu,
+) -> Tensor:
+    """Return the mixture of experts `name` of every token."""
+    logits = linear(weights, x_SD, f"{name}.router")
+    scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
+    chosen = torch.zeros_like(scores)
+    ranked = scores.detach()
+    if moe.bias_update_rate is not None:
+        ranked = ranked + weights[f"{name}.router.expert_bias"]
+    for token, row in enumerate(ranked):
+        allowed = in_best_groups(row, moe)
+        chosen[token, allowed.argsort(descending=True)[: moe.top_k]] = 1.0
+    gates = scores * chosen
+    if moe.normalize:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    out = torch.zeros_like(x_SD)
+    for expert in range(moe.experts):
+        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
+        out = out + moe.scale * gates[:, expert : expert + 1] * answer
+    if moe.shared:
+        answer = mlp(weights, f"{name}.shared", x_SD, gate)
+        if moe.shared_gate:
+            answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
+        out = out + answer
+    if text.counts.any():
+        parts = scores / scores.sum(dim=-1, keepdim=True)
+        text.load.scores.setdefault(name, []).append(parts[text.counts])
+        text.load.chosen.setdefault(name, []).append(chosen[text.counts])
+    return out
+
+
+def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
+    """Return the MLP `name`; without a gate it is squared ReLU."""
+    inner = linear(weights, x_SD, f"{name}.up")
+    if f"{name}.gate.weight" in weights:
+        inner = gate(linear(weights, x_SD, f"{name}.gate"), inner)
+    else:
+        inner = inner.clamp(min=0) ** 2
+    return linear(weights, inner, f"{name}.down")
 
 
 def blocks(
@@ -78,19 +218,36 @@ def project(
     x_ND: Tensor,
     encoder: str,
     model: TransformerEncoder,
-    activation: Activation = "gelu",
+    activation: ProjectorActivation = "gelu",
 ) -> Tensor:
     """Return the rows behind the projector."""
     if model.projector == "linear":
         return linear(weights, x_ND, f"{encoder}.projector.linear")
+    if model.projector == "gated":
+        return _project_gated(weights, x_ND, f"{encoder}.projector", model.hidden, activation)
     hidden = activated(linear(weights, x_ND, f"{encoder}.projector.up"), activation)
     return linear(weights, hidden, f"{encoder}.projector.down")
 
 
+def _project_gated(
+    weights: Weights, x_NW: Tensor, name: str, width: int, activation: ProjectorActivation
+) -> Tensor:
+    """Return the rows from the patches of each row side by side, each `width` wide."""
+    patches = torch.split(x_NW, width, dim=1)
+    flat = weights[f"{name}.convolution.weight"]
+    kernel = flat.view(len(flat), width, len(patches))
+    y = sum((each @ kernel[..., place].T for place, each in enumerate(patches)), x_NW.new_zeros(1))
+    y = y + weights.get(f"{name}.convolution.bias", torch.zeros(1, dtype=y.dtype))
+    y = layer_norm(weights, linear(weights, y, f"{name}.middle"), f"{name}.middle_norm", 1e-5)
+    return mlp(weights, f"{name}.mlp", activated(y, activation))
+
+
 def activated(x: Tensor, activation: str) -> Tensor:
-    """Compute an activation by its definition: exact GELU, GELU by tanh, GELU by a sigmoid."""
+    """Compute an activation by its definition: a GELU (exact, by tanh, by a sigmoid), relu^2."""
     if activation == "gelu":
         return 0.5 * x * (1 + torch.erf(x / 2**0.5))
     if activation == "gelu_tanh":
         return gelu_tanh(x)
+    if activation == "squared_relu":
+        return torch.where(x > 0, x * x, torch.zeros_like(x))
     return x / (1 + torch.exp(-1.702 * x))

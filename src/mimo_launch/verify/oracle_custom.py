@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mimo_launch.data.noise import Noise
+from mimo_launch.data.random_draws import Noise
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters

@@ -16,14 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.data.noise import Noise
+from mimo_launch.data.random_draws import Noise
+from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, ConnectorModel, FlowModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import activated, block, blocks, project
 from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
 
 
-def encode(weights: Weights, encoder: str, model: Model, array: np.ndarray) -> Tensor:
-    """Return the rows [r, L] of one image or clip alone. Raises: TypeError for another model."""
+def encode(
+    weights: Weights, encoder: str, model: Model, array: np.ndarray, tiling: Tiling | None = None
+) -> Tensor:
+    """Return the rows [r, L] of one image or clip alone; `tiling` says how tiles show an image.
+
+    Raises: TypeError for another model.
+    """
+    if isinstance(model, VitModel) and model.tiles is not None:
+        return _encode_tiles(weights, encoder, model, array, tiling)
     if model.kind not in ENCODERS:
         raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
     return ENCODERS[model.kind](weights, encoder, model, array)
@@ -35,13 +44,19 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
     for name, stride in (("conv1", 1), ("conv2", 2)):
         weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
         x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
-    x_ND = x_DF.T + weights[f"{encoder}.positions.weight"][: x_DF.shape[1]]
+    # A frame of silence behind the last token is seen, but makes none of its own.
+    x_ND = x_DF.T[: clip.shape[1] // FRAMES_PER_TOKEN]
+    x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
     x_ND = blocks(weights, x_ND, encoder, model, eps=1e-5)
-    x_ND = layer_norm(weights, x_ND, f"{encoder}.norm", 1e-5)
-    # Join tokens that follow each other: [N, D] -> [N / stack, stack * D].
-    starts = range(0, len(x_ND), model.stack)
-    joined = torch.stack([torch.cat(list(x_ND[i : i + model.stack])) for i in starts])
-    return project(weights, joined, encoder, model)
+    # Tokens that follow each other become a row; the last ones may not fill one.
+    starts = range(0, len(x_ND) - model.stack + 1, model.stack)
+    tokens = [x_ND[i : i + model.stack] for i in starts]
+    name = f"{encoder}.norm"
+    if model.pooling == "mean":
+        means = torch.stack([each.sum(dim=0) / model.stack for each in tokens])
+        return project(weights, layer_norm(weights, means, name, 1e-5), encoder, model)
+    joined = [layer_norm(weights, each, name, 1e-5).flatten() for each in tokens]
+    return project(weights, torch.stack(joined), encoder, model)
 
 
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
@@ -90,6 +105,31 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     return torch.cat(rows, dim=1)
 
 
+def _encode_tiles(
+    weights: Weights, encoder: str, model: VitModel, array: np.ndarray, tiling: Tiling | None
+) -> Tensor:
+    """Return the rows of an image in tiles: [tiles, channels, height, width] -> [r, L]."""
+    if model.image is None or model.tiles is None:
+        raise TypeError(f"no tiles for encoder {encoder}")
+    (tall, wide), most = model.image, model.tiles.most
+    whole, *tiles = (_encode_image(weights, encoder, model, each) for each in array)
+    end = weights[f"{encoder}.projector.newline.weight"][None]
+    if tiling is None:
+        return torch.cat([whole, end])
+    across = [
+        torch.cat([each.view(tall, wide, -1) for each in tiles[i : i + tiling.wide]], dim=1)
+        for i in range(0, len(tiles), tiling.wide)
+    ]
+    grid = torch.cat(across)
+    top, left = (len(grid) - tiling.height) // 2, (grid.shape[1] - tiling.width) // 2
+    grid = grid[top : top + tiling.height, left : left + tiling.width]
+    over = 0.0 if most is None else (grid.shape[0] * grid.shape[1] / (most * tall * wide)) ** 0.5
+    if over > 1.1:
+        size = [int(side // over) for side in grid.shape[:2]]
+        grid = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")[0].permute(1, 2, 0)
+    return torch.cat([whole, *(torch.cat([line, end]) for line in grid)])
+
+
 def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:
     """Return x behind the norm in front of the projector, if there is one."""
     if model.projector_norm_eps is None:
@@ -106,6 +146,8 @@ def _embedded(
     """Return the tokens in front of the first layer, and height and width in patches."""
     patches, (height, width) = _patches(image, model.patch, frames=model.temporal_patch)
     x_ND = linear(weights, patches, f"{encoder}.patch")
+    if model.patch_norm:
+        x_ND = NORMS[model.norm](weights, x_ND, f"{encoder}.patch_norm", model.norm_eps)
     if model.positions == "sincos":
         x_ND = x_ND + _sincos(height, width, model.hidden)
     if model.positions in ("learned", "learned+rope2d"):
@@ -114,7 +156,10 @@ def _embedded(
         # The table is resized as an image would be.
         table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
         as_image = table.T.reshape(1, model.hidden, *model.image)
-        if model.interpolation == "nearest":
+        if model.interpolation == "cropped":
+            square = (max(height, width),) * 2
+            sized = F.interpolate(as_image, square, mode="bilinear")[..., :height, :width]
+        elif model.interpolation == "nearest":
             down, right = (
                 _begins(*each) for each in zip((height, width), model.image, strict=True)
             )
@@ -130,6 +175,8 @@ def _embedded(
         if model.positions == "learned":
             token = token + weights[f"{encoder}.positions.weight"][0]
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
+    if model.registers:
+        x_ND = torch.cat([weights[f"{encoder}.registers.weight"], x_ND])
     return x_ND, (height, width)
 
 
@@ -143,9 +190,9 @@ def _begins(number: int, size: int) -> list[int]:
 def _joined(weights: Weights, x_ND: Tensor, encoder: str, model: VitModel, width: int) -> Tensor:
     """Return the patches of each row side by side, their mean, or a convolution over the grid.
 
-    A class token is left out.
+    A class token and registers are left out.
     """
-    x_ND = x_ND[int(model.class_token) :]
+    x_ND = x_ND[int(model.class_token) + model.registers :]
     if model.pooling == "linear":
         side, size = model.shuffle, model.hidden
         kernel = weights[f"{encoder}.projector.merge.weight"].view(size, size, side, side)

@@ -1,11 +1,11 @@
 """Language models and talkers of the oracle: one sequence at a time, whole.
 
-Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition: the
-state space model token by token, head by head; what a talker makes of codes.
-Relies on: `oracle_layers`.
+Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition; what
+a talker makes of codes.
+Relies on: `oracle_layers`, and `oracle_recurrent` for Mamba and DeltaNet.
 Leaves: embedding, the last norm and the loss of language to `oracle`.
 
-Legend: S tokens, D width, H heads of P channels, G groups of K numbers.
+Legend: S tokens, D width, H heads of K numbers, r rows of width E, N frames.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.data.noise import Noise
+from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
+from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
-from mimo_launch.spec.spec import DecoderModel, Model, TalkerModel
+from mimo_launch.spec.spec import DecoderModel, LanguageModel, Model, TalkerModel
+from mimo_launch.verify.oracle_blocks import GATES, Load, RecordText, mixture, mlp
 from mimo_launch.verify.oracle_layers import (
     Weights,
     attend,
@@ -32,7 +33,7 @@ from mimo_launch.verify.oracle_layers import (
     text_angles,
     turned,
 )
-from mimo_launch.verify.oracle_mlp import GATES, Load, RecordText, mixture, mlp
+from mimo_launch.verify.oracle_recurrent import deltanet, mamba
 
 
 def decoder_layers(
@@ -46,47 +47,65 @@ def decoder_layers(
     local_angles: Tensor | None = None,
     name: str = LANGUAGE,
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; `angles` are for `turned`.
+    """Return the stream behind the last layer, [S, D]; see `decoder_block`.
 
-    `local_angles` are those in layers with windows, if they differ. `deep` is added behind layers.
+    `deep` is added behind layers.
+    """
+    for i in range(model.layers):
+        layer = f"{name}.layers.{i}"
+        x_SD = decoder_block(weights, x_SD, model, text, angles, i, layer, local_angles)
+        if deep and i in deep:
+            x_SD = x_SD + deep[i]
+    return x_SD
+
+
+def decoder_block(
+    weights: Weights,
+    x_SD: Tensor,
+    model: DecoderBlocks,
+    text: RecordText,
+    angles: Tensor,
+    number: int,
+    layer: str,
+    local_angles: Tensor | None = None,
+) -> Tensor:
+    """Return the stream behind a block like layer `number`, of weights named after `layer`.
+
+    `angles` are for `turned`, `local_angles` those in layers with windows, if they differ.
     """
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = partial(rms_norm, weights, eps=model.norm_eps, offset=bool(more and more.norm_offset))
     gate = GATES[more.activation if more else "silu"]
     window = more.sliding_window if more else None
-    for i in range(model.layers):
-        layer = f"{name}.layers.{i}"
-        is_local = window is not None and i not in window.full
-        turns_here = local_angles is not None and is_local
-        change = _attention(
-            weights,
-            norm(x_SD, f"{layer}.attention_norm"),
-            f"{layer}.attention",
-            model,
-            text,
-            local_angles if turns_here else angles,
-            factor=1.0 if turns_here else attention_factor(model.rope_scaling),
-            head_norm=norm if model.qk_norm else None,
-            window=window.size if window is not None and is_local else None,
-            size=more.query_pre_attn_scalar if more else None,
-            sinks_H=weights[f"{layer}.attention.sinks.weight"]
-            if more and more.attention_sinks
-            else None,
-        )
-        if more and more.post_norms:
-            change = norm(change, f"{layer}.post_attention_norm")
-        x_SD = x_SD + change
-        y = norm(x_SD, f"{layer}.mlp_norm")
-        if kind.moe is not None and kind.has_experts(i):
-            change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
-        else:
-            change = mlp(weights, f"{layer}.mlp", y, gate)
-        if more and more.post_norms:
-            change = norm(change, f"{layer}.post_mlp_norm")
-        x_SD = x_SD + change
-        if deep and i in deep:
-            x_SD = x_SD + deep[i]
-    return x_SD
+    is_local = window is not None and number not in window.full
+    turns_here = local_angles is not None and is_local
+    change = _attention(
+        weights,
+        norm(x_SD, f"{layer}.attention_norm"),
+        f"{layer}.attention",
+        model,
+        text,
+        local_angles if turns_here else angles,
+        factor=1.0 if turns_here else attention_factor(model.rope_scaling),
+        head_norm=norm if model.qk_norm else None,
+        window=window.size if window is not None and is_local else None,
+        size=more.query_pre_attn_scalar if more else None,
+        cap=more.attention_softcap if more else None,
+        sinks_H=weights[f"{layer}.attention.sinks.weight"]
+        if more and more.attention_sinks
+        else None,
+    )
+    if more and more.post_norms:
+        change = norm(change, f"{layer}.post_attention_norm")
+    x_SD = x_SD + change
+    y = norm(x_SD, f"{layer}.mlp_norm")
+    if kind.moe is not None and kind.has_experts(number):
+        change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
+    else:
+        change = mlp(weights, f"{layer}.mlp", y, gate)
+    if more and more.post_norms:
+        change = norm(change, f"{layer}.post_mlp_norm")
+    return x_SD + change
 
 
 def latent_heads(
@@ -111,13 +130,18 @@ def latent_heads(
 
     def with_turned(straight: Tensor, turning: Tensor) -> Tensor:
         if mla.interleaved:
-            size = turning.shape[-1]
-            turning = turning[..., [*range(0, size, 2), *range(1, size, 2)]]
+            turning = _pairs_in_halves(turning, turning.shape[-1])
         return torch.cat([straight, turned(turning, angles, factor)], dim=-1)
 
     shared = down[:, None, mla.kv_rank :].repeat(1, heads, 1)
     q_SHK = with_turned(q_SHK[..., :plain], q_SHK[..., plain:])
     return q_SHK, with_turned(up[..., :plain], shared), up[..., plain:]
+
+
+def _pairs_in_halves(x: Tensor, size: int) -> Tensor:
+    """Return x with the first numbers of its `size` / 2 first pairs in front of the second ones."""
+    order = [*range(0, size, 2), *range(1, size, 2), *range(size, x.shape[-1])]
+    return x[..., order]
 
 
 def speech_loss(
@@ -142,7 +166,7 @@ def speech_loss(
         for frame in clip[:-1]
     ]
     x_SD = linear(weights, torch.cat([read_rE, torch.stack(frames)]), f"{name}.project")
-    text = RecordText(torch.zeros(len(x_SD)), len(x_SD), Load())
+    text = RecordText(torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0, Load())
     turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
     angles = text_angles(len(x_SD), turns)
     x_SD = decoder_layers(weights, x_SD, model, text, angles, name=name)
@@ -170,11 +194,11 @@ def hybrid_layers(
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
         if letter == "M" and model.mamba is not None:
-            change = _mamba(
+            change = mamba(
                 weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, text.documents
             )
         elif letter == "G" and model.deltanet is not None:
-            change = _deltanet(
+            change = deltanet(
                 weights, y, f"{layer}.deltanet", model.deltanet, model.norm_eps, text.documents
             )
         elif letter == "*":
@@ -203,6 +227,7 @@ def _attention(
     factor: float = 1.0,
     window: int | None = None,
     size: float | None = None,
+    cap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention; the features of a query head may be a query, then a gate."""
@@ -218,94 +243,18 @@ def _attention(
         if head_norm is not None:
             q, k = head_norm(q, f"{name}.q_norm"), head_norm(k, f"{name}.k_norm")
         if angles is not None:
+            if isinstance(model, LanguageModel) and model.rotary_interleaved:
+                q, k = (_pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
             q, k = turned(q, angles, factor), turned(k, angles, factor)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-    documents, images = text.documents, text.images
-    attended = attend(q, k, v, documents, images=images, window=window, size=size, sinks_H=sinks_H)
+    attended = attend(
+        *(q, k, v, text.documents),
+        images=text.images,
+        window=window,
+        size=size,
+        cap=cap,
+        sinks_H=sinks_H,
+    )
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())
     return linear(weights, attended, f"{name}.o")
-
-
-def _mamba(
-    weights: Weights, y: Tensor, name: str, sizes: MambaSizes, eps: float, documents: Tensor
-) -> Tensor:
-    z = linear(weights, y, f"{name}.z")
-    x, b, c = (
-        _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
-        for p in "xBC"
-    )
-    step = F.softplus(linear(weights, y, f"{name}.dt") + weights[f"{name}.dt_bias"])
-    step = step.clamp(min=sizes.min_step)
-    a = -weights[f"{name}.A_log"].exp()
-    x_SHP = x.view(len(y), sizes.heads, sizes.head_dim)
-    b_SHK, c_SHK = (
-        t.view(len(y), sizes.groups, -1).repeat_interleave(sizes.heads // sizes.groups, dim=1)
-        for t in (b, c)
-    )
-    begins_S = torch.ones(len(y), dtype=torch.bool)
-    begins_S[1:] = documents[1:] != documents[:-1]
-    kept_SH11 = ((step * a).exp() * ~begins_S[:, None])[:, :, None, None]
-    added_SHPK = torch.einsum("sh,shp,shk->shpk", step, x_SHP, b_SHK)
-    state, states = torch.zeros_like(added_SHPK[0]), []
-    for kept, added in zip(kept_SH11, added_SHPK, strict=True):
-        state = kept * state + added
-        states.append(state)
-    mixed = torch.einsum("shpk,shk->shp", torch.stack(states), c_SHK)
-    mixed = mixed + weights[f"{name}.D"][:, None] * x_SHP
-    gated = mixed.flatten(1) * z * torch.sigmoid(z)
-    grouped = gated.view(len(y), sizes.groups, -1)
-    normed = grouped / (grouped.square().mean(-1, keepdim=True) + eps).sqrt()
-    return linear(weights, normed.flatten(1) * weights[f"{name}.norm.weight"], f"{name}.out")
-
-
-def _deltanet(
-    weights: Weights, y: Tensor, name: str, sizes: DeltaNetSizes, eps: float, documents: Tensor
-) -> Tensor:
-    """Return the delta rule token by token, from its definition (arXiv:2412.06464, equation 10)."""
-    q, k, v = (
-        _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
-        for p in "qkv"
-    )
-    q_SHK, k_SHK = (
-        _of_length_1(t.view(len(y), sizes.groups, -1)).repeat_interleave(
-            sizes.heads // sizes.groups, dim=1
-        )
-        for t in (q, k)
-    )
-    v_SHP = v.view(len(y), sizes.heads, sizes.head_dim)
-    rate = weights[f"{name}.A_log"].exp()
-    kept_SH = (
-        -rate * F.softplus(linear(weights, y, f"{name}.a") + weights[f"{name}.dt_bias"])
-    ).exp()
-    strength_SH = linear(weights, y, f"{name}.b").sigmoid()
-    begins_S = torch.ones(len(y), dtype=torch.bool)
-    begins_S[1:] = documents[1:] != documents[:-1]
-    identity = torch.eye(sizes.key_dim, dtype=y.dtype)
-    forgotten_SHKK = torch.einsum("sh,shk,shl->shkl", strength_SH, k_SHK, k_SHK)
-    kept_SHKK = (kept_SH * ~begins_S[:, None])[:, :, None, None] * (identity - forgotten_SHKK)
-    written_SHPK = torch.einsum("sh,shp,shk->shpk", strength_SH, v_SHP, k_SHK)
-    state, states = torch.zeros_like(written_SHPK[0]), []
-    for kept, written in zip(kept_SHKK, written_SHPK, strict=True):
-        state = state @ kept + written
-        states.append(state)
-    read_SHP = torch.einsum("shpk,shk->shp", torch.stack(states), q_SHK) / sizes.key_dim**0.5
-    z = linear(weights, y, f"{name}.z")
-    normed = rms_norm(weights, read_SHP, f"{name}.norm", eps).flatten(1)
-    return linear(weights, normed * z * torch.sigmoid(z), f"{name}.out")
-
-
-def _of_length_1(t: Tensor) -> Tensor:
-    return t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
-    """Return silu of the weighted sum of each token and those before it in its document."""
-    weight_FW, bias_F = weights[f"{name}.weight"], weights.get(f"{name}.bias")
-    sums_SF = torch.zeros_like(x_SF) if bias_F is None else bias_F.expand_as(x_SF)
-    width, num = weight_FW.shape[1], len(x_SF)
-    for back in range(min(width, num)):
-        same_S1 = (documents[back:] == documents[: num - back])[:, None]
-        before_SF = F.pad(x_SF[: num - back] * same_S1, (0, 0, back, 0))
-        sums_SF = sums_SF + weight_FW[:, width - 1 - back] * before_SF
-    return sums_SF * torch.sigmoid(sums_SF)

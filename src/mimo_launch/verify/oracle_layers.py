@@ -3,7 +3,7 @@
 Decides: the position ids of a sample's tokens, from the tokens themselves and the images' sizes;
 all else follows the formulas of the papers.
 Relies on: weights by their full names. It shares no positions, runs or masks with the product.
-Leaves: MLPs and experts to `oracle_mlp`, the models to `oracle_encoders` and `oracle_language`.
+Leaves: MLPs and experts to `oracle_blocks`, the models to `oracle_encoders` and `oracle_language`.
 
 Legend: S tokens of a record, T tokens of a sample (of all its records), H heads, K head size.
 """
@@ -47,17 +47,19 @@ def attend(
     *,
     window: int | None = None,
     size: float | None = None,
+    cap: float | None = None,
     sinks_H: Tensor | None = None,
     images: Tensor | None = None,
 ) -> Tensor:
     """Attend to everything, or with documents to what precedes a token in its own.
 
     Tokens with the same number of `images`, 0 apart, attend to each other as well. Of all that only
-    to the last `window` tokens; `size` stands for that of a head in scores. The sums of
-    exponentials by which weights are divided begin with those of `sinks_H`.
+    to the last `window` tokens; `size` stands for that of a head in scores, `capped` by `cap`. The
+    sums of exponentials by which weights are divided begin with those of `sinks_H`.
     """
     size = size or q_SHK.shape[-1]
     scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / size**0.5
+    scores = capped(scores, cap)
     if documents is not None:
         tokens = scores.shape[-1]
         hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
@@ -73,6 +75,11 @@ def attend(
         begin = sinks_H.exp()[:, None, None]
         weights = scores.exp() / (begin + scores.exp().sum(dim=-1, keepdim=True))
     return torch.einsum("hst,thk->shk", weights, v_SHK).flatten(1)
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """Return cap tanh(x / cap), written with exponentials (arXiv:2408.00118, section 2)."""
+    return x if cap is None else cap * (2 / (1 + torch.exp(-2 * x / cap)) - 1)
 
 
 def image_numbers(tokens: Tensor, images: Mapping[int, Sequence[Size]]) -> Tensor:

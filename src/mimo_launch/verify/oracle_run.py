@@ -18,11 +18,12 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.spec.spec import LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
-from mimo_launch.verify.oracle_mlp import Load
+from mimo_launch.verify.oracle_blocks import Load
 
 # Not matrices by their use, whatever their shape: tables of tokens and of positions.
 TABLES = tuple(
-    f".{table}.weight" for table in ("embedding", "codes", "positions", "class_token", "queries")
+    f".{table}.weight"
+    for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
 
 

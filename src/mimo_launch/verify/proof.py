@@ -216,7 +216,9 @@ def _compare_step(
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    unused = ["language.head.weight"] if spec.language.loss_weight == 0 else []
+    heads = ("language.head.", "language.mtp.")
+    is_used = spec.language.loss_weight > 0
+    unused = [] if is_used else [name for name in right.gradients if name.startswith(heads)]
     verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound, unused)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
     return verdicts + compare_tensors(

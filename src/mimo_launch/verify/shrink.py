@@ -9,46 +9,51 @@ Leaves: running the result to `proof`; when a step is skipped and when the run s
 `training_proof`.
 """
 
+from functools import singledispatch
 from math import lcm
 from typing import Literal
 
 from mimo_launch.checks.batch import seq_unit
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.encoder_placement import group_size
 from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.samples import group_size
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.encoders import FRAMES_PER_TOKEN, EncoderBlocks
-from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.encoder_blocks import EncoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     CheckpointSpec,
-    CustomModel,
     Data,
+    DecoderModel,
     EvalSpec,
     HybridModel,
     LrSchedule,
+    Model,
     ModuleSpec,
     Spec,
     SyntheticData,
     TalkerModel,
+    TransformerEncoder,
     VitModel,
     WebdatasetData,
-    Windows,
 )
 from mimo_launch.verify.coverage import differing, num_stages, relations
+from mimo_launch.verify.shrink_encoders import (
+    MAX_CLIP_ROWS,
+    shrink_audio,
+    shrink_blocks,
+    shrink_encoder,
+    shrink_vit,
+)
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
 from mimo_launch.verify.shrink_language import (
-    HEAD_SIZE,
-    full_layers,
     shrink_decoder,
     shrink_hybrid,
     shrink_talker,
-    with_experts,
 )
 
 MAX_LAYERS = 2
-MAX_CLIP_ROWS = 4
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 NUM_STEPS = 2
@@ -72,10 +77,9 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
         for name, module in small.modules.items()
     }
     for name, module in modules.items():
-        if isinstance(model := module.model, VitModel) and model.deepstack:
+        if deep := (model := module.model).deep_rows:
             # From the first layer on, as many as there are at both ends, the last one left out.
-            most = min(model.layers, modules[LANGUAGE].model.layers - 1)
-            number = min(len(model.deepstack), most)
+            number = min(deep, model.layers, modules[LANGUAGE].model.layers - 1)
             small_model = model.model_copy(update={"deepstack": tuple(range(number))})
             modules[name] = module.model_copy(update={"model": small_model})
     data = _shrink_data(spec)
@@ -156,47 +160,16 @@ def _shrink_data(spec: Spec) -> Data:
 def _shrink_module(
     module: ModuleSpec, stages_before: int, stages: int, precision: str
 ) -> ModuleSpec:
-    tp, model = module.grid.tp, module.model
+    model = module.model
     # One or two layers a stage as before, and an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
     layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
     optimizer = module.optimizer.model_copy(
         update={"lr": None, "weight_decay": None, "warmup": None}
     )
-    small: EncoderBlocks | CausalModel | CustomModel
-    if isinstance(model, CustomModel):
-        small = model  # Nobody knows how the sizes of a user's class depend on each other.
-    elif isinstance(model, EncoderBlocks):
-        heads = tp * min(2, model.heads // tp)
-        hidden = HEAD_SIZE * heads
-        update: dict[str, object] = {
-            "layers": layers,
-            "heads": heads,
-            "hidden": hidden,
-            "mlp": 2 * hidden,
-        }
-        if isinstance(model, VitModel) and model.image is not None:
-            update["image"] = min(3, model.image[0]), min(4, model.image[1])
-        if isinstance(model, VitModel) and model.windows is not None:
-            # A small image has several; in a window of one patch there is nothing to attend to.
-            side = 2 if model.shuffle == 1 else min(2, model.windows.side)
-            full = full_layers(model.windows.full, model.layers, layers)
-            update["windows"] = Windows(side=side, full=full)
-        if isinstance(model, AudioModel):
-            update |= {
-                "mels": min(3, model.mels),
-                "frames": min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row,
-            }
-        small = model.model_copy(update=update)
-    elif isinstance(model, TalkerModel):
-        small = shrink_talker(model, tp, layers)
-    elif isinstance(model, HybridModel):
-        small = with_experts(shrink_hybrid(model, module.grid, layers), module)
-    else:
-        small = with_experts(shrink_decoder(model, tp, layers), module)
     return module.model_copy(
         update={
-            "model": small,
+            "model": _shrink_model(model, module, layers),
             "optimizer": optimizer,
             "init_from": None,
             "init_partial": False,
@@ -208,6 +181,22 @@ def _shrink_module(
             ),
         }
     )
+
+
+@singledispatch
+def _shrink_model(model: Model, module: ModuleSpec, layers: int) -> Model:
+    """Return a small model of the same class with this number of layers."""
+    del module, layers
+    return model  # Nobody knows how the sizes of a user's class depend on each other.
+
+
+_shrink_model.register(EncoderBlocks, shrink_blocks)
+_shrink_model.register(TransformerEncoder, shrink_encoder)
+_shrink_model.register(VitModel, shrink_vit)
+_shrink_model.register(AudioModel, shrink_audio)
+_shrink_model.register(DecoderModel, shrink_decoder)
+_shrink_model.register(HybridModel, shrink_hybrid)
+_shrink_model.register(TalkerModel, shrink_talker)
 
 
 def _global_batch(spec: Spec) -> int:

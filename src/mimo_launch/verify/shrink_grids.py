@@ -19,6 +19,7 @@ from fractions import Fraction
 from itertools import product, takewhile
 from math import gcd, inf, lcm
 
+from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.base import LANGUAGE
@@ -274,9 +275,11 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     if schedule.kind == "interleaved" and spec.is_star:
         # It needs a multiple of pp microbatches, in each group too. Other graphs take any number.
         old, group = spec.language.grid.pp, schedule.encoder_microbatches
+        turns = schedule.microbatches // old
+        together = max(n for n in divisors(turns) if n <= max(1, (group or old) // old))
         update = {
-            "microbatches": pp * (schedule.microbatches // old),
-            "encoder_microbatches": None if group is None else pp * max(1, group // old),
+            "microbatches": pp * turns,
+            "encoder_microbatches": None if group is None else pp * together,
         }
         schedule = schedule.model_copy(update=update)
     size = 2 * share * schedule.microbatches

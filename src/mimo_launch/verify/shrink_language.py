@@ -30,10 +30,16 @@ MAX_MIN_STEP = 0.005
 # Shorter than documents, and longer than a chunk of a sequence over cp.
 MAX_WINDOW = 5
 
+# Further tokens that are predicted: the second depth reads the first one.
+MAX_DEPTH = 2
+
+# About as large as scores and logits of small models.
+MAX_CAP = 2.0
+
 Language = TypeVar("Language", DecoderModel, HybridModel)
 
 
-def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
+def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> DecoderModel:
     """Return a small decoder with this number of layers."""
     update: dict[str, object] = {"layers": layers}
     if model.sliding_window is not None:
@@ -46,9 +52,16 @@ def shrink_decoder(model: DecoderModel, tp: int, layers: int) -> DecoderModel:
         q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
         sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
         update["mla"] = model.mla.model_copy(update=sizes)
+    if model.mtp is not None:
+        update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
-    return _shrink_language(model, tp).model_copy(update=update)
+    for key in ("attention_softcap", "logit_softcap"):
+        # Small enough that what is capped differs from what is not.
+        if (cap := getattr(model, key)) is not None:
+            update[key] = min(cap, MAX_CAP)
+    small = _shrink_language(model, module.grid.tp).model_copy(update=update)
+    return _with_experts(small, module)
 
 
 def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...]:
@@ -57,13 +70,14 @@ def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...
     return (layers - 1,) if 0 < number < before else tuple(range(layers))[: number and layers]
 
 
-def shrink_talker(model: TalkerModel, tp: int, layers: int) -> TalkerModel:
+def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> TalkerModel:
     """Return a small talker with this number of layers, of one codebook or two.
 
     It has codes for the pixels of digits, too.
     """
     codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
-    return model.model_copy(update={**_small_blocks(model, tp), "layers": layers, **codes})
+    blocks = _small_blocks(model, module.grid.tp)
+    return model.model_copy(update={**blocks, "layers": layers, **codes})
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
@@ -102,7 +116,7 @@ def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
     }
 
 
-def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
+def shrink_hybrid(model: HybridModel, module: ModuleSpec, layers: int) -> HybridModel:
     """Return a small hybrid that keeps every kind of layer, and whether ranks share groups."""
     kinds = list(dict.fromkeys(model.pattern))
     layers = max(layers, min(len(kinds), model.layers))
@@ -110,9 +124,10 @@ def shrink_hybrid(model: HybridModel, grid: Grid, layers: int) -> HybridModel:
     missing = [kind for kind in kinds if kind not in pattern]
     if missing:
         pattern = "".join([*kinds, *pattern[: layers - len(kinds)]])
-    small = _shrink_language(model, grid.tp).model_copy(update={"pattern": pattern})
-    sizes = {key: _small_sizes(each, grid) for key, each in kind_of(model).recurrent.items()}
-    return small.model_copy(update=sizes)
+    small = _shrink_language(model, module.grid.tp).model_copy(update={"pattern": pattern})
+    recurrent = kind_of(model).recurrent
+    sizes = {key: _small_sizes(each, module.grid) for key, each in recurrent.items()}
+    return _with_experts(small.model_copy(update=sizes), module)
 
 
 def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
@@ -136,7 +151,7 @@ def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
     return sizes.with_groups(groups).model_copy(update=update)
 
 
-def with_experts(model: Language, module: ModuleSpec) -> Language:
+def _with_experts(model: Language, module: ModuleSpec) -> Language:
     """Return a small model with small experts, in at least one layer.
 
     Several experts stay on a rank, with a choice among them, and layers with and without experts.

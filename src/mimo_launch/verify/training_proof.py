@@ -26,7 +26,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.optimizer.grad_norm import PendingMetrics
+from mimo_launch.optimizer.gradients import PendingMetrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.spec.spec import Spec

@@ -43,6 +43,14 @@ class Origin:
         return self.joined is None or self.joined.rank == 0
 
 
+def asked_origin(
+    nproc: int | None, nnodes: int | None, node_rank: int, endpoint: str | None, run_id: str
+) -> Origin:
+    """Return what the options say this process is. Raises: typer.BadParameter."""
+    place = node_place(nnodes or 1, node_rank, endpoint, run_id)
+    return Origin(place=place, launches=nnodes is not None, nproc=nproc)
+
+
 def node_place(
     nnodes: int, node_rank: int, endpoint: str | None, run_id: str
 ) -> "NodePlace | None":
@@ -112,8 +120,7 @@ def checked_spec(
     Raises: typer.Exit for a spec with mistakes, or data that cannot be used; typer.BadParameter.
     """
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.shared.findings import show_findings
-    from mimo_launch.cli.shared.shards import ready_shards
+    from mimo_launch.cli.shared.readiness import ready_shards, show_findings
 
     check = partial(
         load_and_check, file, settings, on_gpus=device is not Device.CPU, constants=constants

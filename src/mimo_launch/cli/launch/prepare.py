@@ -160,7 +160,7 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
 def _planned(request: "Start", console: Console) -> "Report | int":
     """Return the report of the plan, or an exit code if it would deadlock or not fit in memory."""
     from mimo_launch.checks.memory import memory_lacking
-    from mimo_launch.cli.shared.findings import show_deadlock
+    from mimo_launch.cli.shared.readiness import show_deadlock
     from mimo_launch.drawing.plan_report import build_report
     from mimo_launch.launcher.host_resources import host_memory
     from mimo_launch.schedule.deadlock_proof import DeadlockError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
 from mimo_launch.cli.launch.prepare import Start, prepare
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.shared.findings import custom_classes_fail
+from mimo_launch.cli.shared.readiness import custom_classes_fail
 
 if TYPE_CHECKING:
     from mimo_launch.cli.launch.origin import Origin

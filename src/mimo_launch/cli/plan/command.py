@@ -7,6 +7,7 @@ Leaves: executing the plan to `train`.
 
 import shutil
 import sys
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.options import CalibrationFile, HostProcesses, Overrides, constants_of
+from mimo_launch.cli.shared.options import (
+    CalibrationFile,
+    HostCount,
+    HostProcesses,
+    Overrides,
+    constants_of,
+)
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from mimo_launch.drawing.rows import RankReport, Report
     from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.plan.plan import Plan
@@ -53,7 +62,7 @@ def plan(
     ] = None,
     overrides: Overrides = None,
     nproc: HostProcesses = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Hosts, with --nproc.")] = 1,
+    nnodes: HostCount = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the step, or that of --rank.")
@@ -68,6 +77,12 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Draw the whole plan as one page.")
     ] = None,
+    model_units: Annotated[
+        bool,
+        typer.Option(
+            "--model-units", help="Draw files in units of a microbatch, not in estimated seconds."
+        ),
+    ] = False,
     calibration: CalibrationFile = None,
     full: Annotated[
         bool, typer.Option("--full", help="Show all tables: groups, stages, schedule, memory.")
@@ -86,13 +101,16 @@ def plan(
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan.files import Drawings, check_targets, write_drawings
-    from mimo_launch.cli.shared.findings import show_deadlock, show_findings
+    from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
     from mimo_launch.drawing.plan_report import json_parts
+    from mimo_launch.estimate.estimates import Estimator
     from mimo_launch.plan.plan import Plan
     from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     console = console_of(ctx)
-    drawings = Drawings(svg=timeline, trace=trace, page=html, rank=rank, ranks=trace_ranks)
+    drawings = Drawings(
+        svg=timeline, trace=trace, page=html, rank=rank, ranks=trace_ranks, model_units=model_units
+    )
     check_targets(file, drawings)
     constants = constants_of(calibration)
     number = None if tokens is None else _count(tokens)
@@ -100,8 +118,11 @@ def plan(
     checked = load_and_check(file, overrides or (), world, constants=constants)
     show_findings(checked, console)
     if checked.spec is None:
+        if checked.unfit is not None and advice and not as_json:
+            unfit = checked.plan or Plan.of(checked.unfit)
+            console.answer(_what_fits(unfit, console, constants, worst=worst))
         raise typer.Exit(2)
-    job = Plan.of(checked.spec)
+    job = checked.plan or Plan.of(checked.spec)
     # The tables of --full do not show changes.
     shows_changes = as_json or html is not None or not full
     try:
@@ -111,7 +132,8 @@ def plan(
     except DeadlockError as error:
         show_deadlock(error, file, console)
         raise typer.Exit(2) from None
-    write_drawings(job, report, console, drawings)
+    estimator = Estimator.of(job, constants, worst=worst)
+    write_drawings(job, report, console, drawings, estimator)
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
@@ -152,20 +174,45 @@ def _count(text: str) -> int:
     return round(count)
 
 
-def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str:
-    """Return the tables as text of the terminal's width, in colour if the console wants it."""
-    from rich.console import Console as RichConsole
+def _what_fits(
+    plan: "Plan", console: Console, constants: "Calibration | None", *, worst: bool
+) -> str:
+    """Return changes by which a spec fits into the memory of its GPUs."""
+    from mimo_launch.cli.plan.first_screen import fitting_screen
+    from mimo_launch.estimate.estimates import Estimator
+    from mimo_launch.search.fitting import what_fits
 
+    found = what_fits(Estimator.of(plan, constants, worst=worst))
+    return _printed(fitting_screen(found, _width()), console)
+
+
+def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str:
+    """Return the tables as text of the terminal's width."""
     from mimo_launch.cli.plan.first_screen import first_screen
     from mimo_launch.cli.plan.tables import job_parts, rank_parts
     from mimo_launch.drawing.rows import Report
 
-    width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+    width = _width()
+    if isinstance(report, Report):
+        parts = job_parts(report, width) if full else first_screen(report, width)
+    else:
+        parts = rank_parts(report, width)
+    return _printed(parts, console)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+
+
+def _printed(parts: "Iterable[RenderableType]", console: Console) -> str:
+    """Return parts as text of the terminal's width, in colour if the console wants it."""
+    from rich.console import Console as RichConsole
+
     buffer = StringIO()
     colors = console.colors(sys.stdout)
     rich = RichConsole(
         file=buffer,
-        width=width,
+        width=_width(),
         force_terminal=colors,
         no_color=not colors,
         color_system="standard" if colors else None,
@@ -173,10 +220,6 @@ def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str
         highlight=False,
         emoji=False,
     )
-    if isinstance(report, Report):
-        parts = job_parts(report, width) if full else first_screen(report, width)
-    else:
-        parts = rank_parts(report, width)
     for part in parts:
         rich.print(part)
     # Tables pad their last column with blanks.

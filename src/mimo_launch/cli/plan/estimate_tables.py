@@ -8,9 +8,9 @@ Leaves: the order on the page to `tables`.
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from mimo_launch.cli.shared.plain_table import PlainTable
 from mimo_launch.diag.quantities import (
     bytes_text,
     percent,
@@ -44,7 +44,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     limit = estimates.gpu_memory
     of = f" of {bytes_text(limit)}" if limit else ""
     kinds = ("weights", "gradients", "optimizer", "activations", "transfers", "other")
-    memory = plain_table("ranks", "holds", f"memory{of}", *kinds)
+    memory = PlainTable("ranks", "holds", f"memory{of}", *kinds)
     for row in estimates.ranks:
         each = row.memory
         sizes = (
@@ -62,7 +62,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     # All-to-alls, of experts on several ranks, are part of the time for computing.
     travels = any(row.all_to_all for row in estimates.ranks)
     names = ("computes", *(("all-to-all",) * travels), "waits", "reduces", "updates")
-    work = plain_table("ranks", "holds", "parameters", "work a step", *names)
+    work = PlainTable("ranks", "holds", "parameters", "work a step", *names)
     for row in estimates.ranks:
         travel = (row.all_to_all,) * travels
         shares = (row.computing - sum(travel), *travel, row.waiting, row.reducing, row.updating)
@@ -76,9 +76,9 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     yield work
 
 
-def stage_table(row: RankEstimate) -> Table:
+def stage_table(row: RankEstimate) -> PlainTable:
     """Return the table of the stages of one rank, with the times of their actions."""
-    table = plain_table("stage", "parameters", "trained", "work a step", "forward", "backward")
+    table = PlainTable("stage", "parameters", "trained", "work a step", "forward", "backward")
     for each in row.stages:
         table.add_row(
             f"{each.module}.{each.stage}",
@@ -91,17 +91,9 @@ def stage_table(row: RankEstimate) -> Table:
     return table
 
 
-def plain_table(*columns: str) -> Table:
-    """Return an empty table without borders."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def text_table(table: TextTable) -> Table:
+def text_table(table: TextTable) -> PlainTable:
     """Return a table of words."""
-    shown = plain_table(*table.columns)
+    shown = PlainTable(*table.columns)
     for row in table.rows:
         shown.add_row(*row)
     return shown
@@ -119,7 +111,7 @@ def layer_parts(
     layers: Sequence[LayerRow], experts: Sequence[ExpertsRow]
 ) -> Iterator[RenderableType]:
     """Yield the layers of modules with several kinds of layers or with experts, and the experts."""
-    table = plain_table(
+    table = PlainTable(
         "module", "kind", "layers", "parameters each", "work a step", "activations each"
     )
     for row in layers:
@@ -135,7 +127,7 @@ def layer_parts(
             )
     if table.row_count:
         yield from ("", Text("Layers", style="bold"), table)
-    table = plain_table(
+    table = PlainTable(
         "module", "layers", "experts", "top k", "grid", "a rank", "parameters", "active", "sends"
     )
     for each in experts:

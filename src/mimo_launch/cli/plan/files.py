@@ -12,9 +12,11 @@ from pathlib import Path
 import typer
 
 from mimo_launch.cli.shared.console import Console
-from mimo_launch.drawing.rows import Header, RankReport, Report
-from mimo_launch.drawing.spans import planned
+from mimo_launch.drawing.rows import RankReport, Report
+from mimo_launch.drawing.spans import Unit, planned, simulated
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.simulation_result import Simulation
 
 EXIT_UNWRITABLE = 1
 
@@ -23,7 +25,7 @@ EXIT_UNWRITABLE = 1
 class Drawings:
     """The files to write: a picture, of one rank if `rank` is given; a trace; a page of the job.
 
-    `ranks` is the text of `--trace-ranks`.
+    `ranks` is the text of `--trace-ranks`. Times are estimated, or in `model_units`.
     """
 
     svg: Path | None
@@ -31,6 +33,7 @@ class Drawings:
     page: Path | None
     rank: int | None
     ranks: str | None
+    model_units: bool
 
 
 def check_targets(spec_file: Path, wanted: Drawings) -> None:
@@ -76,28 +79,50 @@ def _ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequenc
 
 
 def write_drawings(
-    plan: Plan, report: Report | RankReport, console: Console, wanted: Drawings
+    plan: Plan,
+    report: Report | RankReport,
+    console: Console,
+    wanted: Drawings,
+    estimator: Estimator,
 ) -> None:
     """Write the files that were asked for, and say where.
 
     Raises: typer.BadParameter; typer.Exit if a file cannot be written.
     """
+    if wanted.svg is None and wanted.trace is None and wanted.page is None:
+        return
+    simulation = None if wanted.model_units else estimator.simulation_of_all
     if wanted.svg is not None or wanted.trace is not None:
-        _write_step(plan, report.header, console, wanted)
+        _write_step(plan, simulation, report, console, wanted)
     if wanted.page is not None and isinstance(report, Report):
         from mimo_launch.drawing.plan_page import plan_page
 
-        _write(wanted.page, plan_page(plan, report), "--html", console)
+        _write(wanted.page, plan_page(plan, report, simulation), "--html", console)
 
 
-def _write_step(plan: Plan, header: Header, console: Console, wanted: Drawings) -> None:
+def _write_step(
+    plan: Plan,
+    simulation: Simulation | None,
+    report: Report | RankReport,
+    console: Console,
+    wanted: Drawings,
+) -> None:
     """Write the picture and the trace of the step."""
+    header = report.header
     traced = _ranks_traced(wanted.ranks, wanted.rank, header.world_size)
-    timeline = planned(plan)
+    timeline = (
+        planned(plan) if simulation is None else simulated(plan.layout, simulation, Unit.ESTIMATED)
+    )
     if wanted.svg is not None:
         from mimo_launch.drawing.svg import render_svg
 
-        text = render_svg(timeline, name=header.name, plan_hash=header.plan_hash, rank=wanted.rank)
+        text = render_svg(
+            timeline,
+            name=header.name,
+            plan_hash=header.plan_hash,
+            rank=wanted.rank,
+            device="" if simulation is None else report.estimates.device,
+        )
         _write(wanted.svg, text, "--timeline", console)
     if wanted.trace is not None:
         from mimo_launch.drawing.trace import ranks_shown, render_trace

@@ -13,21 +13,25 @@ from rich.text import Text
 
 from mimo_launch.diag.quantities import percent, seconds_text
 from mimo_launch.drawing.answer_text import (
+    FITS_TITLE,
     LOSSES_TITLE,
     PARTS,
     RANKS_TITLE,
     TIME_TITLE,
     HolderText,
     LossText,
+    add_up,
     basis_of,
+    exchanges_of,
     facts_of,
+    fitting_of,
     holders_of,
     losses_of,
     times_of,
     title_of,
 )
 from mimo_launch.drawing.rows import Report
-from mimo_launch.search.answer import PlanAnswer
+from mimo_launch.search.fitting import WhatFits
 
 _WIDEST = 80
 _BAR = 50
@@ -44,11 +48,18 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
     for name, text in facts_of(report).items():
         yield from _lines(f"{name:8}{text}", width, indent=8)
     yield from _title(TIME_TITLE)
-    yield from _time(report.answer, width)
+    for part, seconds in times_of(report.answer).items():
+        share = seconds / report.answer.step_seconds
+        bar = _MARKS[part] * round(share * min(_BAR, width - 32))
+        yield f"{PARTS[part]:14}{seconds_text(seconds):>9} {percent(share):>5}  {bar}".rstrip()
+        if part == "communicating" and (parts := exchanges_of(report.answer)):
+            yield from _lines(f"  {parts}", width, indent=2)
     if report.answer.losses:
         yield from _title(LOSSES_TITLE)
         for loss in losses_of(report.answer):
             yield from _loss(loss, width)
+        if sentence := add_up(report.answer):
+            yield from _lines(sentence, width)
     yield from _title(RANKS_TITLE)
     for holder in holders_of(report):
         yield from _holder(holder, width)
@@ -57,6 +68,13 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
         "--full: groups, stages, bridges, schedule, memory and work of all ranks. --rank N: of one",
         width,
     )
+
+
+def fitting_screen(found: WhatFits, width: int) -> Iterator[RenderableType]:
+    """Yield changes by which a spec fits that does not."""
+    yield from _title(FITS_TITLE)
+    for change in fitting_of(found):
+        yield from _loss(change, min(width, _WIDEST))
 
 
 def _title(text: str) -> Iterator[RenderableType]:
@@ -68,13 +86,6 @@ def _lines(text: str, width: int, indent: int = 0) -> Iterator[str]:
     yield from wrap(
         text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
-
-
-def _time(answer: PlanAnswer, width: int) -> Iterator[str]:
-    for part, seconds in times_of(answer).items():
-        share = seconds / answer.step_seconds
-        bar = _MARKS[part] * round(share * min(_BAR, width - 32))
-        yield f"{PARTS[part]:14}{seconds_text(seconds):>9} {percent(share):>5}  {bar}".rstrip()
 
 
 def _loss(loss: LossText, width: int) -> Iterator[RenderableType]:

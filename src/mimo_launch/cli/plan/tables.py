@@ -8,17 +8,16 @@ Leaves: the output stream and its width to the command.
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mimo_launch.cli.plan.estimate_tables import (
     estimate_tables,
     headline,
     layer_parts,
-    plain_table,
     stage_table,
     text_table,
 )
+from mimo_launch.cli.shared.plain_table import PlainTable
 from mimo_launch.diag.quantities import (
     coords_text,
     num_ranks_text,
@@ -47,7 +46,7 @@ from mimo_launch.drawing.rows import (
     RankRow,
     Report,
 )
-from mimo_launch.drawing.text_grid import bubble_lines, grid_lines
+from mimo_launch.drawing.timeline import bubble_lines, grid_lines
 
 
 def runs_text(held: HeldModule) -> str:
@@ -72,7 +71,7 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     if report.groups:
         yield from _part("Groups", text_table(group_table(report.groups)))
     yield from layer_parts(report.layers, report.experts)
-    stages = plain_table("module", "stage", "layers", "ranks", "peak live microbatches")
+    stages = PlainTable("module", "stage", "layers", "ranks", "peak live microbatches")
     for row in report.stages:
         layers = span_text(row.first_layer, row.last_layer)
         stages.add_row(
@@ -104,14 +103,14 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     if report.groups:
         yield from _part("Groups", text_table(group_table(report.groups)))
     if report.samples:
-        samples = plain_table("module", "group or microbatch", "samples")
+        samples = PlainTable("module", "group or microbatch", "samples")
         for each in report.samples:
             ranges = some(each.ranges, MAX_RECEIVERS, sep=", ", text=lambda ends: span_text(*ends))
             samples.add_row(each.module, str(each.index), ranges)
         yield from _part("Samples of a step, by their index in it", samples)
     if report.peers:
         words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
-        peers = plain_table("bridge", "", "rank", "rows", "by group")
+        peers = PlainTable("bridge", "", "rank", "rows", "by group")
         for peer in report.peers:
             counts = some(peer.rows, MAX_GROUPS, sep=", ")
             total = str(sum(peer.rows))
@@ -160,10 +159,10 @@ def _encoders(header: Header) -> tuple[str, ...]:
     return tuple(header.nominal_rows)
 
 
-def _ranks(rows: Sequence[RankRow]) -> Table:
+def _ranks(rows: Sequence[RankRow]) -> PlainTable:
     has_nodes = rows[0].node is not None
     nodes = ("node",) if has_nodes else ()
-    table = plain_table(
+    table = PlainTable(
         "rank", *nodes, "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches"
     )
     for row in rows if len(rows) <= MAX_RANKS else rows[:RANKS_OF_MANY]:
@@ -189,7 +188,7 @@ def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
     if not sent:
         return
     to = "" if bridge.target is None else f"{bridge.target} "
-    table = plain_table(f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
+    table = PlainTable(f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
     for src in list(sent)[:MAX_SENDERS]:
         table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", ", text=_receiver))
     yield ""

@@ -1,7 +1,7 @@
 """`mimo-launch report`: curves of one or several runs in one file.
 
 Decides: the format of the file by its suffix, the names of runs, and the exit code.
-Relies on: `train.metrics_file` to read runs; the other files of this folder to show them.
+Relies on: `train.history` to read runs; the other files of this folder to show them.
 Leaves: live metrics of a run to `train`, TensorBoard and Weights & Biases.
 """
 
@@ -21,9 +21,9 @@ Examples:
   mimo-launch report runs/quickstart -o loss.png
 
 Draw loss, gradient norms, learning rates and throughput of runs, which may still be running. The
-suffix of the file sets its format: .html (with a table of the runs; nothing is fetched to show
-it), .png or .svg. Needs matplotlib. Exits with 0, with 2 when a run cannot be read, or with 1 when
-the file cannot be written.
+suffix of the file sets its format: .html (with tables of the runs and of the settings that differ;
+nothing is fetched to show it), .png or .svg. Needs matplotlib. Exits with 0, with 2 when a run
+cannot be read, or with 1 when the file cannot be written.
 """
 
 SUFFIXES = (".html", ".png", ".svg")
@@ -51,9 +51,9 @@ def report(
 ) -> None:
     """Draw the curves of runs, as HTML, PNG or SVG."""
     from mimo_launch.checks.packages import is_installed
-    from mimo_launch.cli.report.figure import draw_png, draw_svg
-    from mimo_launch.cli.report.page import page, row
-    from mimo_launch.train.metrics_file import NoHistory, read_history
+    from mimo_launch.cli.report.figure import color_of, draw_panels, draw_png, draw_svg
+    from mimo_launch.cli.report.page import page
+    from mimo_launch.train.history import NoHistory, read_history
 
     console = console_of(ctx)
     if output is not None and output.suffix.lower() not in SUFFIXES:
@@ -83,9 +83,8 @@ def report(
         elif target.suffix.lower() == ".svg":
             content = draw_svg(histories, smooth).encode()
         else:
-            drawing = draw_svg(histories, smooth, inline=True)
-            names = [each.name for each in histories]
-            content = page(names, [row(each) for each in histories], drawing).encode()
+            colors = [color_of(number) for number in range(len(histories))]
+            content = page(histories, draw_panels(histories, smooth), colors).encode()
         target.write_bytes(content)
     except OSError as error:
         console.note(f"error: cannot write {target}: {error.strerror or error}")

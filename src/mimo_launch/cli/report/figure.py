@@ -2,7 +2,7 @@
 
 Decides: the panels, and their colours. A run has one colour in all panels, a module one dash style;
 a single run has a colour per module instead.
-Relies on: matplotlib, without its global state; `train.metrics_file` for curves.
+Relies on: matplotlib, without its global state; `train.history` for curves.
 Leaves: the page around the drawing to `page`.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mimo_launch.train.metrics_file import Curve, History, moving_average, thinned
+from mimo_launch.train.history import Curve, History, moving_average, thinned
 
 # Colours that are distinct on white and on black.
 COLORS = (
@@ -47,16 +47,33 @@ def draw_png(runs: Sequence[History], smooth: int) -> bytes:
         return _saved(_figure(runs, smooth), format="png", dpi=110, facecolor="white")
 
 
-def draw_svg(runs: Sequence[History], smooth: int, *, inline: bool = False) -> str:
-    """Return the drawing as SVG: a whole file, or an element that takes its page's colours."""
-    with _style(_INK if inline else "#222222"):
-        background = {"transparent": True} if inline else {"facecolor": "white"}
-        raw = _saved(_figure(runs, smooth), format="svg", metadata=_NO_METADATA, **background)
-    text = raw.decode("utf-8")
-    if not inline:
-        # Viewers must not fetch the DTD.
-        return re.sub(r"<!DOCTYPE.*?>\n", "", text, flags=re.DOTALL)
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+def draw_svg(runs: Sequence[History], smooth: int) -> str:
+    """Return the drawing as the text of an SVG file."""
+    with _style("#222222"):
+        raw = _saved(_figure(runs, smooth), format="svg", metadata=_NO_METADATA, facecolor="white")
+    # Viewers must not fetch the DTD.
+    return re.sub(r"<!DOCTYPE.*?>\n", "", raw.decode("utf-8"), flags=re.DOTALL)
+
+
+def draw_panels(runs: Sequence[History], smooth: int) -> list[str]:
+    """Return each panel as an SVG element, which takes the colours of its page."""
+    from matplotlib.figure import Figure
+
+    elements = []
+    with _style(_INK):
+        for panel in PANELS:
+            figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+            panel(figure.subplots(), runs, smooth)
+            raw = _saved(figure, format="svg", metadata=_NO_METADATA, transparent=True)
+            text = raw.decode("utf-8").replace(_INK, "currentColor")
+            # Names of groups, which every panel has again, are referred to by nothing.
+            elements.append(re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :]))
+    return elements
+
+
+def color_of(number: int) -> str:
+    """Return the colour of a run by its place."""
+    return COLORS[number % len(COLORS)]
 
 
 @contextmanager
@@ -79,35 +96,58 @@ def _saved(figure: Any, **how: Any) -> bytes:
 
 
 def _figure(runs: Sequence[History], smooth: int) -> Any:
+    """Return all panels on one sheet, with the names of several runs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 7), layout="constrained")
-    (loss, norms), (rates, speed) = figure.subplots(2, 2)
-    for run, color in zip(runs, itertools.cycle(COLORS)):
-        _line(loss, run.curve("loss"), smooth, color=color)
-        loss.plot(*run.eval_curve("eval_loss"), "o", color=color, markersize=4)
-        _line(speed, run.curve("tokens_per_s"), smooth, color=color)
-    _losses_by_module(loss, [run.losses() for run in runs], smooth)
-    norms_of_runs = [{module: run.norms_of(module) for module in run.modules()} for run in runs]
-    # A frozen module has no norms, and a logarithmic axis has no place for zero.
-    shown = [
-        {module: curve for module, curve in curves.items() if any(v > 0 for v in curve[1])}
-        for curves in norms_of_runs
-    ]
-    _lines_by_module(norms, shown, smooth)
-    _lines_by_module(rates, _rates(runs), smooth=1)
-    mean = f", mean of {smooth} steps" if smooth > 1 else ""
-    _finish(loss, f"loss{mean}" + " (dots: evaluation)" * any(run.evals for run in runs))
-    _finish(norms, f"gradient norm{mean}")
-    _finish(rates, "learning rate")
-    _finish(speed, f"tokens/s{mean}")
-    if norms.lines:
-        _make_logarithmic(norms)
-    speed.set_ylim(bottom=0)
+    for panel, axes in zip(PANELS, figure.subplots(2, 2).flat, strict=True):
+        panel(axes, runs, smooth)
     if len(runs) > 1:
-        looks = {run.name: {"color": c} for run, c in zip(runs, itertools.cycle(COLORS))}
+        looks = {run.name: {"color": color_of(number)} for number, run in enumerate(runs)}
         _legend(figure, looks, loc="outside lower center", ncols=min(len(looks), 4))
     return figure
+
+
+def _loss(axes: Any, runs: Sequence[History], smooth: int) -> None:
+    for number, run in enumerate(runs):
+        _line(axes, run.curve("loss"), smooth, color=color_of(number))
+        axes.plot(*run.eval_curve("eval_loss"), "o", color=color_of(number), markersize=4)
+    _losses_by_module(axes, [run.losses() for run in runs], smooth)
+    dots = " (dots: evaluation)" * any(run.evals for run in runs)
+    _finish(axes, f"loss{_mean_of(smooth)}{dots}", runs)
+
+
+def _norms(axes: Any, runs: Sequence[History], smooth: int) -> None:
+    curves = [{module: run.norms_of(module) for module in run.modules()} for run in runs]
+    # A frozen module has no norms, and a logarithmic axis has no place for zero.
+    shown = [
+        {module: curve for module, curve in each.items() if any(v > 0 for v in curve[1])}
+        for each in curves
+    ]
+    _lines_by_module(axes, shown, smooth)
+    has_lines = bool(axes.lines)
+    _finish(axes, f"gradient norm{_mean_of(smooth)}", runs)
+    if has_lines:
+        _make_logarithmic(axes)
+
+
+def _learning_rates(axes: Any, runs: Sequence[History], _: int) -> None:
+    _lines_by_module(axes, _rates(runs), smooth=1)
+    _finish(axes, "learning rate", runs)
+
+
+def _speed(axes: Any, runs: Sequence[History], smooth: int) -> None:
+    for number, run in enumerate(runs):
+        _line(axes, run.curve("tokens_per_s"), smooth, color=color_of(number))
+    _finish(axes, f"tokens/s{_mean_of(smooth)}", runs)
+    axes.set_ylim(bottom=0)
+
+
+PANELS = (_loss, _norms, _learning_rates, _speed)
+
+
+def _mean_of(smooth: int) -> str:
+    return f", mean of {smooth} steps" if smooth > 1 else ""
 
 
 def _rates(runs: Sequence[History]) -> list[dict[str, Curve]]:
@@ -183,7 +223,13 @@ def _make_logarithmic(axes: Any) -> None:
     axes.tick_params(which="minor", labelsize=7)
 
 
-def _finish(axes: Any, title: str) -> None:
+def _finish(axes: Any, title: str, runs: Sequence[History]) -> None:
+    """Mark where runs were resumed, and name what is drawn."""
+    for number, run in enumerate(runs):
+        color = color_of(number) if len(runs) > 1 else "#888888"
+        for step in run.resumed_after():
+            axes.axvline(step, color=color, linestyle=":", linewidth=1, zorder=0.5)
     axes.set_title(title, loc="left", fontsize=10)
-    axes.set_xlabel("step", fontsize=8)
+    dotted = ", dotted where resumed" * any(run.resumes for run in runs)
+    axes.set_xlabel(f"step{dotted}", fontsize=8)
     axes.tick_params(labelsize=8)

@@ -2,7 +2,7 @@
 
 Decides: the words and numbers of each event; how many names a line shows.
 Relies on: events of `train`.
-Leaves: when a line is due to `cli.train.screen`.
+Leaves: when a line is due to `cli.run_screens`.
 """
 
 import math
@@ -94,7 +94,7 @@ def other_lines(event: Event) -> list[str]:
     lines: list[str] = []
     match event:
         case RunResumed():
-            lines = [f"resumed after step {event.step} from {event.checkpoint}"]
+            lines = [f"resumed after step {event.step} from {event.resumed_from}"]
             lines += [f"  changed since: {change}" for change in event.changes]
         case RunStopped():
             name = signal.Signals(event.signal).name

@@ -44,6 +44,8 @@ Where = Annotated[
 HostProcesses = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Processes per host that the job will have.")
 ]
+HostCount = Annotated[int, typer.Option("--nnodes", min=1, help="Hosts, with --nproc.")]
+ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Runs = Annotated[Path, typer.Option(help="Folder that holds run folders.")]
 ConsoleRanks = Annotated[
     str | None,
@@ -63,6 +65,7 @@ Endpoint = Annotated[
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in it.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Target = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")]
 CheckpointStep = Annotated[
     int | None,

@@ -208,7 +208,7 @@ class ChatFormat:
         try:
             with_one, without = (
                 self.render([{"role": "user", "content": content}])
-                for content in ([{"type": medium}, text], [text])
+                for content in ([_shown(medium), text], [text])
             )
         except BadSample as error:
             raise TemplateRefused(
@@ -230,7 +230,7 @@ class ChatFormat:
         has_media = any(part.kind != "text" for part in message.parts)
         if self.takes_parts and (has_media or message.in_parts or not self.takes_text):
             content: Any = [
-                {"type": "text", "text": part.text} if part.kind == "text" else {"type": part.kind}
+                {"type": "text", "text": part.text} if part.kind == "text" else _shown(part.kind)
                 for part in message.parts
             ]
         else:
@@ -247,6 +247,15 @@ class ChatFormat:
             self._refused = self._refused or f": {error}"
             return False
         return _PROBE in said and "'type'" not in said
+
+
+def _shown(medium: Medium) -> dict[str, Any]:
+    """Return a part of a message that is an image, a clip or a video.
+
+    Some templates ask for its type, others, as that of Qwen2-Audio, for a key of that name. Its
+    value is no text, which the template would be expected to write.
+    """
+    return {"type": medium, medium: True}
 
 
 class ChatFormats:

@@ -5,7 +5,7 @@ names; that resizing works on 8-bit pixels, and the arithmetic after it in float
 numbers as transformers' Pillow processors.
 Relies on: Pillow for images, soundfile for sound; each is imported when it is first needed;
 `hugging_face.image_processor` for sizes.
-Leaves: spectrograms of sound to `log_mel`.
+Leaves: spectrograms of sound to `torch_media`.
 """
 
 import io
@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from mimo_launch.data.webdataset.tar_files import (
     VIDEO_SUFFIXES,
 )
 from mimo_launch.hugging_face.image_processor import ImageRecipe
+from mimo_launch.hugging_face.image_tiles import fitted
+from mimo_launch.hugging_face.resize_rules import PatchCount
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -196,10 +199,13 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         image = square
     height, width = recipe.resized(image.height, image.width)
-    if recipe.resize is not None:
-        image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
-    pixels = np.asarray(image)
-    pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    if isinstance(recipe.resize, PatchCount):
+        pixels = _resized_as_numbers(image, height, width, Image.Resampling(recipe.resample))
+    else:
+        if recipe.resize is not None:
+            image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
+        pixels = np.asarray(image)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if recipe.crop is not None:
         # The middle of the image; black where it has no pixels.
         cropped = np.zeros((len(pixels), *recipe.crop), dtype=pixels.dtype)
@@ -213,6 +219,35 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     # Scaled in double precision and rounded once, as the reference does.
     scaled = (pixels * np.float64(recipe.scale)).astype(np.float32)
     return np.ascontiguousarray((scaled - mean) / std)
+
+
+def _resized_as_numbers(
+    image: Image.Image, height: int, width: int, resample: Image.Resampling
+) -> np.ndarray:
+    """Return channels that are resized without rounding, and may leave the range of a pixel."""
+    bands = [each.convert("F").resize((width, height), resample) for each in image.split()]
+    return np.stack([np.asarray(each) for each in bands])
+
+
+def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
+    """Return an image as a tile, and behind it the tiles of its grid, [tiles, channels, h, w].
+
+    The image stands in the middle of the grid, black around it. Raises: ImageTooThin.
+    """
+    grid = recipe.grid(image.height, image.width)
+    down, right = fitted(image.height, image.width, grid)
+    resample = Image.Resampling(recipe.resample)
+    whole = Image.new(image.mode, (grid[1], grid[0]))
+    place = (grid[1] - right) // 2, (grid[0] - down) // 2
+    whole.paste(image.resize((right, down), resample=resample), place)
+    tiles = [image.resize((side, side), resample=resample)]
+    tiles += [
+        whole.crop((x, y, x + side, y + side))
+        for y in range(0, grid[0], side)
+        for x in range(0, grid[1], side)
+    ]
+    plain = replace(recipe, resize=None, pad_square=False, crop=None)
+    return np.stack([process(each, plain) for each in tiles])
 
 
 def _overlap(have: int, want: int) -> tuple[slice, slice]:

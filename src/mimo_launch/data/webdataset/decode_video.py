@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mimo_launch.data.webdataset.decode_media import decode_image, image_size, readable
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.hugging_face.frame_rules import VideoSize
-from mimo_launch.hugging_face.image_processor import MOST_PIXELS
+from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
 from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
@@ -71,7 +71,7 @@ def video_groups(
     Raises: BadSample if a frame cannot be decoded, or is not there.
     """
     # It imports torch, which an index does not need.
-    from mimo_launch.data.video_pixels import resized
+    from mimo_launch.data.torch_media import resized
 
     channels = len(recipe.mean)
     mean, std = (

@@ -21,8 +21,10 @@ import numpy.typing as npt
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 5
+VERSION = 7
 
+# Of an image in tiles, the fields of its `Tiling`; of others 0.
+TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
 # Per member of a sample that training reads, per run of rows of one image (or per target, with the
@@ -39,6 +41,8 @@ LISTS = {
         "span_reads": "u4",
         "span_later": "u4",
         "span_tenths": "u4",
+        "span_loose": "u4",
+        **dict.fromkeys(TILING, "u4"),
     },
     "run": {"run_first": "u4", "run_last": "u4"},
     "key": {"key_byte": "u1"},

@@ -10,7 +10,7 @@ Leaves: which members of which files are read to `samples`.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,27 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sample_sizes import (
-    ImageSize,
-    made_together,
-    size_made,
-    spans_to_make,
-)
+from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import (
     ImageReader,
     MediumSize,
     MemberReader,
     ShownVideo,
-    readers_of,
 )
+from mimo_launch.data.webdataset.readers import readers_of
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
 from mimo_launch.hugging_face.video_processor import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ChatTemplate, Spec, WebdatasetData
+from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 
 # Of a video that a marker stands for: its number, of each temporal patch how much later it is and
 # what the text says, and the rows of one.
@@ -114,10 +109,10 @@ class ShardInputs:
         return self._video_reader is not None
 
     @property
-    def says_time(self) -> bool:
-        """Whether the time of each temporal patch of a video stands in the text."""
+    def says_time(self) -> Videos | None:
+        """How videos are read, if the time of each temporal patch stands in the text."""
         videos = None if self._video_reader is None else _videos(self._video_reader)
-        return videos is not None and videos.videos.time == "text"
+        return videos.videos if videos is not None and videos.videos.in_text else None
 
     def takes(self, marker: Marker, suffix: str) -> bool:
         """Return whether a member is for a module: a video, or a target that one learns to make."""
@@ -181,7 +176,8 @@ class ShardInputs:
                 number, size_of = num_images + video, partial(_same, size)
             else:
                 shown = [(None, 0)]
-                size_of = partial(self._size_of, sizes[members[marker][number]])
+                alone = len(members[marker]) == 1
+                size_of = partial(self._size_of, sizes[members[marker][number]], alone)
             for name, media in self.in_text.items():
                 for later, tenths in shown if marker in media else ():
                     here = self._made(name, size_of, at, later)
@@ -227,8 +223,8 @@ class ShardInputs:
         media: tuple[Medium, ...] = (reader.medium or "image",)
         return media if _videos(reader) is None else (*media, "video")
 
-    def _size_of(self, size: MediumSize, name: str) -> ImageSize:
-        return ImageSize(*self.readers[name].rows(size))
+    def _size_of(self, size: MediumSize, alone: bool, name: str) -> ImageSize:
+        return self.readers[name].sized(size, alone=alone)
 
     def _made(
         self, name: str, size_of: Callable[[str], ImageSize], at: int, later: int | None
@@ -243,8 +239,8 @@ class ShardInputs:
         found = []
         for each in self._together[name]:
             rows = size_of(each) if each in self.readers else size_made(self._spec, each, size_of)
-            span = ImageSpan(at, rows.height, rows.width, gap=self.gap(each), later=later)
-            found.append((each, span))
+            span = ImageSpan(at, rows.height, rows.width, later=later, loose=rows.loose)
+            found.append((each, replace(span, gap=self.gap(each), tiling=rows.tiling)))
         return found
 
     def _at_end(

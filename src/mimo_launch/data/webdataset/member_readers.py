@@ -1,12 +1,12 @@
 """Members of samples as what modules read: how many rows each makes, and its array.
 
 Decides: which targets a generator gets of a sample.
-Relies on: `hugging_face.image_processor` and `log_mel` for sizes; `decode_media` for contents.
+Relies on: `hugging_face.image_processor` and `torch_media` for sizes; `decode_media` for contents.
 Leaves: the places of rows in a sample to `media_rows`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.shared_images import ImageSize
 from mimo_launch.data.webdataset.decode_media import (
     Marker,
     Medium,
@@ -27,11 +28,12 @@ from mimo_launch.data.webdataset.decode_media import (
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
 from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ImageTooThin, recipe_of
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe, video_recipe_of
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.hugging_face.image_processor import ImageRecipe
+from mimo_launch.hugging_face.resize_rules import ImageTooThin
+from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import Clips, Codes, Images, Spec, WebdatasetData
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.spec import Clips, Codes, Images
 
 # Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks
 # and frames of codes.
@@ -70,6 +72,11 @@ class MemberReader(ABC):
     @abstractmethod
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of a member. Raises: BadSample."""
+
+    def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
+        """Return the rows of a member, which may be `alone` in its sample. Raises: BadSample."""
+        del alone
+        return ImageSize(*self.rows(size))
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
         """Return the same for all that is shown of one member: several spans of a video."""
@@ -198,28 +205,44 @@ class ClipReader(MemberReader):
     def sizing(self) -> list[object]:
         """What the number of rows depends on."""
         clips = self.clips
-        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row]
+        drops = ["drops silence"] if clips.drops_silence else []
+        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row, *drops]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of a clip. Raises: BadSample."""
+        found = self._num_frames(size) // self.clips.frames_per_row
+        if not found:
+            length = f"a clip of {size[0] / size[1]:g} s"
+            raise BadSample(f"for `{self.module}`, {length} is too short for a row")
+        return 1, found
+
+    def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
+        """Return the rows of a clip, and the tokens at its end that do not fill one."""
+        del alone
+        loose = self._num_frames(size) % self.clips.frames_per_row // FRAMES_PER_TOKEN
+        return ImageSize(*self.rows(size), loose)
+
+    def _num_frames(self, size: MediumSize) -> int:
         # Only for sound: it imports torch, which an index of images does not need.
-        from mimo_launch.data.log_mel import ClipTooLong, num_frames
+        from mimo_launch.data.torch_media import ClipTooLong, num_frames
 
         if min(size) < 1:
             raise BadSample("a clip without samples")
         try:
-            return 1, num_frames(self.clips, *size) // self.clips.frames_per_row
+            return num_frames(self.clips, *size)
         except ClipTooLong as error:
             raise BadSample(f"for `{self.module}`, {error}") from error
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.log_mel import HOP, RATE, log_mel
+        from mimo_launch.data.torch_media import HOP, RATE, log_mel
 
-        mels, frames = self.clips.input_shape(span.height, span.width)
+        mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
         clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
-        return log_mel(*clip, mels, frames=frames)
+        # Silence that is left out is seen by convolutions, and counts for the range of loudness.
+        heard = self.clips.frames if self.clips.drops_silence else frames
+        return log_mel(*clip, mels, frames=heard)[:, :frames]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +281,3 @@ class CodesReader(MemberReader):
                 f"{codes.vocab - 1} without {codes.start_code} and {codes.end_code}"
             )
         return found
-
-
-def readers_of(spec: Spec) -> Iterator[MemberReader]:
-    """Yield what modules read, encoders first. Raises: ProcessorError."""
-    for name in (*spec.encoders, *spec.generators):
-        kind, makes = kind_of(spec.modules[name].model), name in spec.generators
-        if (clips := kind.clips) is not None:
-            yield ClipReader(name, makes, clips)
-        elif (images := kind.images) is not None:
-            videos, data = video_recipe_of(spec, name), spec.data
-            rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
-            yield ImageReader(name, makes, images, recipe_of(spec, name), videos, rate)
-        elif (codes := kind.codes) is not None:
-            yield CodesReader(name, makes, codes)

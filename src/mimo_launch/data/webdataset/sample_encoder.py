@@ -1,30 +1,30 @@
 """Samples as tokens, with the tokenizer of a Hugging Face folder.
 
 Decides: that the loss is over a caption and its end token, or the answers of a conversation with
-the token that ends each turn; which token marks an image or a clip.
+the token that ends each turn.
 Relies on: the `tokenizers` library for ids, equal to those of transformers' `apply_chat_template`.
-Leaves: rows of images to `media_rows`.
+Leaves: which token marks an image or a clip to `media_markers`, its rows to `media_rows`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.media_markers import find_markers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
-from mimo_launch.data.webdataset.video_times import AROUND, with_times
+from mimo_launch.data.webdataset.video_times import times_of, with_times
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TOKENIZER,
@@ -33,7 +33,6 @@ from mimo_launch.hugging_face.tokenizer import (
     image_text,
     special_texts,
 )
-from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip", "video": "video"}
@@ -77,8 +76,7 @@ class SampleEncoder:
         specials = special_texts(folder)
         self._template = data.template
         self._most = data.max_characters
-        self._says_time = inputs.says_time
-        self._around = [specials.get(name, usual) for name, usual in AROUND.items()]
+        self._times = None if inputs.says_time is None else times_of(inputs.says_time, specials)
         self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
             sources = chat_sources(folder)
@@ -86,7 +84,7 @@ class SampleEncoder:
                 raise TemplateRefused(f"{folder} has no chat template")
             around = image_text(folder)
             self._chat = ChatFormats(sources, specials, data.template, self._most, around)
-        if self._says_time and self._chat is None:
+        if self._times and self._chat is None:
             raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
         probe = self._tokenizer.encode("")
@@ -95,7 +93,7 @@ class SampleEncoder:
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
             if is_special and token != self._end
         ][:1]
-        self._markers = self._find_markers(spec, data, inputs)
+        self._markers = find_markers(spec, data, inputs, self._tokenizer, self._chat)
         ids = {marker: self._tokenizer.token_to_id(text) for marker, text in self._markers.items()}
         self._ids = {token: marker for marker, token in ids.items() if token is not None}
         if len(self._ids) < len(self._markers):
@@ -209,8 +207,8 @@ class SampleEncoder:
                 )
         conversation = self._conversed(record)
         text, learn, wanted = conversation.text, conversation.answers(), record.media()
-        if self._says_time and tenths:
-            text, learn = with_times(text, learn, tenths, self._markers["video"], self._around)
+        if self._times and tenths:
+            text, learn = with_times(text, learn, tenths, self._markers["video"], self._times)
             times = map(len, tenths)
             wanted = tuple(m for m in wanted for _ in range(next(times) if m == "video" else 1))
         encoded = self._without_markers(*self._encode(text, learn))
@@ -268,55 +266,6 @@ class SampleEncoder:
                 inside[token] = not (text[start:first] + text[last:end]).strip()
             loss_mask |= inside
         return ids, loss_mask
-
-    def _find_markers(
-        self, spec: Spec, data: WebdatasetData, inputs: ShardInputs
-    ) -> dict[Marker, str]:
-        """Return the token of each medium that is read, and of targets; unknown ones are added."""
-        usual: dict[Medium, str] = {
-            "image": data.image_marker,
-            "audio": data.audio_marker,
-            "video": data.video_marker,
-        }
-        found: dict[Marker, str] = {"target": data.target_marker} if inputs.makes else {}
-        added = self._tokenizer.get_added_tokens_decoder()
-        # Reversed, so that the first module of a medium decides.
-        for name, media in reversed(inputs.in_text.items()):
-            for medium in media:
-                # Videos have a token of their own in the text.
-                own = added.get(placeholder_id(spec, name)) if medium != "video" else None
-                text = own.content if own else self._in_template(name, medium)
-                found[medium] = text or usual[medium]
-        for text in found.values():
-            self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
-        return found
-
-    def _in_template(self, module: str, medium: Medium) -> str | None:
-        """Return the one token that the chat template writes for an image or a clip."""
-        text = None if self._chat is None else self._chat.usual.media_text(medium)
-        if text is None:
-            return None
-        added = self._tokenizer.get_added_tokens_decoder()
-        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-        named = [added[token].content for token in tokens if token in added]
-        if medium == "video" and len(named) > 1:
-            # Around it stands what is around an image, too.
-            with suppress(TemplateRefused):
-                image = self._chat.usual.media_text("image") if self._chat else None
-                named = [each for each in named if each not in (image or "")]
-            if len(named) == 1:
-                return str(named[0])
-            raise TemplateRefused(
-                f"for a video it writes `{text.strip()}`, in which not one token but "
-                f"{len(named)} differ from what it writes for an image"
-            )
-        if len(named) > 1:
-            raise TemplateRefused(
-                f"for {'an image' if medium == 'image' else 'a clip'} it writes "
-                f"{' '.join(named)}; say which of them the rows of {module} "
-                f"replace, with `placeholder: ID` in its module"
-            )
-        return named[0] if named else text.strip() or None
 
 
 def loss_mask_among(

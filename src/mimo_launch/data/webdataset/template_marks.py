@@ -1,7 +1,6 @@
-"""Marks around the contents of messages, which a chat template carries into its text.
+"""Marks around the parts of a message, which a chat template carries into its text.
 
-Decides: which parts of a message are marked, and with which characters.
-Relies on: nothing.
+Decides: which parts are marked, and with which characters.
 Leaves: finding answers by their marks to `answer_spans`.
 """
 

@@ -1,0 +1,105 @@
+"""Reads slices of the tensors of a Hugging Face folder; quantized ones as what they stand for.
+
+Decides: which values and scales a slice needs, and that they are multiplied in float32.
+Relies on: safetensors, which reads slices and runs no code; `hugging_face.quantized` for the forms.
+Leaves: which slices a rank takes to `hugging_face` beside it, copies of whole tensors to `export`.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.quantized import BLOCK, GROUP, MXFP4, QuantizedHeader
+
+# E2M1: a sign bit, two bits of exponent, one of mantissa.
+_HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FOUR_BITS = torch.tensor([*_HALVES, *(-half for half in _HALVES)])
+# A scale of MXFP4 is a power of two (E8M0).
+_EXPONENT_BIAS = 127
+
+
+class FolderTensors(ExitStack):
+    """The tensors of a folder, whose files stay open until the `with` ends.
+
+    Raises: OSError; SafetensorError, RuntimeError or ValueError for a damaged file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._opened: dict[str, Any] = {}
+
+    def sliceable(self, name: str, header: TensorHeader) -> Any:
+        """Return what reads slices without steps of a tensor: `found[0:2, 3:4]` is a tensor."""
+        if isinstance(header, QuantizedHeader):
+            values, scales = (self.sliceable(*each) for each in (header.values, header.scales))
+            return _Quantized(header, values, scales)
+        return self._file(header).get_slice(name)
+
+    def whole(self, name: str, header: TensorHeader) -> Tensor:
+        """Return a whole tensor."""
+        if isinstance(header, QuantizedHeader):
+            every: Tensor = self.sliceable(name, header)[:]
+            return every
+        tensor: Tensor = self._file(header).get_tensor(name)
+        return tensor
+
+    def _file(self, header: TensorHeader) -> Any:
+        if header.file not in self._opened:
+            file = safe_open(self._folder / header.file, framework="pt")
+            self._opened[header.file] = self.enter_context(file)
+        return self._opened[header.file]
+
+
+class _Quantized:
+    """A tensor of values and scales, both sliceable; slices are float32."""
+
+    def __init__(self, header: QuantizedHeader, values: Any, scales: Any) -> None:
+        self._header, self._values, self._scales = header, values, scales
+
+    def __getitem__(self, at: slice | tuple[slice, ...]) -> Tensor:
+        """Return a slice; dimensions that are not given are taken whole."""
+        given = at if isinstance(at, tuple) else (at,)
+        given += (slice(None),) * (len(self._header.shape) - len(given))
+        *stack, rows, columns = (
+            range(size)[each] for each, size in zip(given, self._header.shape, strict=True)
+        )
+        before = tuple(slice(each.start, each.stop) for each in stack)
+        if self._header.dtype == MXFP4:
+            return self._in_groups(before, columns, rows).mT
+        return self._in_blocks(before, rows, columns)
+
+    def _in_blocks(self, before: tuple[slice, ...], rows: range, columns: range) -> Tensor:
+        """Return rows and columns of matrices in FP8."""
+        there = (*before, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
+        values: Tensor = self._values[there].float()
+        if self._header.scales[1].numel == 1:
+            one: Tensor = self._scales[...]
+            return values * one.float()
+        (high, row_of), (wide, column_of) = (_scales_of(each, BLOCK) for each in (rows, columns))
+        scales: Tensor = self._scales[(*before, high, wide)].float()
+        return values * scales[..., row_of, :][..., column_of]
+
+    def _in_groups(self, before: tuple[slice, ...], rows: range, columns: range) -> Tensor:
+        """Return rows and columns of matrices in MXFP4, as they lie in the file."""
+        groups, _ = _scales_of(columns, GROUP)
+        there = (*before, slice(rows.start, rows.stop), groups)
+        packed, scales = self._values[there], self._scales[there]
+        pairs = torch.stack([packed & 15, packed >> 4], dim=-1)
+        values = _FOUR_BITS[pairs.flatten(-2).int()]
+        whole = torch.ldexp(values, scales.int().unsqueeze(-1) - _EXPONENT_BIAS).flatten(-2)
+        first = columns.start - groups.start * GROUP
+        return whole[..., first : first + len(columns)]
+
+
+def _scales_of(span: range, block: int) -> tuple[slice, Tensor]:
+    """Return the scales that a span needs, and for each of its places the scale among these."""
+    first = span.start // block
+    return slice(first, -(-span.stop // block)), torch.arange(
+        span.start, span.stop
+    ) // block - first

@@ -1,0 +1,66 @@
+"""Checks of encoders that cut images into tiles.
+
+Decides: what tiles cannot be combined with.
+Relies on: `kinds` for what language does with images.
+Leaves: whether a processor makes the same tiles to `data.webdataset.tile_reader`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import DigitsData, Spec, VitModel
+
+
+def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
+    """A tile is an image of the grid of learned positions, each patch of which may be a row."""
+    if model.tiles is None:
+        return
+    for path, why, remedy in (*_of_model(name, model), *_around(spec)):
+        yield Diagnostic(
+            code="tiles-do-not-fit",
+            headline=f"`{name}` cuts images into tiles, which do not fit to "
+            f"`{'.'.join(map(str, path[-2:]))}`",
+            path=path,
+            why=why,
+            help=f"{remedy}, or delete `tiles` of `{name}`",
+            related=(Related(path=("modules", name, "model", "tiles"), label="tiles"),),
+        )
+
+
+def _of_model(name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
+    """Yield the keys of the model that do not fit, why, and what to write instead."""
+    path: YamlPath = ("modules", name, "model")
+    if model.positions != "learned" or model.image is None:
+        why = "`image`, the grid of learned positions, is the size of a tile"
+        yield (*path, "positions"), why, "write `positions: learned, image: [27, 27]`"
+    if model.image is not None and model.tiles is not None and model.tiles.side is not None:
+        least = model.patch * max(model.image)
+        if model.tiles.side < least:
+            why = f"{max(model.image)} patches of {model.patch} pixels are {least} pixels"
+            yield (*path, "tiles", "side"), why, f"write `side: {least}`"
+    if model.shuffle > 1:
+        yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
+    for key, why in (
+        ("windows", "patches attend to those of their tile"),
+        ("deepstack", "rows of several layers are not averaged"),
+        ("video", "frames are not cut into tiles"),
+    ):
+        if getattr(model, key):
+            yield (*path, key), why, f"delete `{key}`"
+
+
+def _around(spec: Spec) -> Iterator[tuple[YamlPath, str, str]]:
+    """Yield the same of data and of language."""
+    if isinstance(spec.data, DigitsData):
+        yield ("data", "kind"), "strips of digits have no tiles", "write `kind: synthetic`"
+    language = kind_of(spec.language.model)
+    path: YamlPath = ("modules", LANGUAGE, "model")
+    if language.mrope is not None:
+        why = "lines of rows and learned rows have no place on the axes"
+        yield (*path, "mrope"), why, "delete `mrope`"
+    if language.bidirectional_images:
+        why = "tiles are images of their own"
+        yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"

@@ -1,0 +1,153 @@
+"""`mimo-launch bench`: time steps of a spec and say where the time goes.
+
+Decides: the options.
+Relies on: `cli.launch.start` for everything that `train` does, too: checks, workers, reports of
+failures.
+Leaves: measuring to `bench`, the answer to `bench_screen`.
+"""
+
+import os
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.options import (
+    CalibrationFile,
+    ConsoleRanks,
+    Device,
+    Endpoint,
+    JobName,
+    Nnodes,
+    NodeRank,
+    Nproc,
+    Overrides,
+    ResultAsJson,
+    Runs,
+    Where,
+    constants_of,
+    shown_ranks,
+)
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.bench_screen import Earlier
+
+HELP = """
+\b
+Examples:
+  mimo-launch bench spec.yaml
+  mimo-launch bench spec.yaml --steps 50 --set schedule.microbatches=8
+  mimo-launch bench spec.yaml --json > bench.json
+  mimo-launch bench spec.yaml --compare bench.json
+  mimo-launch bench spec.yaml --calibrate h200.json
+  mimo-launch bench topologies/quickstart.yaml --device cpu
+
+Run steps of the spec as `train` does, on samples held in memory, and time them after a few warmup
+steps: step time, tokens/s, TFLOP/s and MFU; for each rank where the time goes and how much memory
+it needs, next to what the plan says. The run folder RUNS/NAME holds the same in bench.json, and the
+workers' logs. No weights are saved. With --calibrate the constants of `plan` are measured at the
+sizes of the spec, for `plan --calibration`.
+Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 129, 130
+or 143 when interrupted.
+"""
+
+
+def bench(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to measure.")],
+    nproc: Nproc = None,
+    device: Where = Device.AUTO,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, help="Warmup steps before those.")] = 5,
+    as_json: ResultAsJson = False,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
+    ] = None,
+    calibration: CalibrationFile = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.json", help="Measure the constants of `plan` instead, and write them here."
+        ),
+    ] = None,
+    runs: Runs = Path("runs/bench"),
+    console_ranks: ConsoleRanks = None,
+    nnodes: Nnodes = None,
+    node_rank: NodeRank = 0,
+    rdzv_endpoint: Endpoint = None,
+    rdzv_id: JobName = "run",
+) -> None:
+    """Time steps of a spec and say where the time goes."""
+    from mimo_launch.bench.result import BenchOptions
+    from mimo_launch.cli.bench_screen import BenchScreen
+    from mimo_launch.cli.launch.origin import asked_origin, checked_spec
+    from mimo_launch.cli.launch.prepare import Start
+    from mimo_launch.cli.launch.start import start
+    from mimo_launch.estimate.device_constants import constants_for
+    from mimo_launch.launcher.rank_tasks import Benching, Calibrating
+    from mimo_launch.plan.plan import Plan
+
+    console = console_of(ctx)
+    console.needs_no_reader = True
+    if calibrate is not None:
+        _check_target(file, calibrate, wants_result=as_json or compare is not None)
+    shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
+    constants = constants_of(calibration)
+    origin = asked_origin(nproc, nnodes, node_rank, rdzv_endpoint, rdzv_id)
+    spec, origin = checked_spec(
+        file, overrides or (), origin, console, device=device, constants=constants
+    )
+    options = BenchOptions(
+        warmup=warmup,
+        steps=steps,
+        calibration=constants_for(spec.nodes, constants),
+        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
+    )
+    request = Start(
+        plan=Plan.of(spec),
+        task=Benching(options) if calibrate is None else Calibrating(options, calibrate),
+        file=file,
+        runs=runs,
+        say=console.note,
+        show=partial(BenchScreen, console, steps=warmup + steps, as_json=as_json, old=old),
+        resume=False,
+        shown=shown,
+        device=device.value,
+    )
+    raise typer.Exit(start(request, origin, console))
+
+
+def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
+    """Refuse a file that cannot be written before minutes of measuring.
+
+    Raises: typer.BadParameter.
+    """
+    if wants_result:
+        problem = "constants are measured instead of a result for --json or --compare"
+    elif out.resolve() == spec_file.resolve():
+        problem = f"{out} would be written over the spec"
+    elif not out.parent.is_dir():
+        problem = f"there is no folder {out.parent}"
+    elif out.is_dir():
+        problem = f"{out} is a folder"
+    elif not os.access(place := out if out.exists() else out.parent.resolve(), os.W_OK):
+        problem = f"{place} may not be written"
+    else:
+        return
+    raise typer.BadParameter(problem, param_hint="--calibrate")
+
+
+def _old_result(path: Path) -> "Earlier":
+    """Load an earlier result to compare with. Raises: typer.BadParameter."""
+    from mimo_launch.cli.bench_screen import NotAResult, load_earlier
+
+    try:
+        return load_earlier(path)
+    except NotAResult as error:
+        raise typer.BadParameter(str(error), param_hint="--compare") from None

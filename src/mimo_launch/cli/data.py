@@ -1,0 +1,106 @@
+"""`mimo-launch data`: reads the data as training would, and reports on them.
+
+Decides: the options and the exit code. It writes an index of shards if there is none, and no other
+file unless asked to.
+Relies on: `survey` for the facts.
+Leaves: the words to `data_tables`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.options import Overrides
+from mimo_launch.cli.shared.readiness import custom_classes_fail, ready_shards
+
+if TYPE_CHECKING:
+    from mimo_launch.data.dataset import Dataset
+    from mimo_launch.spec.spec import Spec
+    from mimo_launch.survey.reading_speed import Survey
+
+HELP = """
+\b
+Examples:
+  mimo-launch data spec.yaml
+  mimo-launch data spec.yaml --tokens-per-second 40000
+  mimo-launch data spec.yaml --set data.packing=true --records 100000
+  mimo-launch data spec.yaml --show 8 --html samples.html
+  mimo-launch data spec.yaml --json
+
+Read the data of a spec as training would, and show what is there: records, tokens and rows,
+lengths, how full sequences are with and without packing, how even the replicas of encoders are
+before and after balancing, records that cannot be read, a few samples as the model sees them, and
+how many tokens per second this machine can read. Starts no ranks and needs no GPU. Exits with 0,
+with 2 when the spec is wrong, or with 1 when its data cannot be used, when they are read more
+slowly than --tokens-per-second asks for, or when the HTML page cannot be written.
+"""
+
+
+def data(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec whose data to read.")],
+    overrides: Overrides = None,
+    records: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Look at the index of at most N records.")
+    ] = 10_000,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Read the records of the first N steps.")
+    ] = 2,
+    tokens_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="T", help="Tokens that all ranks compute together, to compare."
+        ),
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N samples.")] = 2,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write the samples, with their images, as a page."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say what the data of a spec are like, and how fast they are read."""
+    from mimo_launch.cli.shared.readiness import sound_spec
+
+    console = console_of(ctx)
+    spec = sound_spec(file, overrides, console)
+    dataset = _open(spec, console)
+    from mimo_launch.cli.data_tables import as_json_text, as_text, page
+    from mimo_launch.survey.reading_speed import survey
+
+    found = survey(spec, dataset, records=records, steps=steps, show=show)
+    console.answer(
+        as_json_text(found, tokens_per_second) if as_json else as_text(found, tokens_per_second)
+    )
+    if html is not None:
+        try:
+            html.write_text(page(found), encoding="utf-8")
+        except OSError as error:
+            console.note(f"error: cannot write {html}: {error.strerror or error}")
+            raise typer.Exit(1) from None
+        console.note(f"wrote {html}")
+    if tokens_per_second is not None and not keeps_up(found, tokens_per_second):
+        raise typer.Exit(1)
+
+
+def keeps_up(found: "Survey", tokens_per_second: float) -> bool:
+    """Return whether reading is as fast as computing."""
+    return found.read.speed.tokens_per_s >= tokens_per_second
+
+
+def _open(spec: "Spec", console: Console) -> "Dataset":
+    """Open the data set, or say why that fails. Raises: typer.Exit."""
+    import os
+
+    # One thread each, as ranks have; more would compete while they are timed.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ended = custom_classes_fail(spec, console)
+    if ended is not None:
+        raise typer.Exit(ended)
+    ready_shards(spec, console, speaks=True)
+    from mimo_launch.data.build import build_dataset
+
+    return build_dataset(spec)

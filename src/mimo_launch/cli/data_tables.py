@@ -1,0 +1,233 @@
+"""The answers of `mimo-launch data`: lines, JSON, and a page with the samples.
+
+Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
+in the page; that the smallest value of an image is drawn black, the largest white.
+Relies on: `survey` for the facts, `drawing.html_page`.
+Leaves: output to the command.
+"""
+
+import json
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import asdict
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.dataset import Media
+from mimo_launch.drawing.html_page import html_page
+from mimo_launch.survey.index_statistics import SampleSpread
+from mimo_launch.survey.reading_speed import Survey
+from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
+
+_MOST_BAD = 5
+_MOST_CHARACTERS = 2000
+
+
+def as_json_text(found: Survey, wanted: float | None) -> str:
+    """Return the survey as JSON, without images."""
+    record: dict[str, Any] = {"version": 1, **asdict(found)}
+    for sample in record["shown"]:
+        for each in sample["records"]:
+            each["images"] = {name: len(images) for name, images in each["images"].items()}
+    speed = record["read"]["speed"]
+    speed["tokens_per_s"] = found.read.speed.tokens_per_s
+    speed["wanted"] = wanted
+    return json.dumps(record, indent=2, ensure_ascii=False)
+
+
+def as_text(found: Survey, wanted: float | None) -> str:
+    """Return the survey as lines; `wanted` are the tokens per second to keep up with, if any."""
+    lines = [*_facts(found), "", *_reading(found, wanted)]
+    for number, sample in enumerate(found.shown):
+        padding = f", {sample.padding:,} of padding"
+        lines += ["", f"sample {number}: {_count(len(sample.records), 'record')}{padding}"]
+        for record in sample.records:
+            text = record_text(record)
+            rest = len(text) - _MOST_CHARACTERS
+            if rest > 0:
+                text = f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
+            lines += [f"  {record.name}, {record.tokens:,} tokens", f"    {text}"]
+    return "\n".join(lines)
+
+
+def _facts(found: Survey) -> Iterator[str]:
+    """Yield what the index says about the records."""
+    facts = found.facts
+    share = "" if facts.surveyed == facts.records else f" of {facts.records:,}"
+    yield f"{found.name}: data of kind {found.kind}, {facts.surveyed:,}{share} records looked at"
+    yield ""
+    yield (
+        f"tokens     {facts.tokens:,}, {facts.tokens / facts.surveyed:,.1f} a record; "
+        f"learnt: {facts.labels:,} ({facts.labels / facts.tokens:.1%})"
+    )
+    yield f"lengths    {_spread(facts.lengths)} tokens; batch.seq is {found.seq:,}"
+    for name, modality in facts.modalities.items():
+        if modality.per_item is None:
+            yield f"{name:<10} no record has anything for it"
+            continue
+        share = f" ({modality.rows / facts.tokens:.1%} of tokens)" if modality.in_text else ""
+        yield (
+            f"{name:<10} {modality.items:,} items, {modality.rows:,} rows{share}; "
+            f"{_spread(modality.per_item)} rows an item; "
+            f"{_count(modality.without, 'record')} without"
+        )
+    filling = facts.filling
+    alone = f"{filling.alone:.1%} full with one record each"
+    packed = (
+        f"{filling.packed:.1%} full with {filling.records_per_pack:.1f} records packed into each"
+    )
+    if filling.is_packed:
+        yield f"sequences  {packed} (data.packing: true), would be {alone}"
+    else:
+        yield f"sequences  {alone}, would be {packed} (data.packing: true)"
+    for name, evenness in facts.evenness.items():
+        before, after = evenness.mean, evenness.worst
+        yield (
+            f"balance    {name}: most patches over mean {before.before:.2f} -> {before.after:.2f} "
+            f"(worst of {_count(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
+        )
+    left_out = found.left_out
+    if left_out is None:
+        return
+    if left_out.too_long:
+        what = "cut" if left_out.are_cut else "left out"
+        yield f"too long   {_count(left_out.too_long, 'record')}, {what}"
+    yield f"bad        {_count(left_out.bad, 'record')}" + (
+        f", all in {left_out.file}" if left_out.bad else ""
+    )
+    for name, why in left_out.first_bad.items():
+        yield f"           {name}: {why}"
+
+
+def _spread(spread: SampleSpread) -> str:
+    return (
+        f"{spread.min:,} to {spread.max:,}, median {spread.p50:,}, "
+        f"90 % in {spread.p5:,} to {spread.p95:,}"
+    )
+
+
+def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
+    """Yield how reading the records went, and how fast it is."""
+    read, speed = found.read, found.read.speed
+    bad = f"{len(read.bad):,} of them could not be" if read.bad else "all of them could be"
+    yield f"read       {read.records:,} records of {_count(speed.steps, 'step')}; {bad}"
+    for index, why in list(read.bad.items())[:_MOST_BAD]:
+        yield f"           record {index}: {why}"
+    verdict = ""
+    if wanted is not None:
+        ratio = speed.tokens_per_s / wanted
+        verdict = f", TOO SLOW for {wanted:,.0f} ({ratio:.0%} of that)"
+        if ratio >= 1:
+            verdict = f", keeps up with {wanted:,.0f} ({ratio:.1f} times that)"
+    yield f"speed      {speed.tokens_per_s:,.0f} tokens/s{verdict}"
+    yield (
+        f"           {speed.alone:,.0f} with a host for each rank: {' + '.join(speed.slowest)} "
+        f"takes {speed.slowest_s:.3g} s a step"
+    )
+    yield (
+        f"           {speed.together:,.0f} with {_count(speed.host_ranks, 'rank')} on "
+        f"{_count(speed.processors, 'processor')}, those of this machine"
+    )
+
+
+def record_text(record: ShownRecord) -> str:
+    """Return a record in one line, with learnt text in [[ ]] and images in < >."""
+    if record.bad is not None:
+        return f"cannot be read: {record.bad}"
+    words = []
+    for piece in record.pieces:
+        text = piece.text.replace("\n", "\\n")
+        if piece.kind == "rows":
+            text = f"<{piece.text}: {piece.tokens} rows>"
+        elif piece.kind == "learnt":
+            text = f"[[{text}]]"
+        words.append(text)
+    return " ".join(words)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
+_STYLE = """\
+h2 { font-size: 1rem; border-top: 1px solid #8886; padding-top: 1rem; }
+p { white-space: pre-wrap; overflow-wrap: anywhere; }
+small { opacity: .7; }
+mark { background: #7c74; color: inherit; border-radius: 2px; }
+img { image-rendering: pixelated; min-height: 4rem; max-width: 100%; vertical-align: middle;
+       border: 1px solid #8886; margin: .2rem; }"""
+
+
+_LEGEND = (
+    "<p>What the model sees; <mark>what is learnt</mark> is marked. "
+    "Images are as encoders get them.</p>"
+)
+
+
+def page(found: Survey) -> str:
+    """Return the page of the samples that a survey shows."""
+    parts = [_LEGEND]
+    for number, sample in enumerate(found.shown):
+        count = len(sample.records)
+        parts.append(f"<h2>Sample {number}: {count} record{'s' * (count != 1)}</h2>")
+        for record in sample.records:
+            head = f"<small>{escape(record.name)}, {record.tokens:,} tokens</small>"
+            if record.bad is None:
+                text = " ".join(_piece_as_html(piece, record) for piece in record.pieces)
+            else:
+                text = escape(f"cannot be read: {record.bad}")
+            parts.append(f"<p>{head}\n{text}</p>")
+        parts.append(f"<p><small>{sample.padding:,} tokens of padding</small></p>")
+    body = "\n".join(parts)
+    return html_page(f"{found.name}: the first samples", body, style=_STYLE, width="60rem")
+
+
+def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
+    if piece.kind == "rows":
+        words = escape(f"{piece.text}: {piece.tokens} rows", quote=True)
+        if piece.encoder not in record.images:  # A connector reads rows.
+            return f"&lt;{words}&gt;"
+        data = b64encode(png(record.images[piece.encoder][piece.item])).decode()
+        return f'<img src="data:image/png;base64,{data}" alt="{words}" title="{words}">'
+    text = escape(piece.text)
+    return f"<mark>{text}</mark>" if piece.kind == "learnt" else text
+
+
+def _side_by_side(array: Media) -> npt.NDArray[Any]:
+    """Return an image, or the frames of a temporal patch side by side, one if they are equal."""
+    if array.ndim == 3:
+        return array
+    frames = [array[:, number] for number in range(array.shape[1])]
+    differ = any(not np.array_equal(frames[0], each) for each in frames[1:])
+    return np.concatenate(frames if differ else frames[:1], axis=2)
+
+
+def png(array: Media) -> bytes:
+    """Return an array as PNG (https://www.w3.org/TR/png-3/), black at its minimum.
+
+    Shapes: [channels, (frames,) height, width], grey unless there are three channels; or
+    frames of a clip, or its codes, [height, width], with the first row at the bottom.
+    """
+    image = array[::-1][None] if array.ndim == 2 else _side_by_side(array)
+    image = image if len(image) == 3 else image[:1]
+    low, high = float(image.min()), float(image.max())
+    scaled = (image - low) * (255.0 / max(high - low, 1e-12))
+    pixels = scaled.round().astype(np.uint8).transpose(1, 2, 0)
+    height, width, channels = pixels.shape
+    # Each line starts with the number of its filter, 0 for none.
+    lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)
+    lines[:, 1:] = pixels.reshape(height, -1)
+    colour_type = 2 if channels == 3 else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, content in chunks:
+        checked = kind + content
+        file += struct.pack(">I", len(content)) + checked
+        file += struct.pack(">I", zlib.crc32(checked))
+    return file

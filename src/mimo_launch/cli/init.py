@@ -1,0 +1,144 @@
+"""`mimo-launch init`: a first spec, from model folders and a number of GPUs.
+
+Decides: the questions, the meaning of the flags, and when a file is written.
+Relies on: `init_draft` for the spec, `search.first_layout` for its layout.
+Leaves: later changes of the file to its owner.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from mimo_launch.cli.shared.console import Console, console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.cli.init_draft import Answers
+
+HELP = """
+\b
+Examples:
+  mimo-launch init
+  mimo-launch init spec.yaml --gpus 8
+  mimo-launch init llava.yaml --model models/llava --gpus 8 --gpu-memory 141GB
+  mimo-launch init vlm.yaml --language models/Qwen3-0.6B --vision models/siglip --gpus 16 \\
+      --gpu-memory 80GB --data 'shards/{000..099}.tar' --tokenizer models/Qwen3-0.6B
+
+Write a commented spec that validates. Models come from Hugging Face folders, with their weights if
+there are any: config.json is enough for a plan. Without a folder, a small model reads the
+handwritten digits of this package. All modules share all ranks; the language model gets the
+smallest tp * pp that fits into the memory of a GPU. On a terminal, without flags, it asks. Exits
+with 0, or with 2 when a folder cannot be used or nothing fits.
+"""
+
+Folder = Path | None
+
+
+def init(
+    ctx: typer.Context,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to write.")] = Path(
+        "spec.yaml"
+    ),
+    model: Annotated[
+        Folder, typer.Option(metavar="DIR", help="Folder of a whole model, such as a LLaVA.")
+    ] = None,
+    language: Annotated[
+        Folder, typer.Option(metavar="DIR", help="Folder with a language model.")
+    ] = None,
+    vision: Annotated[
+        Folder, typer.Option(metavar="DIR", help="Folder with a vision encoder.")
+    ] = None,
+    audio: Annotated[
+        Folder, typer.Option(metavar="DIR", help="Folder with an audio encoder.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or workers, in total.")] = 8,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per host; default: all, but at most 8.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, to choose what fits.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on; quote the pattern.")
+    ] = None,
+    tokenizer: Annotated[
+        Folder, typer.Option(metavar="DIR", help="Default: the folder of the language model.")
+    ] = None,
+    template: Annotated[str, typer.Option(help="How a sample becomes text: chat or caption.")] = (
+        "chat"
+    ),
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sample.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask no questions.")] = False,
+) -> None:
+    """Write a first spec, from model folders and a number of GPUs."""
+    from mimo_launch.cli.init_draft import Answers, CannotDraft, draft
+
+    console = console_of(ctx)
+    answers = Answers(
+        name=file.stem,
+        model=model,
+        folders={"language": language, "vision": vision, "audio": audio},
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        gpu_memory=gpu_memory,
+        data=data,
+        tokenizer=tokenizer,
+        template=template,
+        seq=seq,
+        global_batch=global_batch,
+        steps=steps,
+    )
+    if file.exists() and not force:
+        _refuse(console, f"{file} exists", "--force replaces it; or name another file")
+    if answers.are_defaults and not yes and sys.stdin.isatty():
+        answers = _asked(answers)
+    try:
+        text = draft(answers)
+    except CannotDraft as error:
+        _refuse(console, str(error), error.help)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        console.note(f"error: cannot write {file}: {error.strerror or error}")
+        raise typer.Exit(1) from None
+    console.answer(f"wrote {file}")
+    console.answer("next:")
+    for command in ("validate", "plan", "train"):
+        console.answer(f"  mimo-launch {command} {file}")
+
+
+def _asked(answers: "Answers") -> "Answers":
+    """Ask on the terminal and return the answers; an empty answer means the value in brackets."""
+    from dataclasses import replace
+
+    def folder(question: str) -> Path | None:
+        text = typer.prompt(question, default="", show_default=False, err=True).strip()
+        return Path(text) if text else None
+
+    def text(question: str) -> str | None:
+        return typer.prompt(question, default="", show_default=False, err=True).strip() or None
+
+    language = folder("Folder of the language model, or of a whole model [handwritten digits]")
+    gpus = typer.prompt("GPUs in all", default=answers.gpus, type=int, err=True)
+    memory = text("Memory of a GPU, as 80GB [not known]")
+    answers = replace(answers, gpus=gpus, gpu_memory=memory)
+    if language is None:
+        return answers
+    vision = folder("Folder of the vision encoder [none, or in the same folder]")
+    audio = folder("Folder of the audio encoder [none]")
+    shards = text("Tar files to train on [random data]")
+    if vision is None and audio is None:
+        return replace(answers, model=language, data=shards)
+    folders = {"language": language, "vision": vision, "audio": audio}
+    return replace(answers, folders=folders, data=shards)
+
+
+def _refuse(console: Console, message: str, help_: str) -> NoReturn:
+    console.note(f"error: {message}")
+    console.note(f"   = help: {help_}")
+    raise typer.Exit(2)

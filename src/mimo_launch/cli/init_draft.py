@@ -1,0 +1,258 @@
+"""The spec that `init` writes: from answers to commented YAML.
+
+Decides: every value that the user is not asked for, and the comments.
+Relies on: `hugging_face.contents` for models, `search.first_layout` for the layout.
+Leaves: files and questions to `init`.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.hugging_face import vit
+from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
+from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
+from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
+from mimo_launch.search.first_layout import FirstLayout, NothingFits, choose
+from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.wording import flow
+
+DIGITS: dict[str, dict[str, Any]] = {
+    "vision": {"kind": "vit", "layers": 2, "hidden": 96, "heads": 4, "patch": 4},
+    "language": {
+        "kind": "decoder", "layers": 3, "hidden": 96, "heads": 4, "kv_heads": 2, "vocab": "digits",
+    },
+}  # fmt: skip
+GPUS_PER_NODE = 8
+BATCH, SEQ = 32, 2048
+TEXT_ROOM = 256
+# The placeholders of an image and a clip in texts, unless `data` says otherwise.
+MARKERS = {"vision": "<image>", "audio": "<audio>"}
+
+
+class CannotDraft(Exception):
+    """No spec can be written; the message says why, `help` the remedy."""
+
+    def __init__(self, message: str, help_: str) -> None:
+        super().__init__(message)
+        self.help = help_
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the user wants; `folders` are by module, None leaves the choice to `draft`."""
+
+    name: str
+    model: Path | None = None
+    folders: Mapping[str, Path | None] = field(default_factory=dict)
+    gpus: int = GPUS_PER_NODE
+    gpus_per_node: int | None = None
+    gpu_memory: str | None = None
+    data: str | None = None
+    tokenizer: Path | None = None
+    template: str = "chat"
+    seq: int | None = None
+    global_batch: int | None = None
+    steps: int | None = None
+
+    @property
+    def are_defaults(self) -> bool:
+        """Whether all values but the name are still defaults."""
+        folders = dict.fromkeys(self.folders)
+        return self == Answers(name=self.name, folders=folders)
+
+
+def draft(answers: Answers) -> str:
+    """Return the text of a spec that validates. Raises: CannotDraft."""
+    parts = _parts(answers)
+    data = _undecided(answers, parts)
+    try:
+        layout = choose(data, answers.gpus)
+    except NothingFits as error:
+        raise CannotDraft(f"no layout on {answers.gpus} GPUs: {error}", error.help) from error
+    except ValueError as error:
+        raise CannotDraft(str(error), "mimo-launch init --help") from error
+    text = _text(answers, layout, layout.applied(data))
+    wrong = [found for found in check_text(text).diagnostics if found.is_error]
+    if wrong:
+        said = "; ".join(f"{found.headline}: {found.why}" for found in wrong)
+        raise CannotDraft(said, wrong[0].help)
+    return text
+
+
+def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
+    """Return the modules of the named folders, encoders first. Raises: CannotDraft."""
+    found = {}
+    for wanted, folder in {"": answers.model, **answers.folders}.items():
+        if folder is None:
+            continue
+        try:
+            contents = read_contents(folder)
+        except (ConfigError, FilesError) as error:
+            raise CannotDraft(f"{folder}: {error}", "name a Hugging Face folder") from error
+        here = {part.name: part for part in contents.modules if wanted in ("", part.name)}
+        if not here:
+            raise CannotDraft(
+                f"{folder} holds no supported {wanted or 'model'}: its model type is "
+                f"{contents.model_type}",
+                f"mimo-launch inspect {folder}",
+            )
+        for name, part in here.items():
+            if part.kind == "talker" and not wanted:
+                continue  # Its data are codes of sound, which a first spec does not have.
+            if part.not_computed:
+                raise CannotDraft(
+                    f"{folder} asks for {', '.join(part.not_computed)}, which is not computed here",
+                    f"mimo-launch inspect {folder}",
+                )
+            found[name] = (part, folder)
+    if not found and (answers.data or answers.tokenizer):
+        raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")
+    if found and "language" not in found:
+        raise CannotDraft("there is no language model", "give --language or --model")
+    order = [name for name in NAMES.values() if name != "language"] + ["language"]
+    return {name: found[name] for name in order if name in found}
+
+
+def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:
+    """Return the data of a spec before ranks, grids and schedule. Raises: CannotDraft."""
+    modules: dict[str, Any] = {name: {"model": dict(model)} for name, model in DIGITS.items()}
+    samples: dict[str, Any] = {"kind": "digits"}
+    if parts:
+        modules = {}
+        for name, (part, folder) in parts.items():
+            model = {"kind": part.kind, **part.keys}
+            if part.model_type in (vit.SIGLIP, vit.CLIP):
+                model["final_norm"] = False  # As in a LLaVA, the model that `export` writes.
+            modules[name] = {"model": model}
+            if has_weights(folder):
+                modules[name]["init_from"] = str(folder)
+            if part.placeholder is not None:
+                modules[name]["placeholder"] = part.placeholder
+        tokenizer = None
+        samples = {"kind": "synthetic"}
+        if answers.data is not None:
+            tokenizer = answers.tokenizer or parts["language"][1]
+            samples = {
+                "kind": "webdataset",
+                "shards": answers.data,
+                "tokenizer": str(tokenizer),
+                "template": answers.template,
+            }
+        elif "vision" in parts and (image := parts["vision"][0].keys.get("image")) is not None:
+            samples["image"] = list(image)
+        _fit_vocab(modules, tokenizer)
+    # The first multiple of the GPUs that is at least the usual batch.
+    batch = -(-BATCH // answers.gpus) * answers.gpus
+    data: dict[str, Any] = {
+        "version": 1,
+        "name": answers.name,
+        "modules": modules,
+        "batch": {"global": answers.global_batch or batch, "seq": answers.seq or 1},
+        "data": samples,
+        "train": {"steps": answers.steps or 500, "precision": "bf16" if parts else "fp32"},
+        "checkpoint": {"every": 100, "keep": 2},
+    }
+    if answers.gpu_memory is not None:
+        per_node = answers.gpus_per_node or min(answers.gpus, GPUS_PER_NODE)
+        data["nodes"] = {"gpus": per_node, "gpu_memory": answers.gpu_memory}
+    elif answers.gpus_per_node is not None:
+        data["nodes"] = {"gpus": answers.gpus_per_node}
+    if answers.seq is None:
+        one = FirstLayout(
+            num_ranks=1, tp=1, pp=1, microbatches=1, encoder_microbatches=None, recompute=False
+        )
+        try:
+            least = longest_sample(spec_from_data(one.applied(data)))
+        except ValueError as error:
+            raise CannotDraft(str(error), "mimo-launch init --help") from error
+        room = -(-(least + TEXT_ROOM) // SEQ) * SEQ
+        data["batch"]["seq"] = room if parts else -(-least // 8) * 8
+    return data
+
+
+def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) -> None:
+    """Use the tokens that a tokenizer has for images and clips; make room for the others.
+
+    The check of the spec reports what is wrong with a tokenizer.
+    """
+    num_words = 0
+    if tokenizer is not None:
+        with suppress(TokenizerError):
+            num_words = num_tokens(tokenizer)
+            for name, module in modules.items():
+                token = token_id(tokenizer, MARKERS[name]) if name in MARKERS else None
+                if token is not None:
+                    module.setdefault("placeholder", token)
+    last = sum("placeholder" not in module for module in modules.values()) - 1
+    model = modules["language"]["model"]
+    model["vocab"] = max(model["vocab"], num_words) + last
+
+
+def _text(answers: Answers, layout: FirstLayout, data: Mapping[str, Any]) -> str:
+    """Return the spec with comments."""
+    replicas, share = layout.dp, data["batch"]["global"] // layout.dp
+    size, times = share // layout.microbatches, _many(layout.microbatches, "microbatch", "es")
+    imported = any("init_from" in module for module in data["modules"].values())
+    fits = f"; fits into {answers.gpu_memory}" if answers.gpu_memory else ""
+    lines = [
+        "# A first spec, to be changed. All modules share all ranks: language has the smallest",
+        f"# tp * pp{fits or ' (the memory of GPUs is not known)'}, encoders are data parallel.",
+        "# What each key means: docs/spec-reference.md, or `mimo-launch schema` for your editor.",
+        "version: 1",
+        f"name: {flow(data['name'])}",
+        "modules:",
+    ]
+    for name, module in data["modules"].items():
+        lines += [f"  {name}:", f"    model: {flow(module['model'])}"]
+        if data["data"]["kind"] != "digits" and "init_from" not in module:
+            lines.append(
+                "    # init_from: FOLDER    # none here: there were no weights beside config.json"
+            )
+        for key in ("init_from", "placeholder"):
+            lines += [f"    {key}: {flow(module[key])}"] if key in module else []
+        if name in MARKERS and "placeholder" not in module and "tokenizer" in data["data"]:
+            # Then an exported model needs a tokenizer with that token before it can take images.
+            lines.append(f"    # placeholder: the last id; the tokenizer has no {MARKERS[name]}")
+        grid = {axis: n for axis, n in module["grid"].items() if n > 1}
+        lines += [f"    ranks: {module['ranks']}", f"    grid: {flow(grid)}"]
+        lines += [f"    experts: {flow(module['experts'])}"] if "experts" in module else []
+        if "sharding" in module:
+            lines.append("    sharding: full    # less memory, more communication")
+        lines += ["    recompute: full    # less memory, a third more work"] * layout.recompute
+        if name != "language":
+            lines.append(
+                "    # frozen: except_projector    # a first stage: train the projector alone"
+            )
+        elif len(data["modules"]) > 1:
+            lines.append(
+                "    # frozen: true    # a first stage: train encoders, or projectors, alone"
+            )
+    schedule = flow({"kind": "1f1b", **data["schedule"]})
+    lr = {"lr": 2e-5, "warmup": 20} if imported else {"lr": 2e-3, "warmup": 50}
+    lines += [
+        f"# In a step each of {replicas} language replicas has {times} of {_many(size, 'sample')}.",
+        f"schedule: {schedule}",
+        f"batch: {flow(data['batch'])}",
+        *(
+            ["# Random data, to see the layout at work; your own are `kind: webdataset`."]
+            if data["data"]["kind"] == "synthetic"
+            else []
+        ),
+        f"data: {flow(data['data'])}",
+        "optimizer:",
+        f"  {{kind: adamw, lr: {lr['lr']:g}, betas: [0.9, 0.95], weight_decay: 0.1, clip: 1.0,",
+        f"   schedule: {{kind: cosine, warmup: {min(lr['warmup'], data['train']['steps'])}}}}}",
+        f"train: {flow(data['train'])}",
+        f"checkpoint: {flow(data['checkpoint'])}",
+    ]
+    lines += [f"nodes: {flow(data['nodes'])}"] if "nodes" in data else []
+    return "\n".join(lines) + "\n"
+
+
+def _many(number: int, word: str, ending: str = "s") -> str:
+    return f"{number} {word}{ending * (number != 1)}"

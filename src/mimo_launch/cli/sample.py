@@ -1,0 +1,131 @@
+"""`mimo-launch sample`: pictures and answers that a trained model makes.
+
+Decides: the options; that a layout other than that of training is a spec of its own.
+Relies on: `cli.launch.start` for everything that `train` does, too: checks, workers, reports of
+failures.
+Leaves: pictures and answers to `train.samples`, what is shown to `run_screens`.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.options import (
+    CheckpointStep,
+    ConsoleRanks,
+    Device,
+    Nproc,
+    Overrides,
+    RunPath,
+    Target,
+    Where,
+    shown_ranks,
+)
+
+if TYPE_CHECKING:
+    from mimo_launch.checkpoint.index import Checkpoint
+    from mimo_launch.cli.shared.console import Console
+
+HELP = """
+\b
+Examples:
+  mimo-launch sample runs/draw --to samples
+  mimo-launch sample runs/draw --to samples --samples 64 --steps 50
+  mimo-launch sample runs/draw --to samples --checkpoint 400
+  mimo-launch sample runs/draw --to samples --spec one-rank.yaml --device cpu
+
+Load the weights of a checkpoint and write what the model makes of held-out samples: the pictures of
+generators as PNG files and as one sheet, and with samples.jsonl its answers beside the true ones.
+The layout is that of the run, or of another spec with the same modules. Needs Pillow.
+Exits with 0 when all is written, 1 when the run failed, 2 when the checkpoint or the spec is wrong,
+129, 130 or 143 when interrupted.
+"""
+
+
+def sample(
+    ctx: typer.Context,
+    *,
+    run: RunPath,
+    to: Target,
+    checkpoint: CheckpointStep = None,
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples, in whole batches.")] = 16,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")
+    ] = 20,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Spec with another layout; default that of the run."),
+    ] = None,
+    nproc: Nproc = None,
+    device: Where = Device.AUTO,
+    overrides: Overrides = None,
+    console_ranks: ConsoleRanks = None,
+) -> None:
+    """Write pictures and answers that a trained model makes of held-out samples."""
+    from mimo_launch.cli.launch.origin import Origin, checked_spec
+    from mimo_launch.cli.launch.prepare import Start
+    from mimo_launch.cli.launch.start import start
+    from mimo_launch.cli.run_screens import SampleScreen
+    from mimo_launch.launcher.rank_tasks import Sampling
+    from mimo_launch.launcher.run_folder import SPEC
+    from mimo_launch.plan.plan import Plan
+
+    console = console_of(ctx)
+    _need_pillow()
+    shown, found = shown_ranks(console_ranks), _opened(run, checkpoint, console)
+    # Weights come from the checkpoint alone, and an evaluation is what the plan must have.
+    settings = [f"eval.samples={samples}", "checkpoint=none", "init_from=null"]
+    settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
+    file = spec or found.path.parent.parent / SPEC
+    origin = Origin(place=None, launches=False, nproc=nproc)
+    asked, origin = checked_spec(
+        file, [*settings, *(overrides or ())], origin, console, device=device
+    )
+    missing = sorted(set(asked.modules) - set(found.spec.modules))
+    if missing:
+        console.note(f"error: {found.path} has no module `{missing[0]}`")
+        console.note("   = help: name a spec with the modules of the run, or leave --spec out")
+        raise typer.Exit(2)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{to} cannot be made: {error}", param_hint="--to") from error
+    request = Start(
+        plan=Plan.of(asked),
+        task=Sampling(found.path.resolve(), to.resolve(), samples, steps),
+        file=file,
+        runs=to / ".run",
+        say=console.note,
+        show=partial(SampleScreen, console, total=samples),
+        resume=False,
+        shown=shown,
+        device=device.value,
+    )
+    raise typer.Exit(start(request, origin, console))
+
+
+def _need_pillow() -> None:
+    """Refuse to start without the package that writes pictures. Raises: typer.BadParameter."""
+    from importlib.util import find_spec
+
+    if find_spec("PIL") is None:
+        raise typer.BadParameter(
+            "pictures are written with Pillow, which is not installed: "
+            "pip install 'mimo-launch[data]'",
+            param_hint="--to",
+        )
+
+
+def _opened(run: Path, step: int | None, console: "Console") -> "Checkpoint":
+    """Return the checkpoint that is meant. Raises: typer.Exit if there is none."""
+    from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
+
+    try:
+        return open_checkpoint(run, step)
+    except NoCheckpoint as error:
+        console.note(f"error: {error}")
+        console.note("   = help: name a folder under runs/, or one of its checkpoints")
+        raise typer.Exit(2) from None

@@ -1,0 +1,91 @@
+"""A table without borders that breaks no word.
+
+Decides: the widths of columns where cells must wrap; that a table whose words do not fit side by
+side goes on below, with its first column again.
+Relies on: Rich, for wrapping and colour.
+Leaves: the words to the callers.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+_GAP = 2
+_SHORT = 8
+
+
+class PlainTable:
+    """Rows of words under the names of their columns."""
+
+    def __init__(self, *columns: str) -> None:
+        self._columns = columns
+        self._rows: list[tuple[str, ...]] = []
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row; cells that are left out at its end are empty."""
+        self._rows.append((*cells, *[""] * (len(self._columns) - len(cells))))
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield one table, or several below each other where the screen is narrow."""
+        room = options.max_width
+        words = [min(_longest_word(cells), room // 3) for cells in self._cells()]
+        parts = _parts(range(len(words)), words, room)
+        if len(parts) > 1:
+            filled = [number for number, cells in enumerate(self._cells()) if any(cells[1:])]
+            parts = _parts(filled, words, room)
+        for number, columns in enumerate(parts):
+            if number:
+                yield ""
+            yield self._part(columns, words, room)
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        """Yield each column from top to bottom, its name first."""
+        yield from zip(self._columns, *self._rows, strict=True)
+
+    def _part(self, columns: Sequence[int], words: Sequence[int], room: int) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        lengths = [max(map(cell_len, cells)) for cells in self._cells()]
+        least = [words[column] for column in columns]
+        widths = _widths([lengths[column] for column in columns], least, room)
+        for column, width in zip(columns, widths, strict=True):
+            table.add_column(self._columns[column], overflow="fold", width=width)
+        for row in self._rows:
+            table.add_row(*(row[column] for column in columns))
+        return table
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    """Return the length of the longest word; a short cell, such as `1.71 GB`, is one."""
+    words = (word for cell in cells for word in ([cell] if len(cell) <= _SHORT else cell.split()))
+    return max(map(cell_len, words), default=1)
+
+
+def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list[int]]:
+    """Return the columns that stand side by side, with the first one in front of all others."""
+    lead, *others = columns
+    parts = [[lead]]
+    for column in others:
+        wanted = [*parts[-1], column]
+        if len(parts[-1]) > 1 and sum(words[c] + _GAP for c in wanted) - _GAP > room:
+            parts.append([lead, column])
+        else:
+            parts[-1] = wanted
+    return parts
+
+
+def _widths(lengths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return widths that fit: the widest columns wrap first, none below its longest word."""
+    widths = list(lengths)
+    while sum(widths) + _GAP * (len(widths) - 1) > room:
+        wide = [column for column, width in enumerate(widths) if width > least[column]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths

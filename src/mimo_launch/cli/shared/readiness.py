@@ -1,0 +1,139 @@
+"""What several commands do before they work on a spec: show findings, import classes, index shards.
+
+Decides: that messages go to stderr, and their words; that the index of shards exists before any
+process group does, so that no rank waits for it in one.
+Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a process
+of their own; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a
+host makes the index and others wait.
+Leaves: other consequences to the commands, reading samples to the workers.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mimo_launch.cli.shared.console import Console
+
+if TYPE_CHECKING:
+    from mimo_launch.checks.load_and_check import Checked
+    from mimo_launch.data.webdataset.index import IndexProgress, Say
+    from mimo_launch.schedule.deadlock_proof import DeadlockError
+    from mimo_launch.spec.spec import Spec
+
+
+def show_findings(checked: "Checked", console: Console) -> None:
+    """Write errors and warnings of a spec to stderr; write nothing when there are none."""
+    from mimo_launch.diag.text import render
+
+    if checked.diagnostics:
+        color = console.colors(sys.stderr)
+        console.note(render(checked.diagnostics, checked.source, color=color))
+
+
+def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) -> "Spec":
+    """Return the spec of a file, for work without GPUs, and show what is wrong with it.
+
+    Raises: typer.Exit if there are errors.
+    """
+    from mimo_launch.checks.load_and_check import load_and_check
+
+    checked = load_and_check(file, overrides or (), on_gpus=False)
+    show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    return checked.spec
+
+
+def custom_classes_fail(spec: "Spec", console: Console) -> int | None:
+    """Return the exit code and say why if a class that the spec names cannot be used."""
+    from mimo_launch.launcher.forking import custom_class_fault
+
+    fault = custom_class_fault(spec)
+    if not fault:
+        return None
+    console.note(f"error: {fault}")
+    return 2
+
+
+SHOWN = 8
+
+
+def show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
+    """Write to stderr which ranks are stuck, and in which actions."""
+    stuck = error.stuck
+    console.note(f"error: the schedule of {file} does not end: {len(stuck)} ranks wait for others")
+    for number, line in enumerate(stuck[:SHOWN]):
+        console.note(f"   {'= said:' if number == 0 else '       '} {line}")
+    if len(stuck) > SHOWN:
+        console.note(f"           and {len(stuck) - SHOWN} more")
+    console.note("   = why:  the simulator ran every rank's actions; training would hang there")
+    console.note("   = help: this is a bug in mimo-launch, not in your spec; please open an issue")
+
+
+def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
+    """Make the indexes of a spec's shards where they are missing or out of date.
+
+    Does nothing for other kinds of data. With `speaks`, reports what was found and left out.
+
+    Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
+    """
+    from mimo_launch.spec.spec import WebdatasetData
+
+    if not isinstance(spec.data, WebdatasetData):
+        return
+    from mimo_launch.data.webdataset.samples import ShardSamples
+
+    try:
+        with ExitStack() as stack:
+            say = _progress(console, stack) if speaks else lambda progress: None
+            found = ShardSamples(spec, spec.data, say)
+    except (OSError, ValueError) as error:
+        if speaks:
+            console.note(f"error: {error}")
+        raise typer.Exit(1) from error
+    if speaks:
+        for note in found.notes:
+            console.note(f"warning: {note}")
+        for split in found.splits.values():
+            console.note(f"data: {split.summary()}")
+
+
+def _progress(console: Console, stack: ExitStack) -> "Say":
+    """Return a function that shows progress: as a bar on a terminal, else a line per split."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from mimo_launch.cli.shared.bars import Bars, rich_on
+
+    rich = rich_on(sys.stderr, console)
+    told: set[tuple[str, str]] = set()
+
+    def tell(progress: "IndexProgress") -> None:
+        if (progress.split, progress.why) not in told:
+            told.add((progress.split, progress.why))
+            shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
+            console.note(f"data: indexing {shards} ({progress.split}): {progress.why}")
+
+    if not rich.is_terminal:
+        return tell
+    bar = Bar(
+        TextColumn("shards"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[samples]:,} samples, {task.fields[bad]:,} bad"),
+        TimeRemainingColumn(),
+        console=rich,
+    )
+    stack.enter_context(Bars(bar, rich, console, transient=True))
+    task = bar.add_task("shards", total=None, samples=0, bad=0)
+
+    def draw(progress: "IndexProgress") -> None:
+        tell(progress)
+        done, shards = progress.done, progress.shards
+        bar.update(task, total=shards, completed=done, samples=progress.samples, bad=progress.bad)
+
+    return draw

@@ -1,0 +1,119 @@
+"""What several modules make of the same image or clip: its rows, and its places in a text.
+
+Decides: which modules see the same image; the rows that connectors make of those of encoders.
+Relies on: `kinds` for the rows of one module.
+Leaves: how large images are to `sample_sizes` and the data sets.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """An image in rows: patches or, with pixel shuffle, squares of patches. A clip is 1 high.
+
+    A clip may have `loose` tokens, of which no row is made. An image in tiles is 1 high, too.
+    """
+
+    height: int
+    width: int
+    loose: int = 0
+    tiling: Tiling | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.height * self.width
+
+
+def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
+    """Return the rows that a module makes of an image, by those of the encoders that see it."""
+
+    @cache
+    def made(name: str) -> ImageSize:
+        kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
+        if not (kind.reads_rows and sources) or kind.computes_loss:
+            return size_of(name)
+        sizes = [made(source) for source in sources]
+        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+
+    return made(name)
+
+
+def spans_behind(
+    spec: Spec,
+    name: str,
+    position: int,
+    size_of: Callable[[str], ImageSize],
+    later: int | None = None,
+) -> Iterator[tuple[str, ImageSpan]]:
+    """Yield the span of an image for a module that language reads, and for those behind it.
+
+    `later` is that of the span, for one of a video.
+
+    Modules that language also reads itself have spans of their own, and those that an earlier
+    module of language has behind it are yielded with that.
+    """
+    for each in made_together(spec, name):
+        size = size_made(spec, each, size_of)
+        span = ImageSpan(position, size.height, size.width, later=later, loose=size.loose)
+        yield each, replace(span, tiling=size.tiling)
+
+
+def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
+    """Yield what a generator makes of some tokens, and for it each connector in front of it."""
+    yield name, made
+    for source in spec.sources_of(name):
+        if source != LANGUAGE:
+            size = size_made(spec, source, lambda _: ImageSize(1, made.num_positions))
+            yield from spans_to_make(
+                spec, source, ImageSpan(made.position, size.height, size.width, reads=made.reads)
+            )
+
+
+def makers(spec: Spec) -> list[str]:
+    """Return the modules behind language that make images or clips, without connectors."""
+    return [n for n, m in spec.generators.items() if kind_of(m.model).computes_loss]
+
+
+def made_together(spec: Spec, name: str) -> list[str]:
+    """Return a module that language reads and those behind it that no other one has behind it."""
+    own = spec.sources_of(LANGUAGE)
+    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
+    return [name, *sorted(_behind(spec, name) - elsewhere)]
+
+
+def _behind(spec: Spec, name: str) -> set[str]:
+    """Return every module that a module reads, or that one of these reads."""
+    found: set[str] = set()
+    left = [*spec.sources_of(name)]
+    while left:
+        if (each := left.pop()) not in found:
+            found.add(each)
+            left += spec.sources_of(each)
+    return found
+
+
+def shown_together(spec: Spec) -> dict[str, str]:
+    """Return, for each module that language reads, the first one that sees the same images.
+
+    Two that see none in common do so, too, if a third one sees images of both.
+    """
+    seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
+    found: dict[str, str] = {}
+    for first in seen:
+        together: set[str] = set()
+        more = [] if first in found else [first]
+        while more:
+            found |= dict.fromkeys(more, first)
+            together.update(*(seen[name] for name in more))
+            more = [name for name in seen if name not in found and seen[name] & together]
+    return found

@@ -1,0 +1,127 @@
+"""What torch computes of media: clips as log-mel frames of 10 ms, frames of videos in another size.
+
+Decides: windows, filters and scaling of clips, which are those of Whisper (arXiv:2212.04356,
+section 2.2), at 16 kHz and one channel; how many frames a clip has, known from its header alone;
+that frames of videos are resized as 8-bit pixels.
+Relies on: torch for the Fourier transform, in fp32 as `transformers` computes it, whose features
+these are within 1e-5, and for antialiased filters on 8 bits, those of the video processors of
+transformers (Pillow's differ from them by one in some places); soxr for resampling.
+Leaves: decoding to its callers.
+"""
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mimo_launch.hugging_face.image_processor import BICUBIC
+from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.spec import Clips
+
+RATE = 16_000
+WINDOW, HOP = 400, 160
+TOP_HERTZ = 8_000.0
+# The least power, and the range in bels below the loudest band to which others are clamped.
+FLOOR, RANGE = 1e-10, 8.0
+
+
+class ClipTooLong(ValueError):
+    """A clip of which an encoder would hear only a part, but learn the text of all."""
+
+
+def num_frames(model: Clips, num_samples: int, rate: int) -> int:
+    """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
+
+    Where silence is left out, whole tokens. The clip has `num_samples` at `rate` Hz. Less than a
+    frame of it may be cut off. Raises: ClipTooLong.
+    """
+    unit = FRAMES_PER_TOKEN if model.drops_silence else model.frames_per_row
+    most = model.frames if model.has_one_length else model.frames // unit * unit
+    if num_samples * RATE // (rate * HOP) > most:
+        raise ClipTooLong(
+            f"a clip of {num_samples / rate:.2f} s, but at most {most * HOP / RATE:g} s are "
+            "encoded; cut it into parts, each with its own text"
+        )
+    if model.has_one_length:
+        return model.frames
+    units = -(-num_samples * RATE // (rate * HOP * unit))
+    return max(1, min(units, most // unit)) * unit
+
+
+def log_mel(
+    samples: npt.NDArray[np.floating], rate: int, mels: int, *, frames: int | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the log-mel spectrogram of a clip, float32 [mels, frames].
+
+    Args:
+        samples: [samples], or [samples, channels], which are averaged; -1 to 1.
+        rate: Samples per second.
+        mels: Number of mel bands.
+        frames: Frames to return: the end is padded with silence or cut off; by default, all.
+
+    Raises:
+        ValueError: The clip is empty, or holds numbers that are not finite.
+    """
+    mono = np.asarray(samples, dtype=np.float32)
+    mono = mono.mean(axis=1) if mono.ndim == 2 else mono
+    if not len(mono):
+        raise ValueError("a clip without samples")
+    if not np.isfinite(mono).all():
+        raise ValueError("a clip with samples that are not finite")
+    if rate != RATE:
+        import soxr
+
+        mono = soxr.resample(mono, rate, RATE)
+    size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
+    wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
+    logs = (_filters(mels) @ _powers(wave)).clamp(min=FLOOR).log10()
+    # To about -1 to 1.
+    return ((torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0).numpy()
+
+
+def _powers(wave: Tensor) -> Tensor:
+    """Return the power of each frequency, [WINDOW / 2 + 1, samples / HOP]."""
+    # The transform mirrors half a window at both ends, so a clip must be longer than that.
+    if len(wave) <= WINDOW // 2:
+        padded = F.pad(wave, (0, WINDOW // 2 + 1 - len(wave)))
+        return _powers(padded)[:, : len(wave) // HOP]
+    window = torch.hann_window(WINDOW)
+    spectrum = torch.stft(wave, WINDOW, HOP, window=window, return_complex=True)
+    # Whisper leaves out the last frame, too.
+    return (spectrum[:, : len(wave) // HOP].abs() ** 2).contiguous()
+
+
+@cache
+def _filters(mels: int) -> Tensor:
+    """Return the triangular filters of mel bands, fp32 [mels, WINDOW / 2 + 1], of equal area.
+
+    Source: Slaney, Auditory Toolbox (1998), whose scale is linear up to 1 kHz and logarithmic
+    above, with 27 steps for each factor of 6.4.
+    """
+    top = 15.0 + 27.0 * np.log(TOP_HERTZ / 1000.0) / np.log(6.4)
+    steps = np.linspace(0.0, top, mels + 2)
+    above = 1000.0 * np.exp((steps - 15.0) * np.log(6.4) / 27.0)
+    corners = np.where(steps < 15.0, steps * 200.0 / 3.0, above)
+    bins = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)
+    low, middle, high = (corners[i : mels + i, None] for i in range(3))
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low)
+    return torch.from_numpy(triangles).float()
+
+
+Frame = npt.NDArray[np.uint8]
+
+
+def resized(frame: Frame, height: int, width: int, resample: int) -> Frame:
+    """Return a frame [channels, h, w] as [channels, height, width], by one of Pillow's filters."""
+    if frame.shape[1:] == (height, width):
+        return frame
+    # torch warns of pixels that may not be written, such as Pillow's.
+    given = torch.from_numpy(np.require(frame, requirements=("C", "W")))[None]
+    mode = "bicubic" if resample == BICUBIC else "bilinear"
+    made = F.interpolate(given, (height, width), mode=mode, antialias=True, align_corners=False)
+    found: Frame = made[0].numpy()
+    return found

@@ -1,0 +1,215 @@
+"""The samples of one split of shards, from their index.
+
+Decides: which samples are too long and where these end; what the user learns of samples that are
+left out; that errors name the shard and the key.
+Relies on: `index_columns` and `tar_files`.
+Leaves: what members mean to `samples`.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.webdataset.index import Say, open_index, split_files
+from mimo_launch.data.webdataset.index_columns import BAD, TILING
+from mimo_launch.data.webdataset.indexer import SampleIndexer
+from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
+from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.layout.step_data import ImageSpan
+
+_MOST_LISTED = 5
+T = TypeVar("T")
+
+
+class NotTrainable(ValueError):
+    """Shards hold no sample, too many bad ones, or one that is too long under `too_long: error`."""
+
+
+class OpenSplit:
+    """The samples of one split.
+
+    `row` is the place of a sample in the index, which also holds samples that are too long.
+    """
+
+    def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
+        """Open the index, or make it; `say` gets the progress.
+
+        Raises: NotTrainable, OSError, ValueError.
+        """
+        self.split: Split = split
+        self.index = open_index(indexer, split, say)
+        self._data, self._seq = indexer.data, indexer.spec.batch.seq
+        self._inputs = indexer.inputs
+        self._reader = ShardReader(split_files(self._data, split))
+        too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
+        self.num_too_long = len(too_long)
+        self._rows: npt.NDArray[np.int64] | None = None
+        if self.num_too_long and self._data.too_long == "drop":
+            self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
+        self._check(too_long)
+
+    def _check(self, too_long: npt.NDArray[np.int64]) -> None:
+        """Raise NotTrainable if these samples must not be trained on."""
+        index, data = self.index, self._data
+        if index.num_bad > data.max_bad_samples:
+            raise NotTrainable(
+                f"{index.num_bad} records of the shards ({self.split}) are bad, but "
+                f"`data.max_bad_samples` allows {data.max_bad_samples}; {index.folder / BAD} lists "
+                f"them, the first:\n{self.first_bad()}"
+            )
+        if self.num_too_long and data.too_long == "error":
+            row = int(too_long[0])
+            raise NotTrainable(
+                f"{self.num_too_long} samples ({self.split}) are longer than `batch.seq` "
+                f"{self._seq}; the first is {self.name(row)} with {index.columns['tokens'][row]} "
+                f"tokens; raise `batch.seq`, or write `too_long: drop` or `truncate` in `data`"
+            )
+        if self.num_samples == 0:
+            raise NotTrainable(
+                f"the shards ({self.split}) hold no usable sample: {index.num_bad} are bad, "
+                f"{self.num_too_long} are longer than `batch.seq` {self._seq}\n{self.first_bad()}"
+            )
+
+    def first_bad(self) -> str:
+        """Return the first bad records, a line each."""
+        first = islice(self.index.bad(), _MOST_LISTED)
+        return "\n".join(f"{each['shard']} {each['key']}: {each['why']}" for each in first)
+
+    def summary(self) -> str:
+        """Return in one line the number of samples and what was left out."""
+        words = [f"{self.num_samples:,} samples ({self.split})"]
+        if self.num_too_long:
+            cut = "left out" if self._data.too_long == "drop" else "cut"
+            words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
+        if self.index.num_bad:
+            words.append(f"{self.index.num_bad:,} bad, see {self.index.folder / BAD}")
+        return "; ".join(words)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to train on, or to evaluate with."""
+        return self.index.num_samples if self._rows is None else len(self._rows)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.unsignedinteger]:
+        """Tokens of every sample, rows included, after any cut."""
+        lengths = self.index.columns["tokens"]
+        if self._rows is not None:
+            return lengths[self._rows]
+        if self.num_too_long:
+            lengths = lengths.copy()
+            for row in np.flatnonzero(lengths > self._seq).tolist():
+                lengths[row] = self.end(row)
+        return lengths
+
+    def row(self, sample: int) -> int:
+        """Return the place of a sample in the index. Raises: IndexError."""
+        if not 0 <= sample < self.num_samples:
+            raise IndexError(f"sample {sample} of {self.num_samples} ({self.split})")
+        return sample if self._rows is None else int(self._rows[sample])
+
+    def end(self, row: int) -> int:
+        """Return how many tokens of a sample are used: all, or as many as cut no image."""
+        if (length := int(self.index.columns["tokens"][row])) <= self._seq:
+            return length
+        for module, _, span in self.spans(row):
+            in_text = self._inputs.names[module] in self._inputs.in_text
+            if in_text and span.position < self._seq < span.end:
+                return span.position
+        return self._seq
+
+    def num_labels(self, row: int, behind: int = 0) -> int:
+        """Return how many of the tokens that are used are learned.
+
+        Only those with more than `behind` tokens before them.
+        """
+        columns = self.index.columns
+        if columns["tokens"][row] <= self._seq and not behind:
+            return int(columns["labels"][row])
+        runs, end = self.index.range("run", row), self.end(row)
+        first, last = (
+            columns[name][runs].astype(np.int64).clip(min(behind + 1, end), end)
+            for name in ("run_first", "run_last")
+        )
+        return int((last - first).sum())
+
+    def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
+        """Return module, index of the image or clip, and rows, in the order of the sample."""
+        columns, here = self.index.columns, self.index.range("span", row)
+        names = ("module", "member", "position", "height", "width", "reads", "later", "loose")
+        values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
+        tilings = zip(*(columns[name][here].tolist() for name in TILING), strict=True)
+        gaps = [self._inputs.gap(name) for name in self._inputs.names]
+        return tuple(
+            (
+                module,
+                member,
+                ImageSpan(
+                    position,
+                    height,
+                    width,
+                    reads or None,
+                    gap=gaps[module],
+                    later=later - 1 if later else None,
+                    loose=loose,
+                    tiling=Tiling(*tiling) if tiling[0] else None,
+                ),
+            )
+            for (module, member, position, height, width, reads, later, loose), tiling in zip(
+                values, tilings, strict=True
+            )
+        )
+
+    def tenths(self, row: int, module: int, first: int) -> list[list[int]]:
+        """Return, for each video of a sample, the time of its spans in tenths of a second.
+
+        `module` reads it, and its videos are numbered from `first` on.
+        """
+        columns, here = self.index.columns, self.index.range("span", row)
+        names = ("module", "member", "tenths")
+        values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
+        found: dict[int, list[int]] = {}
+        for of, member, tenths in values:
+            if of == module and member >= first:
+                found.setdefault(member, []).append(tenths)
+        return [found[member] for member in sorted(found)]
+
+    def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
+        """Yield the name of the module, and the same, for what the end of the sample leaves."""
+        end = self.end(row)
+        for module, member, span in self.spans(row):
+            # An image that is shown is never cut; a target is left out with any of its tokens.
+            if span.position + (span.reads or 1) <= end:
+                yield self._inputs.names[module], member, span
+
+    def members(self, row: int) -> dict[str, MemberPlace]:
+        """Return the members of a sample by suffix, images and clips in order."""
+        columns, here = self.index.columns, self.index.range("member", row)
+        names = ("suffix", "offset", "size")
+        values = zip(*(columns[f"member_{name}"][here].tolist() for name in names), strict=True)
+        suffixes = self.index.meta["suffixes"]
+        return {suffixes[suffix]: MemberPlace(offset, size) for suffix, offset, size in values}
+
+    def read(self, row: int, place: MemberPlace) -> bytes:
+        """Return the bytes of a member of a sample. Raises: OSError, EOFError."""
+        return self._reader.read(int(self.index.columns["shard"][row]), place)
+
+    def name(self, row: int) -> str:
+        """Return shard and key of a sample."""
+        shard = self._reader.shards[int(self.index.columns["shard"][row])]
+        return f"{shard.name} {self.index.key(row)}"
+
+    def named(self, row: int, read: Callable[[], T]) -> T:
+        """Return what `read` returns. Raises: BadSample with shard and key if it is damaged."""
+        try:
+            return read()
+        except BadSample as error:
+            raise BadSample(f"{self.name(row)}: {error}") from error
+        except (OSError, EOFError, ValueError) as error:
+            raise BadSample(f"{self.name(row)}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,56 @@
+"""The input conditioner of a RADIO, which normalises pixels inside of the model.
+
+Decides: that here it is a step of the image processor, behind those that the folder has.
+Relies on: `config.json` of the folder that the weights came from.
+Leaves: the other steps to `image_processor`.
+
+Source: `transformers` 5.23, models/radio.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mimo_launch.hugging_face.folder import ConfigError, is_hugging_face, read_config
+from mimo_launch.hugging_face.radio import RADIO
+from mimo_launch.spec.load import earlier_specs
+from mimo_launch.spec.spec import Spec
+
+# Those of CLIP.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioner:
+    """Mean and standard deviation of each channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def behind(
+        self, mean: Sequence[float], std: Sequence[float]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation of both steps as one, behind a step with those given."""
+        pairs = list(zip(mean, std, strict=True))
+        means = (m + s * own for (m, s), own in zip(pairs, self.mean, strict=True))
+        return tuple(means), tuple(s * own for (_, s), own in zip(pairs, self.std, strict=True))
+
+
+def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
+    """Return the conditioner of the model that an encoder's weights came from, if it has one.
+
+    Raises: ValueError if the folder says something else than numbers.
+    """
+    for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):
+        if not is_hugging_face(Path(start)):
+            continue
+        try:
+            config = read_config(Path(start))
+        except ConfigError:
+            return None  # `checks.init_from` says so.
+        if config.get("model_type") != RADIO:
+            return None
+        said = (config.get("norm_mean") or MEAN, config.get("norm_std") or STD)
+        return Conditioner(*(tuple(map(float, each)) for each in said))
+    return None

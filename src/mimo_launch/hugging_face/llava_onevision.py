@@ -1,0 +1,117 @@
+"""LLaVA-OneVision: a SigLIP over tiles of an image, a projector of two linear maps, and a Qwen2.
+
+Decides: what the settings of the whole mean: grids of tiles, and how many keep all their rows.
+Relies on: `tower_and_decoder`; `vit` and `decoder` for the parts; `llava` for their names.
+Leaves: which tiles an image gets to `kinds.tiles` and data; videos to nobody.
+
+Sources: arXiv:2408.03326; `transformers` 5.23, models/llava_onevision.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from mimo_launch.hugging_face import decoder, llava, vit
+from mimo_launch.hugging_face.family import Place, layers_at
+from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
+from mimo_launch.hugging_face.tower_and_decoder import (
+    ONE_LAYER,
+    TowerAndDecoder,
+    layers_used,
+    tied_by_default,
+)
+from mimo_launch.spec.spec import VitModel
+
+MODEL_TYPE = "llava_onevision"
+_NEWLINE = "image_newline"
+# As its configuration class has them, in pixels.
+_USUAL = tuple((384 * down, 384 * right) for down, right in product(range(1, 7), repeat=2))
+_ANYRES = re.compile(r"anyres_max_(\d+)")
+
+
+def _grids(config: Config, inner: Config) -> tuple[tuple[int, int], ...]:
+    """Return the grids in tiles; none if a side is not one of whole tiles."""
+    pins, side = config.get("image_grid_pinpoints"), number(inner, "image_size", vit.IMAGE)
+    pins = list(_USUAL) if pins is None else pins
+    if not isinstance(pins, list) or not all(_is_grid(each, side) for each in pins):
+        return ()
+    return tuple((down // side, right // side) for down, right in pins)
+
+
+def _is_grid(pin: Any, side: float) -> bool:
+    whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
+    return whole and len(pin) == 2 and not any(each % side or each < side for each in pin)
+
+
+def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+    most = _ANYRES.fullmatch(str(config.get("vision_aspect_ratio", "anyres_max_9")))
+    side = number(inner, "image_size", vit.IMAGE)
+    return {
+        "layers": layers_used(config, inner, default=-1, layers=vit.LAYERS),
+        "final_norm": False,
+        "shuffle": 1,
+        "projector": "mlp",
+        "projector_activation": vit.ACTIVATIONS.get(
+            str(config.get("projector_hidden_act", "gelu")), "gelu"
+        ),
+        **vit.PLAIN_PROJECTOR,
+        "tiles": {
+            "grids": _grids(config, inner) or ((1, 1),),
+            "most": max(1, int(most[1])) if most else None,
+            "side": side
+            if side % number(inner, "patch_size", vit.KINDS[vit.SIGLIP].patch)
+            else None,
+        },
+    }
+
+
+def _refused_grids(config: Config) -> Iterator[str]:
+    if not _grids(config, config["vision_config"]):
+        yield f"image_grid_pinpoints: {short(config.get('image_grid_pinpoints'))}"
+
+
+def _refused_ratio(config: Config) -> Iterator[str]:
+    ratio = config.get("vision_aspect_ratio", "anyres_max_9")
+    if not (most := _ANYRES.fullmatch(str(ratio))) or not int(most[1]):
+        yield f"vision_aspect_ratio: {short(ratio)}"
+
+
+def _settings(vision: VitModel, token: int) -> Config:
+    side = vision.image_side
+    grids, most = ((), None) if vision.tiles is None else (vision.tiles.grids, vision.tiles.most)
+    return {
+        "image_token_index": token,
+        "image_grid_pinpoints": [[down * side, right * side] for down, right in grids],
+        "vision_aspect_ratio": f"anyres_max_{most}",
+        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "multimodal_projector_bias": True,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    }
+
+
+WHOLE = TowerAndDecoder(
+    model_type=MODEL_TYPE,
+    architecture="LlavaOnevisionForConditionalGeneration",
+    towers={vit.SIGLIP: vit.BY_TYPE[vit.SIGLIP]},
+    text={
+        each.model_type: each
+        for each in sorted(decoder.FAMILIES, key=lambda each: each.model_type != "qwen2")
+    },
+    tower_names=(*llava.VISION_NAMES, (_NEWLINE, _NEWLINE), (f"model.{_NEWLINE}", _NEWLINE)),
+    text_names=llava.TEXT_NAMES,
+    projector={**layers_at(llava.LAYERS), "projector.newline.weight": Place(_NEWLINE)},
+    fixed=_fixed,
+    refusals=refusals(
+        ONE_LAYER,
+        only("vision_feature_select_strategy", "full"),
+        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+        only("multimodal_projector_bias", True),
+        Refusal("`image_grid_pinpoints` that are no grids of whole tiles", _refused_grids),
+        Refusal("`vision_aspect_ratio` other than `anyres_max_N`", _refused_ratio),
+    ),
+    tied=tied_by_default(False),
+    settings=_settings,
+)

@@ -1,0 +1,131 @@
+"""The gated delta rule over whole sequences, in torch.
+
+Decides: how the recurrence becomes products of chunks.
+Relies on: `ssd` for cutting sequences into chunks.
+Leaves: projections, decays and norms to `deltanet`.
+
+Source: S. Yang and others, arXiv:2406.06484, section 3; with decays S. Yang, J. Kautz and
+A. Hatamizadeh, arXiv:2412.06464, section 3.
+
+Legend: B sequences of S tokens, H heads of P numbers, G groups of R heads that share queries and
+keys of K numbers; c chunks of i or j tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.ssd import chunked, last_before
+
+_EPSILON = 1e-6
+
+
+# A head has a state S [K, P]. Token by token, S decays by exp(g); then it forgets what it holds for
+# the key k and holds a part of the value v instead, S + k beta (v - S^T k)^T; y = S^T q. Inside a
+# chunk the tokens' changes of S depend on each other through their keys, which is a triangular
+# system; only S passes from chunk to chunk.
+def delta_rule(
+    q_BSGK: Tensor,
+    k_BSGK: Tensor,
+    v_BSHP: Tensor,
+    decay_BSH: Tensor,
+    strength_BSH: Tensor,
+    *,
+    chunk: int,
+    documents_BS: Tensor | None = None,
+) -> Tensor:
+    """Return y like v. Queries and keys are scaled to length 1, queries then by 1 / sqrt(K).
+
+    `decay` is the logarithm of that of the state, at most 0; `strength` is beta, between 0 and 1.
+    A token whose number in `documents` differs from the one before starts from a zero state.
+    `chunk` changes no result. Inside, everything is in at least fp32. S may be 0.
+    """
+    shape, groups, size = v_BSHP.shape, k_BSGK.shape[2], k_BSGK.shape[3]
+    numbers = None if documents_BS is None else chunked(documents_BS, chunk, repeat_last=True)
+    # [B, c, G, 1, i, K]: the heads of a group share these.
+    q, k = (chunked(_of_length_1(t), chunk).transpose(2, 3).unsqueeze(3) for t in (q_BSGK, k_BSGK))
+    q = q * size**-0.5
+    # [B, c, G, R, i, P], and [B, c, G, R, i, 1].
+    v, decay, strength = (
+        _of_groups(chunked(widened(t), chunk), groups)
+        for t in (v_BSHP, decay_BSH.unsqueeze(-1), strength_BSH.unsqueeze(-1))
+    )
+    # Logarithms of decays from the start of a chunk to after each token, and from after token j to
+    # after token i.
+    total = decay.cumsum(dim=4)
+    tokens = total.shape[4]
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=v.device).triu(1)
+    reach, to_end, through = (
+        total.exp(),
+        (total[..., -1:, :] - total).exp(),
+        total[..., -1:, :].exp(),
+    )
+    if numbers is not None:
+        hidden = hidden | (numbers.unsqueeze(3) != numbers.unsqueeze(2))[:, :, None, None]
+        first, last = last_before(numbers)[..., None], numbers[..., -1:]
+        reach = reach * _as_heads(numbers == first)
+        to_end = to_end * _as_heads(numbers == last)
+        through = through * _as_heads(last == first)
+    between = (total - total.transpose(4, 5)).masked_fill(hidden, float("-inf")).exp()
+    # What each token writes depends on what those before it in the chunk write, and on the state.
+    system = strength * between * (k @ k.transpose(4, 5))
+    one = torch.eye(tokens, dtype=v.dtype, device=v.device).expand(system.shape)
+    solved: Tensor = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
+    own, of_state = solved @ (strength * v), solved @ (strength * reach * k)
+    # A chunk keeps a part of the state, forgets what its keys replace, and adds what they write.
+    keys = (k * to_end).transpose(4, 5)
+    kept = through * torch.eye(size, dtype=v.dtype, device=v.device) - keys @ of_state
+    state = _states(kept, keys @ own)
+    y = (q * reach) @ state + between * (q @ k.transpose(4, 5)) @ (own - of_state @ state)
+    y_BSHP: Tensor = y.movedim(4, 2).flatten(3, 4).flatten(1, 2)
+    return y_BSHP[:, : shape[1]].to(v_BSHP.dtype)
+
+
+def _states(kept: Tensor, added: Tensor) -> Tensor:
+    """Return the states before each chunk, [B, c, ..., K, P] like `added`."""
+    first, *more = (t.transpose(0, 1).flatten(1, -3) for t in (added, kept))
+    before: Tensor = _Recurrence.apply(*more, first)  # type: ignore[no-untyped-call]
+    return before.view(added.transpose(0, 1).shape).transpose(0, 1)
+
+
+class _Recurrence(torch.autograd.Function):
+    """x[0] = 0; x[i + 1] = a[i] @ x[i] + b[i]: a [c, n, K, K] and b [c, n, K, P] to x like b.
+
+    A product for each chunk, for all n heads at once, forwards and backwards; autograd would start
+    four times as many kernels, for which a GPU would wait.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        x = torch.cat([torch.zeros_like(b[:1]), b[:-1]])
+        for index in range(len(x) - 1):
+            x[index + 1].baddbmm_(a[index], x[index])
+        ctx.save_for_backward(a, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, by_x: Tensor) -> tuple[Tensor, Tensor]:
+        a, x = ctx.saved_tensors
+        # The gradient of the state behind each chunk; nothing reads the last.
+        behind = torch.cat([by_x[1:], torch.zeros_like(by_x[:1])])
+        for index in range(len(x) - 2, 0, -1):
+            behind[index - 1].baddbmm_(a[index].transpose(1, 2), behind[index])
+        return behind @ x.transpose(2, 3), behind
+
+
+def _of_length_1(t: Tensor) -> Tensor:
+    wide = widened(t)
+    return wide * (wide.square().sum(dim=-1, keepdim=True) + _EPSILON).rsqrt()
+
+
+def _of_groups(t_BciH: Tensor, groups: int) -> Tensor:
+    """Return heads by group and in front of tokens, [B, c, G, R, i, ...]."""
+    *tokens, heads, size = t_BciH.shape
+    return t_BciH.reshape(*tokens, groups, heads // groups, size).movedim(2, 4)
+
+
+def _as_heads(tokens_Bci: Tensor) -> Tensor:
+    """Return the same for every head, [B, c, 1, 1, i, 1]."""
+    return tokens_Bci[:, :, None, None, :, None]

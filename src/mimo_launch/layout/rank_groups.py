@@ -1,0 +1,76 @@
+"""The process groups of a layout, apart from those of bridges.
+
+Decides: their names, their ranks, and the one order in which all ranks create them.
+Relies on: `rank_grid` for the ranks along axes.
+Leaves: creating them to `comm`, those of bridges to `plan`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
+
+# tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
+# last stage. Stage edges use point-to-point groups.
+MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("pp",))
+# Along the axes of the experts. ep: tokens to their experts; tp: tokens of a split expert; dp: its
+# gradients and sharded weights.
+EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """A process group to create: a name made of module and axes, and its ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@cached_in_layout
+def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
+    """Return every process group of every module, in the order in which all ranks create them."""
+    along_axes = (
+        RankGroup(_name(module, axes), ranks)
+        for module in layout.modules
+        for axes in MODULE_GROUPS
+        for ranks in module.grid.groups(*axes)
+    )
+    of_experts = (
+        RankGroup(f"{module.name}.{name}", ranks)
+        for module in layout.modules
+        if module.experts is not None
+        for axis, name in EXPERT_GROUPS.items()
+        for ranks in module.experts.groups(axis)
+    )
+    # The ranks of first and last stage that hold the same part of a tied embedding.
+    pairs = dict.fromkeys(tied_ranks(layout).values())
+    tied = (RankGroup(f"{layout.language.name}.tied", ranks) for ranks in pairs)
+    return (*along_axes, *of_experts, *tied)
+
+
+def groups_of(layout: Layout, rank: int) -> Iterator[RankGroup]:
+    """Yield the process groups that hold `rank`."""
+    for module in layout.modules_of(rank):
+        for axes in MODULE_GROUPS:
+            yield RankGroup(_name(module, axes), module.grid.group_of(rank, *axes))
+        if module.experts is not None:
+            for axis, name in EXPERT_GROUPS.items():
+                yield RankGroup(f"{module.name}.{name}", module.experts.group_of(rank, axis))
+    if rank in (tied := tied_ranks(layout)):
+        yield RankGroup(f"{layout.language.name}.tied", tied[rank])
+
+
+@cached_in_layout
+def tied_ranks(layout: Layout) -> dict[int, tuple[int, int]]:
+    """Return the two ranks that hold the same part of a tied embedding, by each of them."""
+    module, found = layout.language, dict[int, tuple[int, int]]()
+    last = module.pp_index(len(module.stages) - 1)
+    if module.tied and last != 0:
+        apart = last * module.grid.strides["pp"]
+        for rank in module.grid.slice(pp=0):
+            found[rank] = found[rank + apart] = rank, rank + apart
+    return found
+
+
+def _name(module: ModuleLayout, axes: tuple[str, ...]) -> str:
+    return f"{module.name}.{'_'.join(axes)}"

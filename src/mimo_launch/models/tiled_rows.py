@@ -1,0 +1,61 @@
+"""Rows of images in tiles: each is a patch behind the projector, a mean of four, or learned.
+
+Decides: that every rank makes the rows that it owns of the projected patches of all ranks.
+Relies on: `tile_sources` for the places of patches.
+Leaves: which rows a rank makes to `runtime`.
+
+Legend: n patches of this rank, M patches of all ranks of a replica, r rows made here, L width of
+the language model.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.autograd_collectives import gather_tokens
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+
+
+@dataclass(frozen=True, slots=True)
+class RowSources:
+    """The patches that rows are made of, and their weights, [r, sources]; M is the learned row."""
+
+    places: Tensor
+    weights: Tensor
+
+
+class TiledRows(SegmentedModule):
+    """The learned row, and the making of rows."""
+
+    def __init__(self, context: ParallelContext, width: int) -> None:
+        super().__init__()
+        self.context = context
+        segment = replicated(
+            "weight",
+            (width,),
+            context.token_grad,
+            counted=context.counts,
+            std=width**-0.5,
+            decay=False,
+        )
+        self.declare("weight", segment, dtype=context.dtype)
+
+    def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
+        """Return the rows [r, L].
+
+        Ranks: collective over cp, under sequence parallelism over tp, too. Gradient: that of a
+        patch is the sum over all ranks that made rows of it.
+        """
+        if self.context.sequence_parallel:
+            patches_nL = gather_tokens(patches_nL, self.context.tp)
+        patches_ML = gather_tokens(patches_nL, self.context.cp)
+        all_ML = torch.cat([patches_ML, self.weight[None].to(patches_ML.dtype)])
+        if sources.places.shape[1] == 1:
+            return all_ML[sources.places[:, 0]]
+        rows = [
+            all_ML[places] * weights[:, None]
+            for places, weights in zip(sources.places.T, sources.weights.T, strict=True)
+        ]
+        return torch.stack(rows).sum(dim=0)

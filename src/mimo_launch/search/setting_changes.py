@@ -1,0 +1,102 @@
+"""Changes of settings on the same ranks and grids, by which a step may be faster.
+
+Decides: which values are tried: microbatches, schedules, recomputing, sharding, split experts.
+Relies on: the spec alone.
+Leaves: grids and ranks to `grid_changes`, what saves memory to `memory_changes`.
+"""
+
+from mimo_launch.checks.rule import divisors
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.search.change_words import Settings
+from mimo_launch.search.changes import Ideas
+from mimo_launch.search.first_layout import MICROBATCHES_PER_STAGE
+from mimo_launch.spec.spec import ExpertGrid, Spec
+
+# More stages on a rank shorten bubbles by little, and send more activations.
+_MOST_STAGES = 5
+
+
+def setting_ideas(spec: Spec) -> Ideas:
+    """Yield other settings of the same grids."""
+    if spec.train.precision != "bf16":
+        yield "precision", {"train.precision": "bf16"}
+    for name, module in spec.modules.items():
+        if module.recompute != "none":
+            yield "recompute", {f"modules.{name}.recompute": "none"}
+    yield from _microbatches(spec)
+    yield from _schedules(spec)
+    yield from _experts(spec)
+    for name, module in spec.modules.items():
+        for other in ("optimizer", "full") if module.grid.dp > 1 else ():
+            if module.sharding != other:
+                yield "sharding", {f"modules.{name}.sharding": other}
+
+
+def _microbatches(spec: Spec) -> Ideas:
+    """Yield other numbers of microbatches, in a step and for encoders at once."""
+    schedule, language = spec.schedule, spec.language
+    share, own = spec.batch.global_ // language.grid.dp, schedule.microbatches
+    legal = divisors(share)
+    full = MICROBATCHES_PER_STAGE * language.grid.pp
+    wanted = (2 * own, own // 2, full, 4 * own, 2 * full, 1)
+    near = (min(legal, key=lambda each: (abs(each - number), each)) for number in wanted)
+    for number in dict.fromkeys(near):
+        if number != own:
+            yield "microbatches", {"schedule.microbatches": number, **groups_for(spec, number)}
+    if in_phases(spec):
+        for at_once in (None, language.grid.pp):
+            yield "encoder_microbatches", {"schedule.encoder_microbatches": at_once}
+    elif ((at_once := _least_group(spec, own)) or 1) != (schedule.encoder_microbatches or 1):
+        yield "encoder_microbatches", {"schedule.encoder_microbatches": at_once}
+
+
+def _schedules(spec: Spec) -> Ideas:
+    """Yield other orders of the work of a pipeline."""
+    own, pp = spec.schedule, spec.language.grid.pp
+    if pp == 1:
+        return
+    stages = [n for n in divisors(spec.language.model.layers // pp or 1) if 1 < n <= _MOST_STAGES]
+    kinds = [("1f1b", 1), *(("interleaved", n) for n in dict.fromkeys((*stages[:1], *stages[-1:])))]
+    if in_phases(spec):
+        kinds.append(("bubble_filling", 1))
+    for kind, virtual in kinds:
+        if (kind, virtual) != (own.kind, own.virtual_stages):
+            yield "schedule", {"schedule.kind": kind, "schedule.virtual_stages": virtual}
+
+
+def _experts(spec: Spec) -> Ideas:
+    """Yield other numbers of ranks over which experts are split: on a host, or on whole hosts."""
+    per_host = spec.nodes.gpus if spec.nodes else 1
+    for name, module in spec.modules.items():
+        moe, own = kind_of(module.model).moe, module.experts or ExpertGrid()
+        if moe is None:
+            continue
+        for ep in dict.fromkeys((2 * own.ep, own.ep // 2, per_host, 8 * own.ep, moe.experts)):
+            fits_hosts = ep and (per_host % ep == 0 or ep % per_host == 0)
+            if fits_hosts and ep != own.ep and moe.experts % ep == 0:
+                yield "experts", {f"modules.{name}.experts": {"ep": ep, "tp": own.tp}}
+
+
+def in_phases(spec: Spec) -> bool:
+    """Return whether an encoder shares ranks with language."""
+    return any(runs_in_phases(spec, name) for name in spec.encoders)
+
+
+def groups_for(spec: Spec, microbatches: int) -> Settings:
+    """Return the microbatches at once that encoders in front need; nothing for those in phases."""
+    if in_phases(spec):
+        return {}
+    return {"schedule.encoder_microbatches": _least_group(spec, microbatches)}
+
+
+def _least_group(spec: Spec, microbatches: int) -> int | None:
+    """Return the fewest microbatches that give each replica of an encoder in front a sample.
+
+    None if one is enough, or nothing is.
+    """
+    samples = spec.batch.global_ // microbatches
+    sizes = [spec.modules[name].grid.dp for name in spec.encoders]
+    fits = (k for k in divisors(microbatches) if not any(samples * k % dp for dp in sizes))
+    least = next(fits, 1)
+    return None if least == 1 else least

@@ -1,0 +1,93 @@
+"""What kinds of encoder have in common: blocks of attention, and a projector to the language width.
+
+Decides: keys, defaults and derived sizes that kinds of encoder share.
+Relies on: `base`.
+Leaves: what an encoder reads to `images` and `audio`, its kinds to `encoders`.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count, Layers, Strict
+
+# The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+# That, or relu(x)^2 (arXiv:2109.08668).
+ProjectorActivation = Activation | Literal["squared_relu"]
+Projector = Literal["mlp", "linear", "merger", "gated"]
+
+
+class EncoderModel(Strict):
+    """What layout and data know of every encoder, of a user's own as well.
+
+    An encoder turns an array of a sample (an image, a clip) into patches, which are the tokens of
+    its layers, and these into rows for the language model.
+    """
+
+    kind: str
+    layers: Layers = Field(description="Number of transformer layers.", examples=[4])
+    hidden: Count = Field(description="Width of the residual stream.", examples=[128])
+
+    @property
+    def patches_per_row(self) -> int:
+        """Number of patches that become one row."""
+        raise NotImplementedError
+
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers whose rows go with those of the last one."""
+        return 0
+
+
+class EncoderBlocks(EncoderModel):
+    """Blocks of attention among all tokens of an image, and an MLP."""
+
+    heads: Count = Field(description="Number of attention heads.", examples=[4])
+    mlp: Count | None = Field(None, description="Width inside the MLP; default 4 x hidden.")
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP, default applied."""
+        return self.mlp or 4 * self.hidden
+
+
+class TransformerEncoder(EncoderBlocks):
+    """What the encoders of this program have: blocks, and a projector to the language width."""
+
+    projector: Projector = Field(
+        "mlp",
+        description="Last layer of the encoder. `mlp`: two linear maps with an activation between "
+        "them; `linear`: one; `merger`: as `mlp`, but as wide inside as the patches of a row, as "
+        "in Qwen2-VL; `gated`: two linear maps, the first of the patches of a row channel after "
+        "channel, then LayerNorm, an activation and a gated MLP, as in GLM-4.1V.",
+    )
+    projector_mlp: Count | None = Field(
+        None,
+        description="Width inside the MLP of `projector: gated`, by default that of the blocks; or "
+        "between the two maps of `projector: mlp`, by default that of the rows.",
+        examples=[256],
+    )
+    projector_bias: bool = Field(
+        True, description="Biases in the projector; one that is `gated` has one in its first map."
+    )
+
+    @property
+    def row_width(self) -> int:
+        """Width of the patches of a row, the input of the projector."""
+        return self.hidden * self.patches_per_row
+
+    def projector_width(self, out: int) -> int:
+        """Return the width inside a projector to `out` numbers; 0 if it is one linear map."""
+        given = self.projector_mlp_width
+        widths = {"mlp": given or out, "merger": self.row_width, "linear": 0, "gated": given or 0}
+        return widths[self.projector]
+
+    @property
+    def projector_mlp_width(self) -> int | None:
+        """Width inside a gated projector, default applied, or one of two maps; None for others.
+
+        None also for two maps that are as wide between them as the rows.
+        """
+        default = self.mlp_width if self.projector == "gated" else None
+        return (self.projector_mlp or default) if self.projector in ("gated", "mlp") else None

@@ -1,0 +1,129 @@
+"""How images become rows, and what an encoder may make of them: windows, videos, tiles.
+
+Decides: keys, defaults and derived sizes of what is read from images and videos.
+Relies on: `base`.
+Leaves: the vision transformer over their patches to `vit`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count, Strict
+
+
+class Images(Strict):
+    """How images of any size become rows: cut into square patches, squares of which are rows."""
+
+    kind: str
+    patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
+    channels: Count = Field(1, description="Colour channels of a pixel.")
+    shuffle: Count = Field(
+        1,
+        description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
+        "its patches stand together in the list.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Number of patches in the square that becomes one row."""
+        return self.shuffle**2
+
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Height and width, in patches, of the part that becomes one row."""
+        return self.shuffle, self.shuffle
+
+    @property
+    def row_side(self) -> int:
+        """Side, in pixels, of the square that becomes one row."""
+        return self.shuffle * self.patch
+
+    @property
+    def patch_size(self) -> int:
+        """Size of a patch: channels x patch x patch."""
+        return self.channels * self.patch**2
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether videos are read, too: arrays then have frames."""
+        return False
+
+    @property
+    def frames(self) -> int:
+        """Frames that an array holds, which share its patches."""
+        return 1
+
+    @property
+    def values_of_patch(self) -> int:
+        """Size of a patch of an array, with its frames."""
+        return self.patch_size * self.frames
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (channels, height, width), in pixels, of an image of `height x width` rows."""
+        return self.channels, height * self.row_side, width * self.row_side
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of an image (channels, ..., height, width)."""
+        return shape[-2] // self.row_side, shape[-1] // self.row_side
+
+
+class Windows(Strict):
+    """Attention inside square windows of an image, in all layers but some."""
+
+    side: Count = Field(
+        description="Side of a window, in rows (squares of `shuffle` x `shuffle` patches). Windows "
+        "count from the upper left corner; those at the other edges are cut off by them.",
+        examples=[4],
+    )
+    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="The layers, counted from 0, that attend to whole images all the same.",
+        examples=["[7, 15, 23, 31]"],
+        strict=False,
+    )
+
+
+class Videos(Strict):
+    """How an encoder of images reads videos: as images of `temporal_patch` frames each."""
+
+    time: Literal["patches", "seconds", "text", "text_after"] = Field(
+        description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
+        "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
+        "`text`: each temporal patch is an image behind its time in words (Qwen3-VL); "
+        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V).",
+        examples=["patches"],
+    )
+    per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="For `time: seconds`: places on the first axis that a second takes, the "
+        "`tokens_per_second` of a folder.",
+        examples=[2],
+    )
+
+    @property
+    def in_text(self) -> bool:
+        """Whether the time of each temporal patch stands in the text."""
+        return self.time in ("text", "text_after")
+
+
+class Tiles(Strict):
+    """Images of any size as tiles of one size, and a learned row at the end of each line."""
+
+    grids: tuple[Annotated[tuple[Count, Count], Field(strict=False)], ...] = Field(
+        description="Grids of tiles, each by height and width, into which an image may be cut "
+        "behind a tile that shows all of it.",
+        examples=["[[1, 2], [2, 1], [2, 2]]"],
+        strict=False,
+    )
+    most: Count | None = Field(
+        None,
+        description="Rows of more tiles than these are averaged, so that they are about as many.",
+        examples=[9],
+    )
+    side: Count | None = Field(
+        None,
+        description="Side of a tile in pixels, if that is not one of whole patches: what is left "
+        "at the right and below is not seen.",
+        examples=[384],
+    )

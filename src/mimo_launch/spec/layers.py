@@ -1,0 +1,241 @@
+"""Keys of layers: attention (scaled positions, windows, a narrow width), experts, further tokens.
+
+Decides: keys, defaults, and the factor on what is rotated; which layers of a decoder have experts.
+Relies on: `base`.
+Leaves: which models have which to `language_models`, frequencies to `layers.sequence_contexts`, the
+grid that cuts experts to `base`, what fits together to `checks`.
+"""
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, Layers, Places, Strict
+
+
+class RopeScaling(Strict):
+    """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
+
+    The names are those of the settings of transformers. `linear` uses the factor only.
+    """
+
+    # The keys that each type uses besides `factor`.
+    USED: ClassVar[dict[str, frozenset[str]]] = {
+        "linear": frozenset(),
+        "llama3": frozenset(
+            {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+        ),
+        "yarn": frozenset(
+            {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}
+            | {"original_max_position_embeddings"}
+        ),
+    }
+
+    rope_type: Literal["llama3", "linear", "yarn"] = Field(
+        "llama3",
+        description="`llama3`: long wavelengths rotate slower, as in Llama 3.1; `linear`: all do, "
+        "as in Gemma 3; `yarn`: long ones do, and scores grow, as in GPT-OSS and DeepSeek-V3.",
+    )
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        description="How many times slower the longest wavelengths rotate.", examples=[8.0]
+    )
+    low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Wavelengths above original length / this rotate `factor` times slower."
+    )
+    high_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        4.0,
+        description="Wavelengths below original length / this do not change; those in between are "
+        "interpolated.",
+    )
+    original_max_position_embeddings: Count = Field(
+        8192, description="Original length: that of sequences before the scaling, in tokens."
+    )
+    beta_fast: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        32.0,
+        description="`yarn`: pairs of a head that turn more often than this within the original "
+        "length do not change.",
+    )
+    beta_slow: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0,
+        description="`yarn`: pairs that turn less often than this rotate `factor` times slower; "
+        "those in between are interpolated.",
+    )
+    truncate: bool = Field(
+        True, description="`yarn`: these two bounds are rounded outwards to whole pairs."
+    )
+    attention_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="`yarn`: rotated queries and keys are multiplied by this; default "
+        "0.1 ln(factor) + 1, or what `mscale` and `mscale_all_dim` say.",
+    )
+    mscale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="`yarn`: with `mscale_all_dim`, the attention factor is "
+        "(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1).",
+    )
+    mscale_all_dim: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="`yarn`: see `mscale`."
+    )
+
+    @property
+    def stretch(self) -> float:
+        """The factor on rotated queries and keys, default applied (arXiv:2309.00071, section 3.4).
+
+        That of other types is 1.
+        """
+        if self.rope_type != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.stretch_by(self.mscale) / self.stretch_by(self.mscale_all_dim)
+        return self.stretch_by(1.0)
+
+    def stretch_by(self, scale: float) -> float:
+        """Return 0.1 scale ln(factor) + 1."""
+        return 0.1 * scale * math.log(self.factor) + 1.0
+
+
+class SlidingWindow(Strict):
+    """Attention to the last tokens only, in all layers but some."""
+
+    # With one token, queries and keys would have no gradients.
+    size: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
+        description="Tokens that a token attends to: itself and those before it.", examples=[1024]
+    )
+    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="The layers, counted from 0, that attend to whole sequences all the same.",
+        examples=["[5, 11, 17, 23]"],
+        strict=False,
+    )
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Base of the rotary position embedding in layers with windows, which is not "
+        "scaled then; default that of the other layers, with its scaling.",
+        examples=[10000.0],
+    )
+
+
+class Mla(Strict):
+    """Multi-head latent attention: keys and values, and perhaps queries, from a narrow width.
+
+    A query or key has `head_dim` numbers, of which `rope_head_dim` rotate; keys share those.
+    """
+
+    kv_rank: Count = Field(
+        description="Narrow width that keys and values are made of.", examples=[512]
+    )
+    q_rank: Count | None = Field(
+        None,
+        description="Narrow width that queries are made of; without it it is the stream.",
+        examples=[1536],
+    )
+    rope_head_dim: Count = Field(64, description="Numbers of a query or key that rotate.")
+    v_head_dim: Count = Field(128, description="Size of a value.")
+    interleaved: bool = Field(
+        True,
+        description="Neighbours are the pairs that rotate in the weights, as in DeepSeek-V3, "
+        "instead of number i and number i + half.",
+    )
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-6, description="Added to the mean square in the RMSNorms of the narrow widths."
+    )
+
+
+class Mtp(Strict):
+    """Multi-token prediction: blocks behind the last layer that predict further tokens.
+
+    Depth k reads what the head reads of the depth before it, and the embedding of the token k
+    ahead; it predicts the token behind that one (arXiv:2412.19437, section 2.2).
+    """
+
+    depth: Layers = Field(
+        1, description="Number of further tokens that are predicted, each by a block of its own."
+    )
+    loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.3,
+        description="Weight of their losses together beside the main loss; 0.3 in DeepSeek-V3, 0.1 "
+        "towards its end.",
+    )
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the keys that decide what is computed."""
+        return {"depth": self.depth}
+
+
+class Moe(Strict):
+    """A mixture of experts in place of the MLP of a layer: each token goes to `top_k` of them.
+
+    An expert is an MLP as the dense layers of the model have it. No token is dropped, however many
+    choose the same expert.
+    """
+
+    # Keys that change how weights are trained, but not what is computed from them.
+    TRAINING: ClassVar[frozenset[str]] = frozenset({"aux_loss"})
+
+    experts: Places = Field(description="Number of experts of a layer.", examples=[8])
+    top_k: Count = Field(description="Experts that each token goes to.", examples=[2])
+    width: Count = Field(description="Width inside an expert.", examples=[256])
+    score: Literal["softmax", "sigmoid"] = Field(
+        "softmax",
+        description="How the router turns its logits into scores, over all experts: `softmax` as "
+        "in Mixtral and Qwen3, `sigmoid` as in DeepSeek-V3.",
+    )
+    normalize: bool = Field(
+        True, description="Divide the scores of the chosen experts by their sum."
+    )
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1.0, description="Factor on the scores of the chosen experts."
+    )
+    groups: Count = Field(
+        1,
+        description="Equal groups of experts, of which each token goes to `top_groups`: those with "
+        "the largest sums of their two best scores, as in DeepSeek-V3.",
+        examples=[8],
+    )
+    top_groups: Count = Field(1, description="Groups that each token goes to.", examples=[4])
+    shared: CountFrom0 = Field(
+        0, description="Width of a shared expert, which every token goes through too; 0: none."
+    )
+    shared_gate: bool = Field(
+        False,
+        description="Multiply the output of the shared expert by the sigmoid of a number that a "
+        "linear map makes of each token, as in Qwen3.5.",
+    )
+    bias: bool = Field(
+        False, description="Biases of the router and of every expert, as in GPT-OSS."
+    )
+    aux_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.01, description="Coefficient of the loss that balances the load of the experts."
+    )
+    bias_update_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Each expert has a bias that is added to its score while experts are chosen, "
+        "and moves by this towards an even load after each step, as in DeepSeek-V3; 0: it stays "
+        "as loaded; `null`: there is no bias.",
+        examples=[0.001],
+    )
+    every: Count = Field(
+        1, description="Every n-th layer of a decoder has experts; the others have the MLP."
+    )
+    first_dense: CountFrom0 = Field(
+        0, description="Number of layers at the start of a decoder that always have the MLP."
+    )
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the keys that decide what is computed; a rate of training becomes 0."""
+        kept = self.model_dump(exclude=set(self.TRAINING))
+        if self.bias_update_rate is not None:
+            kept["bias_update_rate"] = 0.0
+        return kept
+
+    @property
+    def gates_shared(self) -> bool:
+        """Whether there is a shared expert with a gate."""
+        return self.shared_gate and self.shared > 0
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer of a decoder, counted from 0, has experts."""
+        return layer >= self.first_dense and (layer + 1) % self.every == 0

@@ -1,0 +1,128 @@
+"""One module of a spec: its model, its ranks, its grid, and how it trains.
+
+Decides: the kinds of model that a module may be.
+Relies on: a file per kind.
+Leaves: what modules do together to `spec`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import (
+    CountFrom0,
+    ExpertGrid,
+    Grid,
+    LocalPath,
+    NonNegative,
+    Ranks,
+    Strict,
+    rank_range,
+)
+from mimo_launch.spec.custom import CustomModel
+from mimo_launch.spec.encoders import EncoderKinds
+from mimo_launch.spec.generators import GeneratorKinds
+from mimo_launch.spec.hybrid import HybridModel
+from mimo_launch.spec.language_models import DecoderModel
+from mimo_launch.spec.sections import Fp8Spec, ModuleOptimizer
+
+Balance = Literal["none", "linked", "all"]
+
+Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
+Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
+
+
+class ModuleSpec(Strict):
+    """One module: its model, its ranks and its grid."""
+
+    model: Model = Field(
+        description="Kind and sizes of the model.",
+        examples=["{kind: vit, layers: 4, hidden: 128, heads: 4, patch: 4}"],
+    )
+    ranks: Ranks = Field(
+        description="First and last rank, both included: `0-3`, or one rank: `4`.", examples=["0-3"]
+    )
+    grid: Grid = Field(Grid(), description="Sizes of the parallel axes.")
+    order: tuple[Literal["tp", "cp", "dp", "pp"], ...] = Field(
+        ("tp", "cp", "dp", "pp"),
+        description="Axes, from the fastest to the slowest varying with the rank.",
+        strict=False,
+    )
+    experts: ExpertGrid | None = Field(
+        None,
+        description="Sizes of the grid of the model's experts; without it every rank of a stage "
+        "holds all of them.",
+        examples=["{ep: 4}"],
+    )
+    reads: tuple[str, ...] | None = Field(
+        None,
+        description="Modules whose rows this one takes. Default: of `language`, every module that "
+        "no other one reads and that does not read `language`; of any other, none.",
+        examples=[["vision"]],
+        strict=False,
+    )
+    loss_weight: NonNegative = Field(
+        1.0,
+        description="What the loss of this module, a mean over the step, counts in the sum of all "
+        "losses; for `language` and generators.",
+    )
+    sequence_parallel: bool = Field(
+        False, description="Split the activations between tp layers over tp as well."
+    )
+    placeholder: CountFrom0 | None = Field(
+        None,
+        description="Of an encoder: the id of the token that stands for one of its rows, such as "
+        "`<image>` in a tokenizer. Encoders without one own the last ids of the vocabulary, in the "
+        "order of the spec.",
+    )
+    frozen: bool | Literal["except_projector"] = Field(
+        False,
+        description="`true`: train nothing in this module, its projector included. "
+        "`except_projector`: train only the projector of an encoder.",
+    )
+    sharding: Literal["optimizer", "full"] = Field(
+        "optimizer",
+        description="`optimizer`: weights stay gathered through a step, and gradients take one "
+        "reduce-scatter. `full`: weights are gathered layer by layer as they are used.",
+    )
+    recompute: Literal["none", "full"] = Field("none", description="Recompute activations.")
+    backend: Literal["torch", "transformer_engine"] = Field(
+        "torch", description="Library that provides the layers."
+    )
+    fp8: Fp8Spec | None = Field(
+        None,
+        description="Multiply in 8 bits in the blocks of this module; needs `backend: "
+        "transformer_engine` and GPUs with FP8. `{}` takes all defaults.",
+        examples=["{scaling: current}"],
+    )
+    compile: bool | Literal["auto"] = Field(
+        "auto",
+        description="Fuse passes over activations (norms, rotations, activation functions, loss) "
+        "with torch.compile; `auto`: on GPUs, below fp64.",
+    )
+    balance: Balance = Field(
+        "linked",
+        description="Give each replica of an encoder about as many patches of a step as the "
+        "others, so that one large image does not hold up all. `linked`: samples move among "
+        "replicas that feed the same language replicas; `all`: among all of them, at the price of "
+        "a bridge between all; `none`: samples stay where their index puts them.",
+    )
+    init_from: LocalPath | None = Field(
+        None,
+        description="Checkpoint, or run folder with one, or a local Hugging Face folder, to take "
+        "this module's weights from; nothing else of it is read.",
+    )
+    init_partial: bool = Field(
+        False,
+        description="Let weights that are missing in `init_from`, or have another shape there, "
+        "keep their initial values; they are listed.",
+    )
+    optimizer: ModuleOptimizer = Field(
+        ModuleOptimizer(),
+        description="Overrides of the common optimizer settings.",
+    )
+
+    @property
+    def rank_range(self) -> range:
+        """The ranks of this module."""
+        return rank_range(self.ranks)

@@ -1,0 +1,209 @@
+"""The vision transformer, an encoder of images and videos.
+
+Decides: its keys, defaults and derived sizes.
+Relies on: `images` for what it reads, `encoder_blocks` for blocks and projector.
+Leaves: nothing.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count
+from mimo_launch.spec.encoder_blocks import Activation, ProjectorActivation, TransformerEncoder
+from mimo_launch.spec.images import Images, Tiles, Videos, Windows
+
+Interpolation = Literal["bicubic", "bilinear", "nearest", "cropped"]
+
+
+class VitModel(Images, TransformerEncoder):
+    """A vision transformer over images of any size, with a projector to the language width."""
+
+    kind: Literal["vit"]
+    shuffle: Count = Field(
+        1,
+        description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
+        "becomes one row, as wide as all of them, before the projector.",
+    )
+    positions: Literal["sincos", "rope2d", "learned", "learned+rope2d"] = Field(
+        "sincos",
+        description="Positions of patches. `sincos`: fixed 2-D sines and cosines, added; `rope2d`: "
+        "queries and keys rotated by row and column, as in Qwen2-VL; `learned`: a table over a "
+        "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
+        "Qwen3-VL.",
+    )
+    rope_frequencies: Literal["shared", "in_turn"] = Field(
+        "shared",
+        description="Frequencies of 2-D rotary positions. `shared`: rows and columns of patches "
+        "rotate at the same ones, those of a head of half the width; `in_turn`: those of the whole "
+        "head belong to rows and columns in turn, as in Pixtral.",
+    )
+    interpolation: Interpolation = Field(
+        "bicubic",
+        description="How the table is resized. `bicubic`: between the centres of patches, as in "
+        "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
+        "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3; "
+        "`cropped`: linearly between the centres, to a square as long as the longer side of an "
+        "image, of whose upper left part its patches read, as in RADIO.",
+    )
+    image: tuple[Count, Count] | None = Field(
+        None,
+        description="Height and width of the grid of learned positions, in patches.",
+        examples=["[24, 24]"],
+        strict=False,
+    )
+    class_token: bool = Field(
+        False,
+        description="A learned token beside the patches of each image, as in CLIP; no row is made "
+        "of it.",
+    )
+    registers: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Learned tokens without positions beside the patches of each image, as the "
+        "class tokens and registers of RADIO; no row is made of them.",
+        examples=[8],
+    )
+    patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
+    qkv_bias: bool = Field(True, description="Biases of queries, keys and values.")
+    block_bias: bool = Field(
+        True, description="Biases behind attention and in the MLPs; Pixtral has none."
+    )
+    qk_norm: bool = Field(
+        False,
+        description="RMSNorm on the queries of all heads together, and on the keys, as in the "
+        "large towers of InternVL.",
+    )
+    layer_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Layer scale: what attention and MLP add is multiplied by a learned weight per "
+        "channel, which begins as this number (as in InternVL).",
+        examples=[0.1],
+    )
+    windows: Windows | None = Field(
+        None,
+        description="Attention inside windows of an image, as in Qwen2.5-VL: cheaper on large "
+        "images.",
+        examples=["{side: 4, full: [7, 15, 23, 31]}"],
+    )
+    norm: Literal["layer", "rms"] = Field(
+        "layer", description="Every norm of the module: LayerNorm, or RMSNorm (Qwen2.5-VL)."
+    )
+    patch_norm: bool = Field(
+        False, description="A norm of patches in front of their positions, as in GLM-4.1V."
+    )
+    pre_norm: bool = Field(False, description="A norm before the first layer, as in CLIP.")
+    final_norm: bool = Field(
+        True, description="A norm after the last layer; LLaVA projects without one."
+    )
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-5, description="Added to the variance in every norm of the module."
+    )
+    activation: Activation | Literal["swiglu"] = Field(
+        "gelu",
+        description="Inside the MLPs: the exact GELU, its approximation by tanh (SigLIP), "
+        "x * sigmoid(1.702 x) (CLIP), or a gate, silu(gate) * up (Qwen2.5-VL).",
+    )
+    projector_activation: ProjectorActivation = Field(
+        "gelu",
+        description="The same, or the square of relu(x), inside the projector, in front of the "
+        "gate of one that is `gated`.",
+    )
+    projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="A norm of the patches of a row in front of the projector, with this added to "
+        "the variance, as in InternVL; with `pooling: linear` of each patch.",
+        examples=["1e-5"],
+    )
+    projector_norm: Literal["layer", "rms"] = Field(
+        "layer", description="The kind of that norm: LayerNorm, or RMSNorm (Gemma 3)."
+    )
+    projector_norm_offset: bool = Field(
+        False, description="That RMSNorm multiplies by 1 + weight instead of weight (Gemma 3)."
+    )
+    deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="Layers, counted from 0, whose rows are added to the tokens of language as "
+        "well: those of the first one behind its layer 0, of the second behind 1, and so on (as in "
+        "Qwen3-VL). Each has a projector of its own, a `merger` behind a norm.",
+        examples=["[8, 16, 24]"],
+        strict=False,
+    )
+    pooling: Literal["mean", "linear"] | None = Field(
+        None,
+        description="What makes one row, as wide as one patch, of the patches of its square, which "
+        "otherwise stand side by side. `mean`: their mean (average pooling, as in Gemma 3); "
+        "`linear`: a linear map without bias, which trains with the projector (the patch merger "
+        "of Mistral 3).",
+    )
+    temporal_patch: Count = Field(
+        1,
+        description="Frames of a patch, for a convolution over time; a single image is repeated.",
+    )
+    video: Videos | None = Field(
+        None,
+        description="Videos of shards are read, too: every `temporal_patch` frames are an image.",
+        examples=["{time: patches}"],
+    )
+    tiles: Tiles | None = Field(
+        None,
+        description="Images are cut into tiles of `image` patches, which attend to themselves "
+        "only, as in LLaVA-OneVision.",
+        examples=["{grids: [[1, 2], [2, 1], [2, 2]], most: 4}"],
+    )
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether videos are read, too: arrays then have frames."""
+        return self.video is not None
+
+    @property
+    def frames(self) -> int:
+        """Frames that an array holds, which share its patches."""
+        return self.temporal_patch if self.reads_videos else 1
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return the shape of the array of `height x width` rows: with frames, to read videos."""
+        channels, *sides = Images.input_shape(self, height, width)
+        return (channels, self.frames, *sides) if self.reads_videos else (channels, *sides)
+
+    @property
+    def row_width(self) -> int:
+        """Width of the patches of a row, the input of the projector."""
+        return self.hidden * (1 if self.pooling else self.patches_per_row)
+
+    @property
+    def merge_width(self) -> int:
+        """Width of the patches that a linear map makes a row of, 0 without such a map."""
+        return self.hidden * self.patches_per_row if self.pooling == "linear" else 0
+
+    @property
+    def deep_rows(self) -> int:
+        """Number of layers whose rows go with those of the last one."""
+        return len(self.deepstack)
+
+    @property
+    def learned_tokens(self) -> int:
+        """Number of learned tokens that each image has besides its patches."""
+        return self.class_token + self.registers
+
+    @property
+    def has_table(self) -> bool:
+        """Whether positions are learned."""
+        return self.positions in ("learned", "learned+rope2d")
+
+    @property
+    def turns_patches(self) -> bool:
+        """Whether queries and keys rotate by the place of a patch."""
+        return self.positions in ("rope2d", "learned+rope2d")
+
+    @property
+    def image_side(self) -> int:
+        """Height of the grid of learned positions in pixels, or of a tile."""
+        if self.tiles is not None and self.tiles.side is not None:
+            return self.tiles.side
+        return self.patch * (self.image or (0, 0))[0]
+
+    @property
+    def patch_numbers(self) -> int:
+        """Size of a patch with its frames, the input of its embedding."""
+        return self.patch_size * self.temporal_patch

@@ -1,0 +1,209 @@
+"""The speed of reading a spec's data, and all that `mimo-launch data` reports of them.
+
+Decides: the contents of the report; which ranks are measured for all, sharing a host's processors.
+Relies on: `index_statistics`, `shown_samples`; the functions and threads with which training reads.
+Leaves: drawing to `cli`, whether reading is fast enough to those who know the speed of the GPUs.
+
+A rank reads one step while it computes the one before. So it keeps up if reading a step takes less
+time than a step: in wall time for each rank by itself, and in CPU time for all ranks of a host
+together. Ranks that read the same modules are of one kind; of each kind the one with the most rows
+of a step is measured. The cache of the file system may be warm.
+"""
+
+import os
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.step_views import Reads, StepViews, needs_arrays, reads_of
+from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.survey.index_statistics import Facts, find_facts, first_steps
+from mimo_launch.survey.shown_samples import Shown, show_samples
+from mimo_launch.train.loader import UnreadStep, read_step
+
+Kind = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSpeed:
+    """How fast steps are read, in tokens of a whole step per second.
+
+    Args:
+        steps: Steps that were read.
+        tokens: Tokens of them, with image rows and without padding.
+        alone: The speed if every rank had a host to itself.
+        slowest: What the slowest kind of rank reads; `slowest_s` are its seconds per step.
+        together: The speed of all ranks of a host together on `processors`.
+        host_ranks: Ranks of that host.
+    """
+
+    steps: int
+    tokens: int
+    alone: float
+    slowest: Kind
+    slowest_s: float
+    together: float
+    host_ranks: int
+    processors: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The speed of the job, which both of them limit."""
+        return min(self.alone, self.together)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The result of reading: `bad` records by id with the reason, of `records` that were read."""
+
+    records: int
+    bad: dict[int, str]
+    speed: ReadingSpeed
+
+
+def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> Read:
+    """Read whole steps once to find bad records, and the parts of single ranks for the speed."""
+    bad: dict[int, str] = {}
+    records = tokens = steps = 0
+    wall: dict[Kind, float] = defaultdict(float)
+    cpu: dict[Kind, float] = defaultdict(float)
+    # The names of what each rank reads in any step.
+    kinds = {
+        rank: tuple(
+            module.name
+            for module in layout.modules_of(rank)
+            if module.is_language or needs_arrays(module, rank)
+        )
+        for rank in range(layout.world_size)
+    }
+    arrays = [module.name for module in layout.modules if module.reads_arrays]
+    shards = spec.data if isinstance(spec.data, WebdatasetData) else None
+    pool: AbstractContextManager[ThreadPoolExecutor | None] = (
+        ThreadPoolExecutor(shards.decode_threads) if shards else nullcontext()
+    )
+    with pool as threads:
+        for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
+            source = UnreadStep(dataset, "train", data)
+            every = tuple(range(len(data.samples)))
+            all_reads = Reads(every, every, (), dict.fromkeys(arrays, every))
+            inputs, reasons = read_step(source, all_reads, spec, _rest, threads=threads)
+            bad |= {inputs.record(number).id: why for number, why in reasons.items()}
+            views = StepViews(layout, data)
+            for kind in set(kinds.values()) - {()}:
+                reads = _most(views, [rank for rank in kinds if kinds[rank] == kind])
+                begin = time.perf_counter(), time.process_time()
+                read_step(source, reads, spec, _rest, threads=threads)
+                wall[kind] += time.perf_counter() - begin[0]
+                cpu[kind] += time.process_time() - begin[1]
+            records += sum(len(sample.records) for sample in data.samples)
+            tokens += sum(sample.num_tokens for sample in data.samples)
+            steps += 1
+    per_host = spec.nodes.gpus if spec.nodes else layout.world_size
+    hosts = [range(first, first + per_host) for first in range(0, layout.world_size, per_host)]
+    busiest = max(sum(cpu[kinds[rank]] for rank in host if rank in kinds) for host in hosts)
+    slowest, seconds = max(wall.items(), key=lambda item: item[1])
+    processors = len(os.sched_getaffinity(0))
+    return Read(
+        records=records,
+        bad=bad,
+        speed=ReadingSpeed(
+            steps=steps,
+            tokens=tokens,
+            alone=tokens / seconds,
+            slowest=slowest,
+            slowest_s=seconds / steps,
+            together=tokens * processors / busiest,
+            host_ranks=min(per_host, layout.world_size),
+            processors=processors,
+        ),
+    )
+
+
+def _most(views: StepViews, ranks: list[int]) -> Reads:
+    """Return the reads of the rank with the most rows of a step, then the most texts."""
+
+    def size(reads: Reads) -> tuple[int, int]:
+        rows = sum(
+            views.data.samples[position].rows(encoder)
+            for encoder, positions in reads.images.items()
+            for position in positions
+        )
+        return rows, len(reads.texts)
+
+    return max((reads_of(views, rank, decode=False) for rank in ranks), key=size)
+
+
+def _rest() -> None:
+    """Do nothing: no watchdog waits for progress."""
+
+
+MOST_BAD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The records that are left out: those that are `bad`, and those `too_long` for a sequence.
+
+    `first_bad` has some bad ones by name with the reason; all of them are in `file`.
+    """
+
+    bad: int
+    first_bad: dict[str, str]
+    file: str
+    too_long: int
+    are_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The whole report; `left_out` is None for generated data."""
+
+    name: str
+    kind: str
+    seq: int
+    global_batch: int
+    facts: Facts
+    left_out: LeftOut | None
+    read: Read
+    shown: list[Shown]
+
+
+def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int) -> Survey:
+    """Survey at most `records` records in the index, read `steps` steps, show `show` samples."""
+    layout = build_layout(spec)
+    # After the first epoch there is nothing new; its last step reaches into the next one.
+    first = first_steps(spec, dataset, show, 2 * dataset.num_samples("train"))
+    return Survey(
+        name=spec.name,
+        kind=spec.data.kind,
+        seq=spec.batch.seq,
+        global_batch=spec.batch.global_,
+        facts=find_facts(spec, layout, dataset, records),
+        left_out=_left_out(spec, dataset),
+        read=read_steps(spec, layout, dataset, steps),
+        shown=show_samples(spec, dataset, (s for _, _, data in first for s in data.samples), show),
+    )
+
+
+def _left_out(spec: Spec, dataset: Dataset) -> LeftOut | None:
+    if not isinstance(spec.data, WebdatasetData):
+        return None
+    from mimo_launch.data.webdataset.index_columns import BAD
+    from mimo_launch.data.webdataset.samples import ShardSamples
+
+    if not isinstance(dataset, ShardSamples):
+        raise TypeError(f"shards are no {type(dataset).__name__}")
+    split = dataset.splits["train"]
+    first = islice(split.index.bad(), MOST_BAD)
+    return LeftOut(
+        bad=split.index.num_bad,
+        first_bad={f"{each['shard']} {each['key']}": each["why"] for each in first},
+        file=str(split.index.folder / BAD),
+        too_long=split.num_too_long,
+        are_cut=spec.data.too_long == "truncate",
+    )

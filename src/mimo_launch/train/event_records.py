@@ -1,0 +1,64 @@
+"""Events as records of `metrics.jsonl`, and back.
+
+Decides: which fields a record leaves out; that a number that is not finite is null.
+Relies on: `events` for the fields.
+Leaves: the file to `metrics_file`.
+"""
+
+import math
+from dataclasses import asdict, fields
+from typing import Any
+
+from mimo_launch.layout.step_views import Imbalance
+from mimo_launch.train.events import EvalFinished, Event, Reading, StepFinished, Usage
+
+
+def as_record(event: Event) -> dict[str, Any]:
+    """Return an event as one JSON-able object, with null for a number that is not finite."""
+    record: dict[str, Any] = _finite(asdict(event))
+    if isinstance(event, StepFinished):
+        for key in ("imbalance", "reading", "zero_grads"):
+            if not record[key]:
+                del record[key]
+        record |= record.pop("usage") or {}
+    for key in ("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
+        if key in record and record[key] is None:
+            del record[key]
+    return record
+
+
+def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
+    """Return the step or evaluation that `as_record` wrote; None for what is no record of one.
+
+    Numbers that were not finite are NaN; fields that an earlier version did not write are missing.
+    """
+    known = _with_nan({**record})
+    usage = {each.name: known.pop(each.name, None) for each in fields(Usage)}
+    kind: type[StepFinished | EvalFinished] = StepFinished if "loss" in known else EvalFinished
+    if kind is StepFinished:
+        known["usage"] = Usage(**usage) if usage["time"] else None
+        known["imbalance"] = {n: Imbalance(**x) for n, x in known.get("imbalance", {}).items()}
+        known["reading"] = Reading(**known["reading"]) if "reading" in known else None
+    names = {each.name for each in fields(kind)}
+    try:
+        return kind(**{name: value for name, value in known.items() if name in names})
+    except TypeError:
+        return None
+
+
+def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with NaN for each null, but in what is null where it does not apply."""
+    return {
+        name: _with_nan(value)
+        if isinstance(value, dict)
+        else math.nan
+        if value is None and name != "digit_accuracy"
+        else value
+        for name, value in values.items()
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

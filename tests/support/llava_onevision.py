@@ -1,0 +1,111 @@
+"""A tiny LLaVA-OneVision of `transformers` with random weights, and specs for it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support.hugging_face import ids_of, tokens_of
+from tests.support.llava import LAYOUTS, TEXT, VOCAB
+from tests.support.specs import box, spec
+from torch import Tensor
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.spec.spec import Spec
+
+TOKEN, SIDE, PATCH = 7, 9, 2
+GRIDS = [[1, 2], [2, 1], [2, 2], [1, 3]]
+# Of a tile of 9 pixels, one is behind the last whole patch.
+VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH,
+    "num_channels": 3, "vision_use_head": False,
+}  # fmt: skip
+KEYS: dict[str, Any] = {
+    "layers": 2, "hidden": 32, "heads": 4, "mlp": 48, "patch": PATCH, "channels": 3,
+    "positions": "learned", "image": [4, 4], "activation": "gelu_tanh", "norm_eps": 1e-6,
+    "final_norm": False, "tiles": {"grids": GRIDS, "most": 2, "side": SIDE},
+}  # fmt: skip
+TEXT_KEYS: dict[str, Any] = {
+    "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 40,
+    "vocab": VOCAB, "vocab_multiple": 16, "norm_eps": 1e-6, "qkv_bias": True,
+}  # fmt: skip
+
+
+def tiny(dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model in which no weight is a constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=VISION,
+        text_config=TEXT | {"model_type": "qwen2", "rms_norm_eps": 1e-6},
+        image_token_index=TOKEN,
+        image_grid_pinpoints=[[down * SIDE, right * SIDE] for down, right in GRIDS],
+        vision_aspect_ratio="anyres_max_2",
+    )
+    made = transformers.LlavaOnevisionForConditionalGeneration(config).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
+    return made
+
+
+def made(layout: str, folder: Path, precision: str = "fp32", seed: int = 5) -> Spec:
+    """Return a spec whose modules start from a folder; some samples have several images or none."""
+    encoder, language = (dict(each) for each in LAYOUTS[layout])
+    start = {"init_from": str(folder)}
+    modules = {
+        "vision": box(0, placeholder=TOKEN, model=KEYS, **start, **encoder),
+        "language": box(language.pop("first", 0), model=TEXT_KEYS, **start, **language),
+    }
+    data = {"kind": "synthetic", "max_images": 2, "text_only": 0.3}
+    train = {"steps": 1, "precision": precision, "seed": seed}
+    found = spec(modules, microbatches=2, mbs=2, seq=160, data=data, train=train)
+    assert not [item for item in check(found) if item.is_error]
+    return found
+
+
+def size_of(tiling: Tiling) -> tuple[int, int]:
+    """Return height and width in pixels of a picture that gets a grid of tiles, as unpadded."""
+    whole = tiling.tall * 4, tiling.wide * 4
+    pixels = tiling.tall * SIDE, tiling.wide * SIDE
+    if tiling.height < whole[0]:
+        return pixels[0] * tiling.height // whole[0] + 1, pixels[1]
+    if tiling.width < whole[1]:
+        return pixels[0], pixels[1] * tiling.width // whole[1] + 1
+    return pixels
+
+
+def logits_of(model: Any, made: Spec) -> Tensor:
+    """Return the logits of each sample of the first step by itself, [samples, S, words].
+
+    Its images become rows one by one: some are of a sample of one image, some of several.
+    """
+    rows, data = [], build_dataset(made)
+    for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        features = []
+        spans = data.describe("train", sample).spans.get("vision", ())
+        for image, span in zip(data.images("train", sample, "vision"), spans, strict=True):
+            # Nothing sees the pixels behind the last whole patch.
+            pixels = torch.nn.functional.pad(torch.from_numpy(image), (0, 1, 0, 1), value=3.0)
+            alone = span.tiling is not None
+            size = size_of(span.tiling) if span.tiling else (SIDE, SIDE)
+            found = model.model.get_image_features(
+                pixels.to(model.dtype)[None],
+                torch.tensor([size]),
+                vision_aspect_ratio="anyres_max_2",
+                batch_num_images=torch.tensor([1 if alone else 2]),
+            ).pooler_output[0]
+            assert len(found) == span.rows, (span, len(found))
+            features.append(found)
+        embedded = model.get_input_embeddings()(tokens[None])
+        if features:
+            is_row = (tokens == TOKEN)[None, :, None].expand_as(embedded)
+            embedded = embedded.masked_scatter(is_row, torch.cat(features))
+        rows.append(model(inputs_embeds=embedded).logits)
+    return torch.cat(rows)

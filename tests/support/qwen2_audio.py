@@ -1,0 +1,99 @@
+"""A tiny Qwen2-Audio of `transformers` with random weights, and specs for it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.support.hugging_face import ids_of, tokens_of
+from tests.support.llava import LAYOUTS, TEXT, VOCAB
+from tests.support.specs import box, spec
+from torch import Tensor
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.spec.spec import Spec
+
+TOKEN, FRAMES, MELS = 7, 40, 5
+KEYS: dict[str, Any] = {
+    "kind": "audio", "layers": 2, "hidden": 32, "heads": 4, "mlp": 48, "mels": MELS,
+    "frames": FRAMES, "stack": 2, "unpadded": True, "pooling": "mean", "projector": "linear",
+}  # fmt: skip
+AUDIO = {
+    "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "num_mel_bins": MELS, "max_source_positions": FRAMES // 2,
+}  # fmt: skip
+TEXT_KEYS: dict[str, Any] = {
+    "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 40,
+    "vocab": VOCAB, "vocab_multiple": 16, "norm_eps": 1e-6, "rope_theta": 50.0, "qkv_bias": True,
+}  # fmt: skip
+
+
+def tiny(dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model in which no weight is a constant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+    rope = {"rope_type": "default", "rope_theta": 50.0}
+    text = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_parameters": rope}
+    config = transformers.Qwen2AudioConfig(
+        audio_config=AUDIO, text_config=TEXT | text, audio_token_index=TOKEN
+    )
+    made = transformers.Qwen2AudioForConditionalGeneration(config).to(dtype).eval()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
+            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
+    return made
+
+
+def made(layout: str, folder: Path, precision: str = "fp32") -> Spec:
+    """Return a spec whose modules start from a folder; some samples have several clips or none."""
+    encoder, language = (dict(each) for each in LAYOUTS[layout])
+    start = {"init_from": str(folder)}
+    modules = {
+        "audio": box(0, placeholder=TOKEN, model=KEYS, **start, **encoder),
+        "language": box(language.pop("first", 0), model=TEXT_KEYS, **start, **language),
+    }
+    # With one row, `transformers` takes a clip for one that is still to be counted.
+    data = {
+        "kind": "synthetic", "max_images": 2, "text_only": 0.4, "min_frames": 8,
+        "max_frames": FRAMES,
+    }  # fmt: skip
+    train = {"steps": 1, "precision": precision, "seed": 5}
+    found = spec(modules, microbatches=2, mbs=2, seq=64, data=data, train=train)
+    assert not [item for item in check(found) if item.is_error]
+    return found
+
+
+def heard(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return clips as a Qwen2-Audio takes them.
+
+    Behind the frame of silence that the last token sees stands noise, which nobody should hear. Of
+    the last two frames of a clip, the first may be the last one with sound.
+    """
+    if not clips:
+        return {}
+    random = np.random.default_rng(0)
+    frames, masks = [], []
+    for number, clip in enumerate(clips):
+        tokens = clip.shape[1] // 2
+        rest = random.normal(size=(MELS, FRAMES - clip.shape[1])) * 3
+        frames.append(np.concatenate([clip, rest], axis=1))
+        masks.append(np.arange(FRAMES) < 2 * tokens - number % 2)
+    return {
+        "input_features": torch.from_numpy(np.stack(frames)).to(dtype),
+        "feature_attention_mask": torch.from_numpy(np.stack(masks)).long(),
+    }
+
+
+def logits_of(model: Any, made: Spec) -> Tensor:
+    """Return the logits of each sample of the first step by itself, [samples, S, words]."""
+    rows, data = [], build_dataset(made)
+    for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        clips = [np.asarray(each) for each in data.images("train", sample, "audio")]
+        inputs = heard(clips, model.dtype)
+        rows.append(model(input_ids=tokens[None], **inputs).logits)
+    return torch.cat(rows)

@@ -1,0 +1,40 @@
+"""Checks of encoders that cut images into tiles."""
+
+from typing import Any
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.checks.all_checks import check
+
+TILES: dict[str, Any] = {
+    "positions": "learned", "image": [3, 3], "patch": 2, "tiles": {"grids": [[1, 2]]},
+}  # fmt: skip
+
+
+def places(model: dict[str, Any], language: dict[str, Any] | None = None) -> list[str]:
+    modules = {"vision": box(0, model=TILES | model), "language": box(0, model=language or {})}
+    made = spec(modules, seq=256)
+    return [str(x.path[-1]) for x in check(made) if x.code == "tiles-do-not-fit"]
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ({}, []),
+        ({"class_token": True}, []),
+        ({"tiles": {"grids": [[2, 2]], "side": 6}}, []),
+        ({"tiles": {"grids": [[2, 2]], "side": 5}}, ["side"]),
+        ({"positions": "sincos", "image": None}, ["positions"]),
+        ({"shuffle": 3}, ["shuffle"]),
+        ({"windows": {"side": 2}}, ["windows"]),
+        ({"deepstack": [0]}, ["deepstack"]),
+    ],
+)
+def test_what_does_not_fit_is_named(model: dict[str, Any], found: list[str]) -> None:
+    assert places(model) == found
+
+
+def test_language_has_no_places_for_images_in_tiles() -> None:
+    assert places({}, {"head_dim": 8, "mrope": [1, 2, 1]}) == ["mrope"]
+    assert places({}, {"bidirectional_images": True}) == ["bidirectional_images"]

@@ -1,0 +1,72 @@
+"""Settings of folders that change numbers at random in training are refused, and no others."""
+
+import re
+
+import pytest
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import AutoModel
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from mimo_launch.hugging_face.registry import FAMILIES, part_of
+
+RANDOM = re.compile("drop|jitter")
+DECODER = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 8, "patch_size": 4,
+}  # fmt: skip
+AUDIO = {
+    "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
+    "num_mel_bins": 4, "max_source_positions": 4,
+}  # fmt: skip
+VOXTRAL = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_mel_bins": 4, "max_source_positions": 4,
+}  # fmt: skip
+PICTURE = {"pixel_values": torch.linspace(-1, 1, 192).view(1, 3, 8, 8)}
+CLIP = {"input_features": torch.linspace(-1, 1, 32).view(1, 4, 8)}
+TEXT = {"input_ids": torch.arange(1, 9)[None]}
+SIZES = {
+    **dict.fromkeys(("llama", "qwen2", "gemma2", "gemma3_text", "glm", "glm4"), (DECODER, TEXT)),
+    "mixtral": ({**DECODER, "num_local_experts": 2}, TEXT),
+    **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
+    "internvl_vision": ({**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, PICTURE),
+    "radio": (
+        {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+         "max_img_size": 8},
+        PICTURE,
+    ),
+    "whisper": (AUDIO, CLIP),
+    "qwen2_audio_encoder": (AUDIO, CLIP),
+    "voxtral_encoder": (VOXTRAL, CLIP),
+}  # fmt: skip
+
+
+def changes(model_type: str, setting: str) -> bool:
+    """Return whether a model of transformers trains on other numbers in each of some forwards."""
+    sizes, given = SIZES[model_type]
+    config = CONFIG_MAPPING[model_type](**sizes, **{setting: 0.5}, attn_implementation="eager")
+    torch.manual_seed(1)
+    build = WhisperEncoder if model_type == "whisper" else AutoModel.from_config
+    model = build(config).train()
+    with torch.no_grad():
+        found = [model(**given).last_hidden_state for _ in range(12)]
+    return any(not torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("model_type", SIZES)
+def test_what_changes_training_at_random_is_refused(model_type: str) -> None:
+    """By name and value, and 0 is not; a setting of another part, or of none, changes nothing."""
+    sizes, _ = SIZES[model_type]
+    plain = CONFIG_MAPPING[model_type](**sizes).to_dict()
+    kind = FAMILIES[model_type].kind
+    settings = [key for key in plain if RANDOM.search(key)]
+    assert settings
+    for key in settings:
+        found = part_of({**plain, key: 0.5}, kind).not_computed()
+        assert (f"{key}: 0.5" in found) == changes(model_type, key), key
+        assert not [each for each in part_of(plain, kind).not_computed() if key in each]

@@ -1,0 +1,85 @@
+"""Estimates of images in tiles: each rank gathers the patches of all, and makes rows of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.memory import memory_of
+from tests.support.specs import box, spec
+from tests.unit.test_estimates import FREE, estimator
+from tests.unit.test_kept import MemoryPeak
+
+from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.estimate.workload import workload
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.tiled_rows import RowSources, TiledRows
+from mimo_launch.spec.spec import Spec
+
+WIDTH, LANGUAGE_WIDTH, LAYERS = 64, 1024, 2
+TOWER: dict[str, Any] = {
+    "layers": LAYERS, "hidden": WIDTH, "heads": 4, "mlp": 64, "positions": "learned",
+    "image": [6, 8], "tiles": {"grids": [[2, 2]]},
+}  # fmt: skip
+
+
+def tiled(**vision: Any) -> Spec:
+    """Return a spec whose language is far wider than its tower."""
+    vision = {"model": TOWER, **vision}
+    decoder = {"hidden": LANGUAGE_WIDTH, "heads": 8, "head_dim": 128}
+    modules = {"vision": box(0, **vision), "language": box(4, model=decoder)}
+    return spec(modules, train={"steps": 1, "precision": "bf16"})
+
+
+def patches_of(made: Spec) -> int:
+    """Return the patches of all ranks in one forward of the tower."""
+    layout = build_layout(made)
+    work = workload(layout, layout["vision"], nominal_step_data(made).samples[0])
+    return work.tokens
+
+
+def test_patches_stand_beside_the_learned_row_while_rows_are_made() -> None:
+    made = tiled()
+    patches = patches_of(made)
+    layer = TiledRows(ParallelContext(), LANGUAGE_WIDTH)
+    given = torch.randn(patches, LANGUAGE_WIDTH)
+    places = torch.arange(patches)[:, None]
+    sources = RowSources(places, torch.ones(patches, 1))
+    with torch.no_grad(), MemoryPeak(given) as peak:
+        rows = layer(given, sources)
+    beside = peak.largest - 2 * given.nbytes
+    assert rows.shape == given.shape
+    # In bf16, and by the estimate without what is kept.
+    wanted = memory_of(made, "vision").forward_extra
+    assert wanted == pytest.approx(beside / 2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("vision", "copies"),
+    [({}, 1), ({"tp": 2}, 1), ({"cp": 2}, 2), ({"tp": 2, "sequence_parallel": True}, 2)],
+)
+def test_gathered_patches_stand_beside_them(vision: dict[str, Any], copies: int) -> None:
+    made = tiled(**vision)
+    size = patches_of(made) * LANGUAGE_WIDTH * 2
+    stage = memory_of(made, "vision")
+    assert stage.forward_extra == copies * size
+    assert stage.backward_extra >= copies * size
+    first = memory_of(tiled(**vision, pp=2), "vision", 0)
+    assert first.forward_extra == 0
+
+
+def test_only_the_stage_that_makes_rows_waits_for_patches() -> None:
+    slow = replace(FREE, collective_bandwidth=10.0)
+
+    def waits(stage: int = 0, **vision: Any) -> float:
+        made = tiled(**vision)
+        free, paid = (estimator(made, each).model.stages for each in (FREE, slow))
+        return paid["vision", stage].forward - free["vision", stage].forward
+
+    sent = patches_of(tiled()) * 2 / 2 / 10e9
+    # Keys and values of each layer, and projected patches.
+    assert waits(cp=2) == pytest.approx((LAYERS * 2 * WIDTH + LANGUAGE_WIDTH) * sent, rel=1e-3)
+    assert waits(cp=2, pp=2) == pytest.approx(2 * WIDTH * sent, rel=1e-3)
+    shared = waits(tp=2, sequence_parallel=True) - waits(tp=2)
+    assert shared == pytest.approx(LANGUAGE_WIDTH * sent, rel=1e-3)

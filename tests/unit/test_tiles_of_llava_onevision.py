@@ -1,0 +1,118 @@
+"""Images and conversations become what the processor of a LLaVA-OneVision makes of them."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.shards import image_bytes, tokenizer_folder, write_shard
+from tests.support.specs import box
+from tests.unit.test_shard_samples import opened, shard_spec
+from transformers import AutoTokenizer
+from transformers.models.llava_onevision import processing_llava_onevision as theirs
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+
+from mimo_launch.hugging_face.image_processor import ProcessorError
+
+SIDE, PATCH = 29, 7
+GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 2), (3, 3)]
+MODEL: dict[str, Any] = {
+    "kind": "vit", "patch": PATCH, "channels": 3, "positions": "learned", "image": [4, 4],
+    "tiles": {"grids": GRIDS, "most": 2, "side": SIDE},
+}  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+)
+# Height and width of the images of each sample: alone of all shapes, together, and text.
+SEEN = [
+    [(29, 29)], [(40, 90)], [(91, 20)], [(58, 57)], [(87, 86)], [(300, 411)], [(33, 31)],
+    [(12, 9)], [(200, 70)], [(61, 200)], [(20, 30), (300, 41)], [(8, 9), (9, 8), (30, 30)], [],
+]  # fmt: skip
+
+
+def settings() -> dict[str, Any]:
+    return {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "size": {"height": SIDE, "width": SIDE},
+        "image_grid_pinpoints": [[down * SIDE, right * SIDE] for down, right in GRIDS],
+    }
+
+
+def conversation(number: int) -> list[dict[str, Any]]:
+    asked = [{"type": "image"}] * number
+    return [
+        {"role": "user", "content": [*asked, {"type": "text", "text": "What is seen?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": f"{number} images."}]},
+    ]
+
+
+def counted(tokens: int, sizes: list[tuple[int, int]], image: int) -> int:
+    """Return the tokens of an image as the processor counts them."""
+    processor = object.__new__(theirs.LlavaOnevisionProcessor)
+    processor.image_processor = LlavaOnevisionImageProcessorPil(**settings())
+    processor.num_image_tokens, processor.vision_aspect_ratio = tokens, "anyres_max_2"
+    processor.vision_feature_select_strategy, processor.image_token = "full", "x"
+    tile = np.zeros((1, 1, SIDE, SIDE))
+    inputs = {"batch_num_images": [len(sizes)], "image_sizes": sizes, "pixel_values": tile[None]}
+    return len(processor.replace_image_token(inputs, image))
+
+
+def test_pixels_and_tokens_are_those_of_the_processor(tmp_path: Path) -> None:
+    """Pixels within 1e-6; of a tile of 29 pixels, four patches of 7 see 28."""
+    folder = tokenizer_folder(tmp_path / "words", TEMPLATE, specials=("<image>",))
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings()))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = LlavaOnevisionImageProcessorPil(**settings())
+    records, images = [], []
+    for number, sizes in enumerate(SEEN):
+        data = [image_bytes(*size, seed=10 * number + i) for i, size in enumerate(sizes)]
+        images.append([Image.open(io.BytesIO(each)) for each in data])
+        members = {f"{i}.png": each for i, each in enumerate(data)}
+        json_ = {"messages": conversation(len(sizes))}
+        records.append((f"{number:02d}", {**members, "json": json_}))
+    write_shard(tmp_path / "a.tar", records)
+    placeholder = tokenizer.convert_tokens_to_ids("<image>")
+    modules = {"eye": box(model=MODEL, placeholder=placeholder)}
+    given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
+    data = opened(shard_spec(tmp_path, modules, template="chat", seq=1024, **given))
+    assert [each["why"] for each in data.splits["train"].index.bad()] == []
+    for number, sizes in enumerate(SEEN):
+        found = data.describe("train", number)
+        spans = found.spans.get("eye", ())
+        rows = [counted(16, sizes, i) for i in range(len(sizes))]
+        assert [span.rows for span in spans] == rows, sizes
+        text = tokenizer.apply_chat_template(conversation(len(sizes)), tokenize=False)
+        for each in rows:
+            text = text.replace("<image>", "<IMAGE>" * each, 1)
+        wanted = tokenizer(text.replace("<IMAGE>", "<image>"))["input_ids"]
+        assert data.text("train", number)[0][: found.num_tokens].tolist() == wanted
+        if sizes:
+            made = processor([images[number]], return_tensors="np")["pixel_values"]
+            pairs = zip(data.images("train", number, "eye"), made, strict=True)
+            for array, tiles in pairs:
+                assert np.abs(np.asarray(array) - tiles[..., :28, :28]).max() <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"image_grid_pinpoints": [[29, 58]]}, "its image_grid_pinpoints are not the `grids`"),
+        ({"size": {"height": 31, "width": 31}}, "it does not make images of 29 x 29 pixels"),
+    ],
+)
+def test_a_processor_of_other_tiles_is_refused(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "words", TEMPLATE, specials=("<image>",))
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings() | wrong))
+    given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
+    with pytest.raises(ProcessorError, match=said):
+        opened(shard_spec(tmp_path, {"eye": box(model=MODEL)}, template="chat", **given))
