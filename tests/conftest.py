@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,10 @@ for name in ("COLUMNS", "LINES"):
 # Started by nohup or a service, the tests would ignore it, and so would what they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long it takes to draw an example says something of the machine, not of the code.
-settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+# How long it takes to draw an example says something of the machine, not of the code. What is drawn
+# is the same in every run, so that a change is blamed only for what it breaks; `nox -s fuzz` and
+# `sweep` look for more, and so does `nox -s tests -- --hypothesis-profile random`.
+ALWAYS: dict[str, Any] = {"suppress_health_check": [HealthCheck.too_slow], "deadline": None}
+settings.register_profile("random", **ALWAYS)
+settings.register_profile("tests", **ALWAYS, derandomize=True)
 settings.load_profile("tests")

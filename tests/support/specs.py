@@ -94,7 +94,8 @@ def spec(
 ) -> Spec:
     """Return a spec of these modules; `language` and its tiny model are added where missing.
 
-    `seq` left out is the least that holds the longest sample and splits over every grid.
+    `seq` left out is the least that holds the longest sample and the tokens that `mtp` predicts, and
+    splits over every grid.
     """
     modules = {**modules} if "language" in modules else {**modules, "language": box()}
     encoders = [name for name in modules if name != "language"]
@@ -139,7 +140,9 @@ def spec(
     made = Spec.model_validate(data)
     if seq is None:
         unit = seq_unit(grid, sequence_parallel=modules["language"].get("sequence_parallel", False))
-        data["batch"]["seq"] = -(-longest_sample(made) * (1 + packing) // unit) * unit
+        further = (modules["language"]["model"].get("mtp") or {"depth": -1})["depth"] + 2
+        tokens = max(longest_sample(made) * (1 + packing), further)
+        data["batch"]["seq"] = -(-tokens // unit) * unit
         made = Spec.model_validate(data)
     return made
 
