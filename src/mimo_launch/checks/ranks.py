@@ -198,6 +198,8 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
         return
     grid = RankGrid(module.order, sizes, module.rank_range.start)
     for axis in ("tp", "cp"):
+        if grid.size(axis) == 1:
+            continue
         crossing = [ranks for ranks in grid.groups(axis) if ranks[0] // gpus != ranks[-1] // gpus]
         if not crossing:
             continue

@@ -91,11 +91,10 @@ class Teams:
 
     def _replicas(self, module: ModuleLayout) -> list[int]:
         """Return one dp index for each set of replicas whose stages are on alike ranks."""
+        stages = [module.grid.slices("dp", pp=place) for place in range(module.grid.size("pp"))]
         kinds: dict[tuple[Ranks, ...], int] = {}
-        for replica in range(module.grid.size("dp")):
-            places = range(module.grid.size("pp"))
-            key = tuple(self._alike(module.grid.slice(dp=replica, pp=place)) for place in places)
-            kinds.setdefault(key, replica)
+        for replica, places in enumerate(zip(*stages, strict=True)):
+            kinds.setdefault(tuple(map(self._alike, places)), replica)
         return list(kinds.values())
 
 
