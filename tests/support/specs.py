@@ -94,8 +94,8 @@ def spec(
 ) -> Spec:
     """Return a spec of these modules; `language` and its tiny model are added where missing.
 
-    `seq` left out is the least that holds the longest sample and the tokens that `mtp` predicts, and
-    splits over every grid.
+    `seq` left out is the least that holds the longest sample, and what `mtp` predicts, and splits
+    over every grid.
     """
     modules = {**modules} if "language" in modules else {**modules, "language": box()}
     encoders = [name for name in modules if name != "language"]

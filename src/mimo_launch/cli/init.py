@@ -27,9 +27,10 @@ Examples:
 
 Write a commented spec that validates. Models come from Hugging Face folders, with their weights if
 there are any: config.json is enough for a plan. Without a folder, a small model reads the
-handwritten digits of this package. All modules share all ranks; the language model gets the
-smallest tp * pp that fits into the memory of a GPU. On a terminal, without flags, it asks. Exits
-with 0, or with 2 when a folder cannot be used or nothing fits.
+handwritten digits of this package. All modules share all ranks, and the language model gets the
+smallest tp * pp. With --gpu-memory, other grids, settings and placements are estimated too, also
+encoders on ranks of their own, and the fastest that fits is written. On a terminal, without flags,
+it asks. Exits with 0, or with 2 when a folder cannot be used or nothing fits.
 """
 
 Folder = Path | None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mimo_launch.diag.quantities import num_ranks_text, sizes_text
-from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, Spec
@@ -65,14 +64,15 @@ def _set(spec: Spec, settings: Settings, key: str) -> list[str]:
 
 
 def _placement(spec: Spec) -> str:
-    world = world_size(spec)
-    apart = [name for name, module in spec.modules.items() if len(module.rank_range) < world]
+    own = spec.language.rank_range
+    others = [name for name in spec.modules if name != LANGUAGE]
+    apart = [name for name in others if spec.modules[name].rank_range != own]
     if not apart:
         return "run all modules on all ranks"
-    others = [name for name in apart if name != LANGUAGE]
-    number, rest = (len(spec.modules[name].rank_range) for name in (others[0], LANGUAGE))
-    own = "their own" if len(others) > 1 else "its own"
-    return f"give {_listed(others)} {num_ranks_text(number)} of {own} and {LANGUAGE} {rest:,}"
+    number = num_ranks_text(len(spec.modules[apart[0]].rank_range))
+    rest = _listed([name for name in (LANGUAGE, *others) if name not in apart])
+    each = "their own" if len(apart) > 1 else "its own"
+    return f"give {_listed(apart)} {number} of {each} and {rest} {len(own):,}"
 
 
 def _axes(spec: Spec, name: str) -> str:

@@ -6,7 +6,7 @@ fewest microbatches that fit, four per pipeline stage at least; encoders work on
 if that fits. Where nothing fits, activations are recomputed; then experts are split over the ranks
 of a host; then the weights of language are fully sharded.
 Relies on: `checks.all_checks` for what is legal, `checks.memory` for memory.
-Leaves: anything better to whoever compares layouts with `plan.plan`.
+Leaves: anything better to `first_spec`.
 """
 
 from collections.abc import Iterator
@@ -70,12 +70,12 @@ class NothingFits(Exception):
     """No layout of the rule is legal and small enough.
 
     The message is about the last layout that is only too large, or else about the rule that the
-    first one breaks; `help` says what to do.
+    first one breaks; `help` says what to do. `too_large` is that last layout.
     """
 
-    def __init__(self, message: str, help_: str) -> None:
+    def __init__(self, message: str, help_: str, too_large: FirstLayout | None = None) -> None:
         super().__init__(message)
-        self.help = help_
+        self.help, self.too_large = help_, too_large
 
 
 def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
@@ -87,7 +87,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
     # Weights to start from do not change what fits, and looking at them takes time.
     bare = {name: {**each, "init_from": None} for name, each in data["modules"].items()}
     illegal: Spec | None = None
-    too_large: Spec | None = None
+    too_large: FirstLayout | None = None
     for layout in _layouts(data, num_ranks):
         spec = spec_from_data(layout.applied({**data, "modules": bare}))
         if not is_legal(spec):
@@ -95,9 +95,9 @@ def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
         elif fits(spec, constants_for(spec.nodes)):
             return layout
         else:
-            too_large = spec
+            too_large, large = layout, spec
     if too_large is not None:
-        last = next(memory_findings(Plan.of(too_large), constants_for(too_large.nodes)))
+        last = next(memory_findings(Plan.of(large), constants_for(large.nodes)))
     elif illegal is not None:
         last = next(found for found in check(illegal) if found.is_error)
     else:
@@ -105,7 +105,7 @@ def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
             f"no number of replicas divides {data['batch']['global']} samples",
             f"take a batch that {num_ranks} ranks divide",
         )
-    raise NothingFits(f"{last.headline}: {last.why}", last.help)
+    raise NothingFits(f"{last.headline}: {last.why}", last.help, too_large)
 
 
 def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:

@@ -6,7 +6,7 @@ Relies on: the spec, and the GPU time of each module.
 Leaves: other settings to `setting_changes`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mimo_launch.checks.proposed_grids import grids_of
@@ -35,7 +35,7 @@ def grid_ideas(spec: Spec) -> Ideas:
 
 
 def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
-    """Yield other ranks of modules: all of them on all ranks, or encoders on ranks of their own.
+    """Yield other ranks of modules: all on all ranks, or all encoders or one on ranks of their own.
 
     `work` is the GPU time of each module in a step.
     """
@@ -47,7 +47,7 @@ def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
         for grid in (*_as_now(spec, world), *grids_on(spec, LANGUAGE, world)):
             settings = _microbatches(spec, grid, behind=False)
             everywhere = range(world)
-            found = _placed(spec, grid, everywhere, everywhere, spec.batch.global_)
+            found = _placed(spec, grid, everywhere, dict.fromkeys(others, everywhere), 0)
             if found is not None:
                 yield "placement", {**settings, **found}
     if spec.generators or world == 1:
@@ -60,40 +60,47 @@ def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
         sizes.sort(key=lambda n: abs(n * unit - share * world))
         for dp in sizes[:3]:
             grid = shape.model_copy(update={"dp": dp})
-            yield from _apart(spec, grid, world)
+            yield from _apart(spec, grid, world, others)
+            if len(others) == len(spec.encoders) > 1:
+                # One encoder apart, the one with most work first; the others share language's.
+                for name in sorted(others, key=lambda name: -work.get(name, 0.0)):
+                    yield from _apart(spec, grid, world, [name])
 
 
-def _apart(spec: Spec, grid: Grid, world: int) -> Ideas:
-    """Yield encoders on the ranks that a grid of language leaves."""
+def _apart(spec: Spec, grid: Grid, world: int, names: Collection[str]) -> Ideas:
+    """Yield some modules on the ranks that a grid of language leaves, all others on its own."""
     own = grid.num_ranks
     left = world - own
     settings = _microbatches(spec, grid, behind=True)
     at_once = spec.batch.global_ // settings["schedule.microbatches"]
     first = left if left % grid.tp == 0 else 0
     rest = range(left) if first else range(own, world)
-    found = _placed(spec, grid, range(first, first + own), rest, at_once)
+    ranks = range(first, first + own)
+    places = {name: rest if name in names else ranks for name in spec.modules if name != LANGUAGE}
+    found = _placed(spec, grid, ranks, places, at_once)
     if found is not None:
         yield "placement", {**settings, **found}
 
 
 def _placed(
-    spec: Spec, grid: Grid, ranks: range, rest: range, at_once: int
+    spec: Spec, grid: Grid, ranks: range, places: Mapping[str, range], at_once: int
 ) -> dict[str, Any] | None:
-    """Return the settings of a placement: language on some ranks, all other modules on `rest`.
+    """Return the settings of a placement: language on some ranks, every other module on its own.
 
-    Those work on so many samples `at_once`. None if one of them has no grid on its ranks.
+    Those on ranks without language work on so many samples `at_once`, the others on all of a step.
+    None if one of them has no grid on its ranks.
     """
     settings: dict[str, Any] = {"idle_ranks": None}
     settings[f"modules.{LANGUAGE}.ranks"] = show_ranks(ranks)
     settings[f"modules.{LANGUAGE}.grid"] = grid.model_dump()
-    for name in (each for each in spec.modules if each != LANGUAGE):
-        module = spec.modules[name].grid
+    for name, rest in places.items():
+        module, samples = spec.modules[name].grid, spec.batch.global_ if rest == ranks else at_once
         # As little tp as now, or as much as leaves replicas an equal share of samples.
         unit = module.cp * module.pp
         sizes = [
             tp for tp in divisors(len(rest)) if tp >= module.tp and len(rest) % (tp * unit) == 0
         ]
-        fits = [tp for tp in (1, *sizes) if at_once % (len(rest) // (tp * unit) or 1) == 0]
+        fits = [tp for tp in (1, *sizes) if samples % (len(rest) // (tp * unit) or 1) == 0]
         if not fits or len(rest) % unit:
             return None
         dp = len(rest) // (fits[0] * unit)
