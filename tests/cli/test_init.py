@@ -85,6 +85,16 @@ def test_a_model_of_many_experts_is_placed_in_seconds(tmp_path: Path, run_cli: C
     assert "# A first spec, to be changed: the fastest that fits into 80GB, of " in file.read_text()
 
 
+def test_a_named_gpu_gives_memory_and_rates(llama: Path, tmp_path: Path, run_cli: Cli) -> None:
+    file = tmp_path / "named.yaml"
+    assert run_cli(f"init {file} --language {llama} --gpus 16 --gpu a100-40gb")[0] == 0
+    spec = checked(file).spec
+    assert spec is not None
+    assert spec.nodes is not None
+    assert (spec.nodes.gpus, spec.nodes.gpu, spec.nodes.gpu_memory) == (8, "a100-40gb", None)
+    assert "that fits into a100-40gb" in file.read_text()
+
+
 def test_a_hybrid_model_is_split_by_its_pattern(tmp_path: Path, run_cli: Cli) -> None:
     folder, file = tmp_path / "nemotron", tmp_path / "hybrid.yaml"
     folder.mkdir()
@@ -128,6 +138,8 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
         ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),
         ("--gpu-memory much --gpus 4", "unit"),
+        ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`?"),
+        ("--gpu mine --gpus 4", "no GPU has the name mine"),
         (
             "--language {llama} --data shards/000.tar --tokenizer {llama}",
             "cannot be used: it has no tokenizer.json",

@@ -105,7 +105,9 @@ def test_files_have_the_bubble_that_is_estimated_or_that_of_model_units(
         found[more] = plan["schedule" if more else "estimates"]["bubble"]
         length = plan["schedule"]["makespan"] if more else plan["estimates"]["schedule_seconds"]
         assert f"bubble {percent(found[more])}" in words
-        assert f"bubble {percent(found[more])}</h2>" in page.read_text(encoding="utf-8")
+        share = percent(found[more])
+        title = f"{share} of them idle" if more else f"bubble {share}"
+        assert f"{title}</h2>" in page.read_text(encoding="utf-8")
         assert other["makespan"] == pytest.approx(length, rel=1e-6)
         assert other["unit"] == ("model units" if more else "estimated seconds")
     assert found[()] != found["--model-units",]

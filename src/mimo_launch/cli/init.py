@@ -21,16 +21,16 @@ HELP = """
 Examples:
   mimo-launch init
   mimo-launch init spec.yaml --gpus 8
-  mimo-launch init llava.yaml --model models/llava --gpus 8 --gpu-memory 141GB
+  mimo-launch init llava.yaml --model models/llava --gpus 8 --gpu h200-141gb
   mimo-launch init vlm.yaml --language models/Qwen3-0.6B --vision models/siglip --gpus 16 \\
       --gpu-memory 80GB --data 'shards/{000..099}.tar' --tokenizer models/Qwen3-0.6B
 
 Write a commented spec that validates. Models come from Hugging Face folders, with their weights if
 there are any: config.json is enough for a plan. Without a folder, a small model reads the
 handwritten digits of this package. All modules share all ranks, and the language model gets the
-smallest tp * pp. With --gpu-memory, other grids, settings and placements are estimated too, also
-encoders on ranks of their own, and the fastest that fits is written. On a terminal, without flags,
-it asks. Exits with 0, or with 2 when a folder cannot be used or nothing fits.
+smallest tp * pp. With --gpu or --gpu-memory, other grids, settings and placements are estimated
+too, encoders on ranks of their own among them, and the fastest that fits is written. On a terminal,
+without flags, it asks. Exits with 0, or with 2 when a folder cannot be used or nothing fits.
 """
 
 Folder = Path | None
@@ -58,8 +58,11 @@ def init(
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="GPUs per host; default: all, but at most 8.")
     ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.")
+    ] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, to choose what fits.")
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU; default: that of --gpu.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="SHARDS", help="Tar files to train on; quote the pattern.")
@@ -86,6 +89,7 @@ def init(
         folders={"language": language, "vision": vision, "audio": audio},
         gpus=gpus,
         gpus_per_node=gpus_per_node,
+        gpu=gpu,
         gpu_memory=gpu_memory,
         data=data,
         tokenizer=tokenizer,

@@ -21,8 +21,9 @@ from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_layout import FirstLayout, NothingFits
 from mimo_launch.search.first_spec import FirstSpec, first_spec
+from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.load import spec_from_data
-from mimo_launch.spec.wording import flow
+from mimo_launch.spec.wording import did_you_mean, flow
 
 DIGITS: dict[str, dict[str, Any]] = {
     "vision": {"kind": "vit", "layers": 2, "hidden": 96, "heads": 4, "patch": 4},
@@ -54,6 +55,7 @@ class Answers:
     folders: Mapping[str, Path | None] = field(default_factory=dict)
     gpus: int = GPUS_PER_NODE
     gpus_per_node: int | None = None
+    gpu: str | None = None
     gpu_memory: str | None = None
     data: str | None = None
     tokenizer: Path | None = None
@@ -71,6 +73,11 @@ class Answers:
 
 def draft(answers: Answers) -> str:
     """Return the text of a spec that validates. Raises: CannotDraft."""
+    if answers.gpu is not None and answers.gpu not in GPUS:
+        likely = did_you_mean(answers.gpu, GPUS)
+        raise CannotDraft(
+            f"no GPU has the name {answers.gpu}", likely or f"one of {', '.join(GPUS)}"
+        )
     parts = _parts(answers)
     data = _undecided(answers, parts)
     try:
@@ -160,11 +167,10 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         "train": {"steps": answers.steps or 500, "precision": "bf16" if parts else "fp32"},
         "checkpoint": {"every": 100, "keep": 2},
     }
-    if answers.gpu_memory is not None:
+    device = {key: getattr(answers, key) for key in ("gpu", "gpu_memory") if getattr(answers, key)}
+    if device or answers.gpus_per_node is not None:
         per_node = answers.gpus_per_node or min(answers.gpus, GPUS_PER_NODE)
-        data["nodes"] = {"gpus": per_node, "gpu_memory": answers.gpu_memory}
-    elif answers.gpus_per_node is not None:
-        data["nodes"] = {"gpus": answers.gpus_per_node}
+        data["nodes"] = {"gpus": per_node, **device}
     if answers.seq is None:
         one = FirstLayout(
             num_ranks=1, tp=1, pp=1, microbatches=1, encoder_microbatches=None, recompute=False
@@ -236,7 +242,7 @@ def _text(answers: Answers, first: FirstSpec) -> str:
 
 def _why(answers: Answers, first: FirstSpec) -> str:
     """Return what the layout is, and why."""
-    memory = answers.gpu_memory
+    memory = answers.gpu_memory or answers.gpu
     if not first.changes:
         fits = f"fits into {memory}" if memory else "the memory of GPUs is not known"
         return (

@@ -43,10 +43,10 @@ def ends_text(row: BridgeRow) -> str:
 
 
 def schedule_title(schedule: Schedule) -> str:
-    """Return the length of the step in model time, and its bubble."""
+    """Return the length of the step in model time, and how much of that its ranks are idle."""
     return (
         f"Schedule: {schedule.makespan:g} units (at least {schedule.lower_bound:g} in any order), "
-        f"bubble {percent(schedule.bubble)}"
+        f"{percent(schedule.bubble)} of them idle"
     )
 
 

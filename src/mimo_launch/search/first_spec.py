@@ -48,8 +48,8 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
         if fitting is None:
             raise
         return fitting
-    has_choice = num_ranks > 1 and "gpu_memory" in (data.get("nodes") or {})
-    found = _better(data, layout, fits=True) if has_choice else None
+    knows_memory = not {"gpu", "gpu_memory"}.isdisjoint(data.get("nodes") or {})
+    found = _better(data, layout, fits=True) if num_ranks > 1 and knows_memory else None
     return found or FirstSpec(data=layout.applied(dict(data)), planned=1)
 
 

@@ -85,11 +85,9 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     if report.losses:
         yield from _part(LOSSES_TITLE, text_table(loss_table(report.losses)))
     schedule = report.schedule
-    bubbles = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
-    yield from _part(
-        schedule_title(schedule),
-        f"bubble by role: {bubbles}",
-    )
+    # "Bubble" is said of estimated time alone, which is what a step takes.
+    idle = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
+    yield from _part(schedule_title(schedule), f"idle units by role: {idle}")
     yield from _plain(
         grid_lines(schedule.timeline, _encoders(report.header), schedule.makespan, width)
     )
@@ -117,7 +115,7 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
             peers.add_row(bridge_text(peer.bridge), words[peer.way], str(peer.peer), total, counts)
         yield from _part("Rows over bridges (nominal, forward)", peers)
     yield from _part(
-        f"Schedule: {report.makespan:g} units, bubble {percent(report.timeline.bubble)}"
+        f"Schedule: {report.makespan:g} units, {percent(report.timeline.bubble)} of them idle"
     )
     yield from _plain(
         grid_lines((report.timeline,), _encoders(report.header), report.makespan, width)
