@@ -138,7 +138,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
         ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),
         ("--gpu-memory much --gpus 4", "unit"),
-        ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`?"),
+        ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`"),
         ("--gpu mine --gpus 4", "no GPU has the name mine"),
         (
             "--language {llama} --data shards/000.tar --tokenizer {llama}",

@@ -74,10 +74,8 @@ class Answers:
 def draft(answers: Answers) -> str:
     """Return the text of a spec that validates. Raises: CannotDraft."""
     if answers.gpu is not None and answers.gpu not in GPUS:
-        likely = did_you_mean(answers.gpu, GPUS)
-        raise CannotDraft(
-            f"no GPU has the name {answers.gpu}", likely or f"one of {', '.join(GPUS)}"
-        )
+        likely = did_you_mean(answers.gpu, GPUS) or f"the names are {', '.join(GPUS)}"
+        raise CannotDraft(f"no GPU has the name {answers.gpu}", likely)
     parts = _parts(answers)
     data = _undecided(answers, parts)
     try:
