@@ -103,7 +103,6 @@ def build_app() -> typer.Typer:
         help=HELP,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        add_completion=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)

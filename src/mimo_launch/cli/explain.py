@@ -23,9 +23,19 @@ all codes.
 """
 
 
+def _codes(incomplete: str) -> list[str]:
+    """Return what a shell offers for the beginning of a code."""
+    from mimo_launch.diag.diagnostic import all_codes
+
+    return [code for code in all_codes() if code.startswith(incomplete)]
+
+
 def explain(
     ctx: typer.Context,
-    code: Annotated[str | None, typer.Argument(help="The code in brackets of a finding.")] = None,
+    code: Annotated[
+        str | None,
+        typer.Argument(help="The code in brackets of a finding.", autocompletion=_codes),
+    ] = None,
 ) -> None:
     """Explain a code, with an example."""
     from mimo_launch.diag.diagnostic import all_codes

@@ -36,6 +36,13 @@ without flags, it asks. Exits with 0, or with 2 when a folder cannot be used or 
 Folder = Path | None
 
 
+def _gpus(incomplete: str) -> list[str]:
+    """Return what a shell offers for the beginning of the name of a GPU."""
+    from mimo_launch.spec.gpus import GPUS
+
+    return [name for name in GPUS if name.startswith(incomplete)]
+
+
 def init(
     ctx: typer.Context,
     *,
@@ -59,7 +66,8 @@ def init(
         int | None, typer.Option(min=1, help="GPUs per host; default: all, but at most 8.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.")
+        str | None,
+        typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.", autocompletion=_gpus),
     ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a GPU; default: that of --gpu.")
