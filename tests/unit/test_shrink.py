@@ -82,6 +82,22 @@ def test_a_connector_without_queries_has_two_rows_to_attend_to() -> None:
         assert {sizes_drawn(small, each)[0][0].rows for each in modules} == {least}
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_every_depth_of_further_tokens_has_labels_in_short_documents(depth: int) -> None:
+    """Where none has, its weights have no gradient, and nothing of them is proved."""
+    made = spec({"language": box(0, model={"mtp": {"depth": depth}})}, seq=8, max_documents=8)
+    small = shrink(made)
+    data = build_dataset(small)
+    learnt = 0
+    for index in range(small.batch.global_):
+        _, labels = data.text("train", index)
+        documents = data.documents("train", index)
+        same = documents[depth:] == documents[:-depth]
+        learnt += int((same & (labels[depth:] >= 0)).sum())
+    assert learnt > 0
+    assert small.data.max_documents == 2
+
+
 def test_a_choice_of_many_experts_stays_one_of_three() -> None:
     moe = {"experts": 64, "top_k": 8, "width": 16}
     for ep in (1, 2, 4):

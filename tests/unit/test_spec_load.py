@@ -51,6 +51,14 @@ def test_a_run_that_saves_nothing_says_none() -> None:
     assert fault.help.startswith("write `--set 'checkpoint={...}'`")
 
 
+@pytest.mark.parametrize(("value", "key"), [("2", "depth"), ("0.1", "loss_weight")])
+def test_a_number_in_place_of_a_section_is_meant_for_the_one_key_of_its_type(
+    value: str, key: str
+) -> None:
+    [fault] = load_text(VALID, overrides=[f"modules.language.model.mtp={value}"]).diagnostics
+    assert fault.help == f"write `--set 'modules.language.model.mtp={{{key}: {value}}}'`"
+
+
 @pytest.mark.parametrize(
     ("override", "why"),
     [

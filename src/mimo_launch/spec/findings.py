@@ -97,8 +97,13 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
     )
 
 
-def not_a_section(path: YamlPath, value: Any, words: Collection[str] = ()) -> Diagnostic:
-    """Report a single value or a list where a mapping, or one of `words`, must stand."""
+def not_a_section(
+    path: YamlPath, value: Any, words: Collection[str] = (), only_key: str | None = None
+) -> Diagnostic:
+    """Report a single value or a list where a mapping, or one of `words`, must stand.
+
+    `only_key` is the one key of the section that the value can only be meant for.
+    """
     key = path[-1] if path else "modules"
     said = str(value).lower()
     meant = "none" if value is False or said in _FALSE else said
@@ -110,6 +115,8 @@ def not_a_section(path: YamlPath, value: Any, words: Collection[str] = ()) -> Di
         why="this section groups settings under names",
         help=f"write `{key}: {meant}`"
         if meant in words
+        else f"write `{key}: {{{only_key}: {value}}}`"
+        if only_key
         else f"write `{key}: {{...}}`, or indented `key: value` lines",
     )
 

@@ -93,7 +93,7 @@ class _Reader:
         One of `words` may stand in its place. `others` are its other kinds.
         """
         if not isinstance(data, dict):
-            self._not_a_section(path, data, words)
+            self._not_a_section(path, data, words, _only_key_for(cls, data))
             return _construct(cls, {}, set(cls.model_fields))
         try:
             return cls.model_validate(data)
@@ -148,9 +148,11 @@ class _Reader:
             value = {"kind": value}
         return self._variant(models, value, path)
 
-    def _not_a_section(self, path: YamlPath, value: Any, words: Sequence[str] = ()) -> None:
+    def _not_a_section(
+        self, path: YamlPath, value: Any, words: Sequence[str] = (), meant: str | None = None
+    ) -> None:
         if value is not UNREADABLE:
-            self._report(findings.not_a_section(path, value, words))
+            self._report(findings.not_a_section(path, value, words, meant))
 
     def _modules(self, value: Any, path: YamlPath) -> Any:
         if not isinstance(value, dict):
@@ -231,6 +233,20 @@ def _resolved(module: Any) -> Any:
         ranks = len(rank_range(_RANKS.validate_python(module.get("ranks"))))
         size = max(1, ranks // prod(_PLACES.validate_python(each) for each in others))
     return {**module, "grid": {**grid, "dp": size}}
+
+
+def _only_key_for(cls: type[Strict], value: Any) -> str | None:
+    """Return the one key of a section that takes a number; None if several do, or none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    found = []
+    for name, field in cls.model_fields.items():
+        key = field.alias or name
+        with suppress(ValidationError):
+            # A whole number is meant for a key of whole numbers.
+            if type(getattr(cls.model_validate({key: value}), name)) is type(value):
+                found.append(key)
+    return found[0] if len(found) == 1 else None
 
 
 def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:

@@ -56,6 +56,7 @@ from mimo_launch.verify.shrink_language import (
 MAX_LAYERS = 2
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
+MTP_DOCUMENTS = 2
 NUM_STEPS = 2
 RUN_STEPS = 5
 SAVE_EVERY = 3
@@ -141,15 +142,17 @@ def _shrink_data(spec: Spec) -> Data:
     joined = any(kind.reads_rows and not kind.reads_beside for kind in kinds)
     min_patches = 2 * (of_row if joined else 1)
     min_frames = 2 * (frames_of_row if joined else FRAMES_PER_TOKEN)
-    max_frames = MAX_CLIP_ROWS * frames_of_row
+    max_frames, depths = MAX_CLIP_ROWS * frames_of_row, kind_of(spec.language.model).depths
     update: dict[str, object] = {
         "min_patches": min_patches,
         "max_patches": max(min_patches, min(6 * of_row, data.max_patches)),
         # Neither has a clip of one token.
         "min_frames": min_frames,
         "max_frames": max(min_frames, min(max_frames, data.max_frames)),
-        # Nor the first token of a text: others must follow.
-        "min_text": TEXT_TOKENS,
+        # Nor the first token of a text: others must follow. A depth of `mtp` learns only in
+        # documents that are longer than it.
+        "min_text": TEXT_TOKENS * (1 + depths),
+        "max_documents": min(data.max_documents, MTP_DOCUMENTS) if depths else data.max_documents,
     }
     if data.image is not None:  # Whole squares of patches.
         (height, width), unit = data.image, lcm(*shuffles)
