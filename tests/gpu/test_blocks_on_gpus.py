@@ -9,10 +9,14 @@ from tests.support.gpu_ranks import NUM_DEVICES
 from tests.support.planted_caps import MODEL as CAPPED
 from tests.support.planted_deepstack import MODEL as STACKED
 from tests.support.planted_gates import MODEL as GATED
+from tests.support.planted_latent import MODEL as LATENT
+from tests.support.planted_mtp import MTP
+from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_scales import MERGED, NEAREST, POOLED
 from tests.support.planted_scales import MODEL as SCALED
 from tests.support.planted_sinks import MODEL as SINKS
 from tests.support.planted_sliding import MODEL as SLIDING
+from tests.support.planted_tiles import TILES
 from tests.support.planted_windows import MODEL as WINDOWED
 from tests.support.specs import box, brief, hybrid, spec
 
@@ -24,11 +28,12 @@ pytestmark = pytest.mark.gpu
 
 TOWERS = {
     "windows": WINDOWED, "deepstack": STACKED, "layer scale": SCALED, "nearest": NEAREST,
-    "pooled": POOLED, "merged": MERGED,
+    "pooled": POOLED, "merged": MERGED, "registers": REGISTERED, "tiles": TILES,
 }  # fmt: skip
 DECODERS = {
     "sliding windows": SLIDING, "sinks": SINKS, "gates": GATED, "caps": CAPPED,
-    "images seen whole": SLIDING | {"bidirectional_images": True},
+    "images seen whole": SLIDING | {"bidirectional_images": True}, "latent": LATENT,
+    "further tokens": MTP | {"layers": 2},
 }  # fmt: skip
 SP: dict[str, Any] = {"sequence_parallel": True}
 # Grids of the module with the block, in front of or behind the other one.
