@@ -38,7 +38,7 @@ def train(*args: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, "-m", "mimo_launch", "train", *args, "--device", "cpu"]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 
