@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,6 +87,25 @@ def test_verify_proves_on_gpus(device: str, precision: str, tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every layout tensor equals the one-rank run" in done.stdout
     assert ("a weaker proof" in done.stdout) == (precision == "fp32")
+
+
+def test_a_step_that_recomputes_is_traced_with_its_memory(device: str, tmp_path: Path) -> None:
+    """Recording where memory is freed made the recomputation of compiled layers fail."""
+    path = tiny(tmp_path, MOST, precision="bf16")
+    made = yaml.safe_load(path.read_text())
+    for module in made["modules"].values():
+        module["recompute"] = "full"
+    path.write_text(yaml.safe_dump(made))
+    where = ("--device", device, "--runs", str(tmp_path / "runs"))
+    done = command("train", str(path), "--profile", "3", "--profile-ranks", "0", *where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [folder] = (tmp_path / "runs").glob("*/profile")
+    assert (folder / "step-3-rank-0.torch.json.gz").stat().st_size > 0
+    if device == "cuda":
+        recorded = pickle.loads((folder / "step-3-rank-0.memory.pickle").read_bytes())
+        [traces] = [each for each in recorded["device_traces"] if each]
+        lines = [frame for event in traces for frame in event.get("frames", [])]
+        assert any("mimo_launch" in frame["filename"] for frame in lines)
 
 
 def test_too_few_gpus_are_known_before_a_process_starts(device: str, tmp_path: Path) -> None:

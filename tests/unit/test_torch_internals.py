@@ -112,7 +112,9 @@ def test_the_backward_of_attention_over_lists_takes_another_log_sum_exp() -> Non
 def test_what_a_gpu_allocates_is_recorded_by_these_calls() -> None:
     """They need a GPU, so only what they take is looked at here."""
     memory = torch.cuda.memory
-    assert "enabled" in inspect.signature(memory._record_memory_history).parameters
+    assert {"enabled", "context"} <= set(
+        inspect.signature(memory._record_memory_history).parameters
+    )
     assert "filename" in inspect.signature(memory._dump_snapshot).parameters
 
 

@@ -128,8 +128,10 @@ def record_memory() -> None:
     """Record from now on what is allocated on this process's GPU, with the lines that asked for it.
 
     Why: there is no other way to it; the memory viewer of PyTorch is documented with this call.
+    The lines that free memory are not recorded: in torch 2.11 this loses the exception that ends a
+    recomputation (pytorch/pytorch#179536).
     """
-    torch.cuda.memory._record_memory_history()
+    torch.cuda.memory._record_memory_history(context="alloc")
 
 
 def dump_memory(file: Path) -> None:
