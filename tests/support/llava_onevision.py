@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.spec.spec import Spec
 
 TOKEN, SIDE, PATCH = 7, 9, 2
@@ -34,14 +34,14 @@ TEXT_KEYS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> Any:
+def tiny(dtype: torch.dtype = torch.float32, vocab: int = VOCAB) -> Any:
     """Return a model in which no weight is a constant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
     config = transformers.LlavaOnevisionConfig(
         vision_config=VISION,
-        text_config=TEXT | {"model_type": "qwen2", "rms_norm_eps": 1e-6},
+        text_config=TEXT | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "vocab_size": vocab},
         image_token_index=TOKEN,
         image_grid_pinpoints=[[down * SIDE, right * SIDE] for down, right in GRIDS],
         vision_aspect_ratio="anyres_max_2",
@@ -55,15 +55,25 @@ def tiny(dtype: torch.dtype = torch.float32) -> Any:
     return made
 
 
-def made(layout: str, folder: Path, precision: str = "fp32", seed: int = 5) -> Spec:
+def made(
+    layout: str,
+    folder: Path,
+    precision: str = "fp32",
+    seed: int = 5,
+    *,
+    data: dict[str, Any] | None = None,
+    token: int = TOKEN,
+    keys: dict[str, Any] = KEYS,
+    vocab: int = VOCAB,
+) -> Spec:
     """Return a spec whose modules start from a folder; some samples have several images or none."""
     encoder, language = (dict(each) for each in LAYOUTS[layout])
-    start = {"init_from": str(folder)}
+    start, text = {"init_from": str(folder)}, TEXT_KEYS | {"vocab": vocab}
     modules = {
-        "vision": box(0, placeholder=TOKEN, model=KEYS, **start, **encoder),
-        "language": box(language.pop("first", 0), model=TEXT_KEYS, **start, **language),
+        "vision": box(0, placeholder=token, model=keys, **start, **encoder),
+        "language": box(language.pop("first", 0), model=text, **start, **language),
     }
-    data = {"kind": "synthetic", "max_images": 2, "text_only": 0.3}
+    data = data or {"kind": "synthetic", "max_images": 2, "text_only": 0.3}
     train = {"steps": 1, "precision": precision, "seed": seed}
     found = spec(modules, microbatches=2, mbs=2, seq=160, data=data, train=train)
     assert not [item for item in check(found) if item.is_error]
@@ -84,17 +94,27 @@ def size_of(tiling: Tiling) -> tuple[int, int]:
 def logits_of(model: Any, made: Spec) -> Tensor:
     """Return the logits of each sample of the first step by itself, [samples, S, words].
 
-    Its images become rows one by one: some are of a sample of one image, some of several.
+    Its images become rows one by one: some are of a sample of one image, some of several. Frames
+    that follow each other are a video.
     """
+    token = made.modules["vision"].placeholder
     rows, data = [], build_dataset(made)
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
-        features = []
+        features: list[Tensor] = []
+        frames: list[Tensor] = []
         spans = data.describe("train", sample).spans.get("vision", ())
         for image, span in zip(data.images("train", sample, "vision"), spans, strict=True):
             # Nothing sees the pixels behind the last whole patch.
             pixels = torch.nn.functional.pad(torch.from_numpy(image), (0, 1, 0, 1), value=3.0)
-            alone = span.tiling is not None
-            size = size_of(span.tiling) if span.tiling else (SIDE, SIDE)
+            if isinstance(span.shown, Frame):
+                frames.append(pixels.to(model.dtype))
+                if span.shown.is_last:
+                    video = torch.cat(frames)[None]
+                    features.append(model.model.get_video_features(video).pooler_output[0])
+                    frames = []
+                continue
+            alone = span.shown is not None
+            size = size_of(span.shown) if span.shown else (SIDE, SIDE)
             found = model.model.get_image_features(
                 pixels.to(model.dtype)[None],
                 torch.tensor([size]),
@@ -105,7 +125,7 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             features.append(found)
         embedded = model.get_input_embeddings()(tokens[None])
         if features:
-            is_row = (tokens == TOKEN)[None, :, None].expand_as(embedded)
+            is_row = (tokens == token)[None, :, None].expand_as(embedded)
             embedded = embedded.masked_scatter(is_row, torch.cat(features))
         rows.append(model(inputs_embeds=embedded).logits)
     return torch.cat(rows)

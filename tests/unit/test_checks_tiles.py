@@ -29,6 +29,10 @@ def places(model: dict[str, Any], language: dict[str, Any] | None = None) -> lis
         ({"shuffle": 3}, ["shuffle"]),
         ({"windows": {"side": 2}}, ["windows"]),
         ({"deepstack": [0]}, ["deepstack"]),
+        ({"video": {"time": "none"}}, []),
+        ({"temporal_patch": 2}, []),
+        ({"video": {"time": "none"}, "temporal_patch": 2}, ["temporal_patch"]),
+        ({"video": {"time": "patches"}}, ["time"]),
     ],
 )
 def test_what_does_not_fit_is_named(model: dict[str, Any], found: list[str]) -> None:

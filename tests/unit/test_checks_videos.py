@@ -1,5 +1,6 @@
 """Encoders that read videos: where they may, and what a plan takes a sample to be."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.videos import TEMPLATE, asked, frames, zipped
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.packages import AV
 from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.kinds.tiles import Frame
 from mimo_launch.spec.spec import Spec
 
 VIT = {"channels": 3, "patch": 4, "shuffle": 2, "temporal_patch": 2}
@@ -131,3 +133,35 @@ def test_frames_limit_a_nominal_video(shards: Path) -> None:
     made = seeing(shards, seq=258, max_rows=4, video={"max_frames": 6})
     spans = nominal_step_data(made, worst=True).samples[0].spans["vision"]
     assert [span.rows for span in spans] == [4] * 3
+
+
+TILED = {
+    "channels": 3, "patch": 4, "positions": "learned", "image": [2, 3], "video": {"time": "none"},
+    "tiles": {"grids": [[1, 2]], "side": 12},
+}  # fmt: skip
+
+
+def test_frames_of_tiles_are_in_a_plan(shards: Path) -> None:
+    """One row for each four patches of a frame, or fewer; they fill half of the room."""
+    made = seeing(shards, modules={"vision": box(model=TILED, placeholder=380)}, seq=130)
+    assert codes(made) == []
+    spans = nominal_step_data(made).samples[0].spans["vision"]
+    assert {(each.rows, each.shown) for each in spans} == {(2, Frame(is_last=False))}
+    assert len(spans) == 64 // 2
+    worst = nominal_step_data(made, worst=True).samples[0].spans["vision"]
+    assert len(worst) == 128 // 2
+
+
+@pytest.mark.parametrize(("side", "said"), [(12, ""), (16, "no frames of 12 x 12 pixels")])
+def test_frames_are_as_large_as_tiles(side: int, said: str, shards: Path, tmp_path: Path) -> None:
+    sides = {"height": 12, "width": 12}
+    images = {"image_processor_type": "LlavaOnevisionImageProcessor", "size": sides}
+    images["image_grid_pinpoints"] = [[12, 24]]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    videos: dict[str, Any] = {"video_processor_type": "LlavaOnevisionVideoProcessor"}
+    videos["size"] = {"height": side, "width": side}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(videos))
+    modules = {"vision": box(model=TILED, placeholder=380)}
+    found = check(seeing(shards, modules=modules, processors={"vision": str(tmp_path)}))
+    assert [each.code for each in found] == (["processor-not-supported"] if said else [])
+    assert said in "".join(each.why for each in found)

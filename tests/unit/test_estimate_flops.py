@@ -230,13 +230,13 @@ def test_tiles_cost_what_torch_counts() -> None:
     layout = build_layout(made)
     module = layout["vision"]
     (stage,) = module.stages
-    span = ImageSpan(0, 1, 12 + 2 * 6, tiling=Tiling(1, 2, 3, 8))
+    span = ImageSpan(0, 1, 12 + 2 * 6, shown=Tiling(1, 2, 3, 8))
     sample = SampleData(0, 40, 1, {"vision": (span,)})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     work = encoder_workload(view, times=1, forwards=1)
     assert (work.spans, work.rows, work.held) == ((12, 12, 12), span.rows, 36)
     assert module.tiles is not None
-    assert module.tiles.num_rows(span.tiling) == span.rows
+    assert module.tiles.num_rows(span.shown) == span.rows
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
+from tests.support.videos import frames, zipped
 from tests.unit.test_shard_samples import opened, shard_spec
 from transformers import AutoTokenizer
 from transformers.models.llava_onevision import processing_llava_onevision as theirs
@@ -17,9 +18,12 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
     LlavaOnevisionImageProcessorPil,
 )
 
-from mimo_launch.hugging_face.image_processor import ProcessorError
+from mimo_launch.data.torch_media import resized
+from mimo_launch.hugging_face.image_processor import BICUBIC, ProcessorError
 
 SIDE, PATCH = 29, 7
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 2), (3, 3)]
 MODEL: dict[str, Any] = {
     "kind": "vit", "patch": PATCH, "channels": 3, "positions": "learned", "image": [4, 4],
@@ -28,7 +32,8 @@ MODEL: dict[str, Any] = {
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% for part in message.content %}"
-    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}<image>{% elif part.type == 'video' %}<video>"
+    "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}"
 )
 # Height and width of the images of each sample: alone of all shapes, together, and text.
@@ -116,3 +121,40 @@ def test_a_processor_of_other_tiles_is_refused(
     given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
     with pytest.raises(ProcessorError, match=said):
         opened(shard_spec(tmp_path, {"eye": box(model=MODEL)}, template="chat", **given))
+
+
+def test_tokens_of_a_video_are_those_of_the_processor(tmp_path: Path) -> None:
+    """Frames have four rows each, a learned one is behind them; an image beside them is alone."""
+    folder = tokenizer_folder(tmp_path / "words", TEMPLATE, specials=("<image>", "<video>"))
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings()))
+    videos = {
+        "video_processor_type": "LlavaOnevisionVideoProcessor",
+        "size": {"height": SIDE, "width": SIDE},
+    }
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
+    json_ = {"messages": [
+        {"role": "user", "content": [{"type": "video"}, {"type": "image"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Both."}]},
+    ]}  # fmt: skip
+    shown = frames(5, 40, 22)
+    members = {"frames.zip": zipped(shown), "0.png": image_bytes(58, 57)}
+    write_shard(tmp_path / "a.tar", [("00", {**members, "json": json_})])
+    model = {**MODEL, "video": {"time": "none"}}
+    placeholder = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<image>")
+    modules = {"eye": box(model=model, placeholder=placeholder)}
+    given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
+    data = opened(shard_spec(tmp_path, modules, template="chat", seq=1024, **given))
+    spans = data.describe("train", 0).spans["eye"]
+    processor = object.__new__(theirs.LlavaOnevisionProcessor)
+    processor.num_image_tokens, processor.video_token = 16, "x"
+    seen = {"pixel_values_videos": [np.zeros((5, 3, SIDE, SIDE))]}
+    frames_of, image = spans[:-1], spans[-1]
+    assert sum(x.rows for x in frames_of) == len(processor.replace_video_token(seen, 0)) == 21
+    assert image.rows == counted(16, [(58, 57)], 0)
+    arrays = data.images("train", 0, "eye")
+    assert [x.shape for x in arrays[:-1]] == [(1, 3, 28, 28)] * 5
+    for array, frame in zip(arrays, shown, strict=False):
+        pixels = resized(frame.transpose(2, 0, 1), SIDE, SIDE, BICUBIC)
+        mean, std = (np.array(each)[:, None, None] for each in (CLIP_MEAN, CLIP_STD))
+        wanted = (pixels / 255 - mean) / std
+        assert np.abs(array[0] - wanted[:, :28, :28]).max() < 1e-6

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
-from mimo_launch.hugging_face.frame_rules import VideoSize
-from mimo_launch.hugging_face.video_processor import read_video_recipe
-from mimo_launch.spec.spec import Videos
+from mimo_launch.hugging_face.frame_rules import EvenSampling, VideoSize, VideoTooShort
+from mimo_launch.hugging_face.video_processor import VideoRecipe, as_asked, read_video_recipe
+from mimo_launch.spec.spec import Videos, VideoSettings
 
 SMALL = {"patch_size": 4, "merge_size": 2}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -323,6 +323,36 @@ def test_frames_of_a_glm_are_those_of_transformers(fps: float, tmp_path: Path) -
         video.frames_indices = wanted
         assert list(taken.seconds) == [int(each) for each in video.timestamps[::2]]
         assert len(taken.indices) <= 2 * (recipe.most_groups or 0)
+
+
+@pytest.mark.parametrize("asked", [{}, {"fps": 2.0}, {"fps": 0.3}, {"num_frames": 4}])
+def test_frames_of_a_llava_onevision_are_those_of_transformers(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without torchvision: its rules alone."""
+    from transformers.video_utils import VideoMetadata, default_sample_indices_fn
+
+    settings = {"video_processor_type": "LlavaOnevisionVideoProcessor"}
+    settings |= {"size": {"height": 29, "width": 29}, "do_sample_frames": bool(asked), **asked}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    recipe = read_video_recipe(tmp_path, Videos(time="none"))
+    for number, rate in ((9, 6.0), (4, 24.0), (100, 24.0), (13, 2.0), (400, 29.97)):
+        wanted = default_sample_indices_fn(
+            VideoMetadata(total_num_frames=number, fps=rate), **asked
+        )
+        taken = recipe.taken(VideoSize(number, 61, 47, rate))
+        assert list(taken.indices) == wanted.tolist()
+        assert (taken.height, taken.width) == (29, 29)
+        assert taken.later == (None,) * len(wanted)
+    most = as_asked(recipe, VideoSettings(max_frames=3)).taken(VideoSize(100, 61, 47, 24.0))
+    assert len(most.indices) == min(3, len(recipe.taken(VideoSize(100, 61, 47, 24.0)).indices))
+    assert as_asked(recipe, VideoSettings(fps=1)).taken(VideoSize(100, 61, 47, 10.0)).indices == (
+        *range(0, 100, 10),
+    )
+    with pytest.raises(VideoTooShort):
+        VideoRecipe(EvenSampling(None, 5, None), recipe.frame_size, recipe.videos).taken(
+            VideoSize(4, 61, 47, 24.0)
+        )
 
 
 def test_text_says_the_second_behind_each_temporal_patch(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ from mimo_launch.data.webdataset.tar_files import (
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.frame_rules import ExactFrames, FrameSize
 from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
 from mimo_launch.hugging_face.video_processor import VideoRecipe, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
@@ -125,7 +127,8 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     data = spec.data
     if not isinstance(data, WebdatasetData):
         return
-    images = kind_of(spec.modules[name].model).images
+    kind = kind_of(spec.modules[name].model)
+    images = kind.images
     if images is None:
         return
     folder, why = processor_folder(spec, name), ""
@@ -136,7 +139,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     else:
         side = images.row_side
         if videos is not None:
-            why = _why_not(name, images, videos)
+            why = _why_not(name, images, videos, kind.tile_rule)
         if len(recipe.mean) != images.channels:
             why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
         elif recipe.factor is not None and recipe.factor % side:
@@ -162,9 +165,8 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         )
 
 
-def _why_not(name: str, images: Images, videos: VideoRecipe) -> str:
+def _why_not(name: str, images: Images, videos: VideoRecipe, tiles: TileRule | None) -> str:
     """Return why the processor of videos does not fit the patches of an encoder, or ""."""
-    side, factor = images.row_side, videos.frame_size.factor
     if len(videos.mean) != images.channels:
         return (
             f"it makes videos of {len(videos.mean)} channels, but `{name}` takes {images.channels}"
@@ -174,12 +176,26 @@ def _why_not(name: str, images: Images, videos: VideoRecipe) -> str:
             f"it makes temporal patches of {videos.group} frames, those of `{name}` have "
             f"{images.frames}"
         )
-    if factor % side:
-        return (
-            f"it makes frames with sides that are multiples of {factor} pixels, but a row of "
-            f"`{name}` takes {side} x {side}"
-        )
-    return ""
+    return _why_no_rows(name, images, videos.frame_size, tiles)
+
+
+def _why_no_rows(
+    name: str, images: Images, size: FrameSize | ExactFrames, tiles: TileRule | None
+) -> str:
+    """Return why frames of these sizes do not become rows of an encoder, or ""."""
+    side, why = images.row_side, ""
+    if tiles is not None:
+        made = (size.height, size.width) if isinstance(size, ExactFrames) else None
+        if made not in ((tiles.side,) * 2, images.input_shape(tiles.height, tiles.width)[-2:]):
+            why = f"no frames of {tiles.side} x {tiles.side} pixels, as are the tiles of `{name}`"
+    elif isinstance(size, ExactFrames):
+        if min(size.height, size.width) < side:
+            why = f"frames of {size.height} x {size.width} pixels"
+    elif size.factor % side:
+        why = f"frames with sides that are multiples of {size.factor} pixels"
+    if why and tiles is None:
+        why += f", but a row of `{name}` takes {side} x {side}"
+    return f"it makes {why}" if why else ""
 
 
 def processors_have_encoders(spec: Spec) -> Findings:

@@ -43,10 +43,16 @@ def _of_model(name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]
             yield (*path, "tiles", "side"), why, f"write `side: {least}`"
     if model.shuffle > 1:
         yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
+    if model.video is not None:
+        if model.temporal_patch > 1:
+            why = "each frame of a video is a tile"
+            yield (*path, "temporal_patch"), why, "write `temporal_patch: 1`, or delete `video`"
+        if model.video.time != "none":
+            why = "frames of a video follow each other without their time"
+            yield (*path, "video", "time"), why, "write `time: none`"
     for key, why in (
         ("windows", "patches attend to those of their tile"),
         ("deepstack", "rows of several layers are not averaged"),
-        ("video", "frames are not cut into tiles"),
     ):
         if getattr(model, key):
             yield (*path, key), why, f"delete `{key}`"

@@ -35,6 +35,7 @@ from mimo_launch.data.shared_images import (
 )
 from mimo_launch.hugging_face.video_processor import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.tiles import Frame
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
@@ -135,7 +136,8 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
     number = max(1, _room(spec, reader, worst) // max(1, size.rows))
     if recipe.most_groups is not None:
         number = min(number, recipe.most_groups)
-    return [None] * number if recipe.videos.in_text else [None, *range(1, number)]
+    timed = recipe.videos.time in ("patches", "seconds")
+    return [None, *range(1, number)] if timed else [None] * number
 
 
 def _room(spec: Spec, name: str, worst: bool) -> int:
@@ -167,6 +169,10 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
     That of shards, which have not been read, has half the largest area if sizes differ. One image
     of each encoder leaves room for text.
     """
+    rule = kind_of(spec.modules[encoder].model).tile_rule
+    if rule is not None and video_recipe_of(spec, encoder) is not None:
+        frame = Frame(is_last=False)
+        return ImageSize(1, rule.num_rows(frame), shown=frame)
     if tiled := sizes_in_tiles(spec, encoder):
         room = room_for_image(spec, encoder)
         fitting = [size for size in tiled if room is None or size.rows <= room] or tiled[:1]

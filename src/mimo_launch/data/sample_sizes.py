@@ -107,7 +107,7 @@ def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
             for each in ((height, width), (height - 2, width), (height, width - 2))
             if min(each) > 0
         ]
-    sizes = [ImageSize(1, rule.num_rows(each), tiling=each) for each in found]
+    sizes = [ImageSize(1, rule.num_rows(each), shown=each) for each in found]
     return sorted(sizes, key=lambda size: size.rows)
 
 

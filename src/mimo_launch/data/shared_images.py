@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Shown
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
@@ -26,7 +26,7 @@ class ImageSize:
     height: int
     width: int
     loose: int = 0
-    tiling: Tiling | None = None
+    shown: Shown = None
 
     @property
     def rows(self) -> int:
@@ -65,7 +65,7 @@ def spans_behind(
     for each in made_together(spec, name):
         size = size_made(spec, each, size_of)
         span = ImageSpan(position, size.height, size.width, later=later, loose=size.loose)
-        yield each, replace(span, tiling=size.tiling)
+        yield each, replace(span, shown=size.shown)
 
 
 def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:

@@ -235,6 +235,7 @@ class Part(Generic[M]):
     places of the projector in the files, by our tensor; if empty, ours keeps its initial values.
     `fixed`: keys of `model` that the whole model decides; `refused`: settings of the whole model
     that we cannot compute. `may_end_early`: a module may take only the first layers.
+    `reads_videos`: how the whole model reads videos, as `video` of ours.
     """
 
     family: Family[M]
@@ -245,6 +246,7 @@ class Part(Generic[M]):
     fixed: Mapping[str, Any] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     may_end_early: bool = False
+    reads_videos: Mapping[str, Any] | None = None
 
     def not_computed(self) -> tuple[str, ...]:
         """Return the settings that our model does not have, as `key: value`.
@@ -272,6 +274,8 @@ class Part(Generic[M]):
 
         A spec need not say it: without, no video is read.
         """
+        if self.reads_videos is not None:
+            return dict(self.reads_videos)
         with reading_config():
             return self.family.video(self.config)
 

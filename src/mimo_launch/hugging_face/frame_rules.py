@@ -1,6 +1,7 @@
 """The rules of video processors: which frames are taken of a video, and their height and width.
 
-Decides: both, with the numbers of `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`.
+Decides: both, with the numbers of `Qwen2VLVideoProcessor`, `Qwen3VLVideoProcessor`,
+`Glm4vVideoProcessor` and `LlavaOnevisionVideoProcessor`.
 Relies on: `resize_rules` for the rules of sizes.
 Leaves: settings of folders to `video_processor`.
 
@@ -11,7 +12,13 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from mimo_launch.hugging_face.resize_rules import OverTime, Smart, over_time_size, smart_size
+from mimo_launch.hugging_face.resize_rules import (
+    OverTime,
+    Smart,
+    limit,
+    over_time_size,
+    smart_size,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,6 +133,53 @@ class SecondSampling:
             places = [ceil(each * size.rate) for each in np.linspace(0, lasts, most)]
         taken = list(dict.fromkeys(min(each, last) for each in places))
         return (*taken, *taken[-1:] * (len(taken) % 2))
+
+
+@dataclass(frozen=True, slots=True)
+class EvenSampling:
+    """Which frames are taken: `number`, `fps` a second, or all; at most `most`, evenly.
+
+    The rule of processors without one of their own, such as that of LLaVA-OneVision.
+    """
+
+    fps: float | None
+    number: int | None
+    most: int | None
+
+    def indices(self, size: VideoSize) -> tuple[int, ...]:
+        """Return the frames to take. Raises: VideoTooShort."""
+        if (number := self.number) is None:
+            number = size.frames
+            if self.fps is not None:
+                number = min(number, max(1, int(size.frames / size.rate * self.fps)))
+        number = number if self.most is None else min(number, self.most)
+        if number > size.frames:
+            raise VideoTooShort(f"{number} frames are to be taken of {size.frames}")
+        return tuple(each * size.frames // number for each in range(number))
+
+
+Sampling = FrameSampling | SecondSampling | EvenSampling
+
+
+@dataclass(frozen=True, slots=True)
+class ExactFrames:
+    """The rule for frames of one size, whatever the aspect of the video."""
+
+    height: int
+    width: int
+    group: int = 1
+    over_time: bool = False
+
+    @property
+    def most_pixels(self) -> int:
+        """Pixels of a frame."""
+        return self.height * self.width
+
+    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of frames. Raises: ImageTooThin."""
+        del frames
+        limit(height, width, made=self.most_pixels)
+        return self.height, self.width
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Decides: what the settings of the whole mean: grids of tiles, and how many keep all their rows.
 Relies on: `tower_and_decoder`; `vit` and `decoder` for the parts; `llava` for their names.
-Leaves: which tiles an image gets to `kinds.tiles` and data; videos to nobody.
+Leaves: which tiles an image gets to `kinds.tiles` and data.
 
 Sources: arXiv:2408.03326; `transformers` 5.23, models/llava_onevision.
 """
@@ -114,4 +114,6 @@ WHOLE = TowerAndDecoder(
     ),
     tied=tied_by_default(False),
     settings=_settings,
+    # Frame behind frame, without their time.
+    videos={"time": "none", "per_second": None},
 )

@@ -40,7 +40,8 @@ class TowerAndDecoder:
     `text_defaults`: settings of a decoder that does not say.
     `kind`, `section`: the kind of our tower, and the key of its configuration; `text_kind`: that of
     its language model. `beside`: prefixes of parts that are left out. `decides`: keys of the
-    tower's `model` that the whole decides, whatever the tower alone has.
+    tower's `model` that the whole decides, whatever the tower alone has. `videos`: how it reads
+    them, as `video` of ours.
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class TowerAndDecoder:
     beside: tuple[str, ...] = ()
     decides: tuple[str, ...] = ()
     section: str = "vision_config"
+    videos: Mapping[str, Any] | None = None
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
@@ -89,6 +91,7 @@ class TowerAndDecoder:
             projector=self.projector,
             fixed=self.fixed(config, inner),
             refused=tuple(self.refusals({**config, self.section: inner})),
+            reads_videos=self.videos,
         )
 
     def _inner(

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mimo_launch.hugging_face.frame_rules import (
+    EvenSampling,
+    ExactFrames,
     FrameSampling,
     FrameSize,
+    Sampling,
     SecondSampling,
     VideoSize,
 )
@@ -57,8 +60,8 @@ class VideoRecipe:
     Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
     """
 
-    sampling: FrameSampling | SecondSampling | None
-    frame_size: FrameSize
+    sampling: Sampling | None
+    frame_size: FrameSize | ExactFrames
     videos: Videos
     resample: int = BICUBIC
     scale: float = 1 / 255
@@ -77,7 +80,8 @@ class VideoRecipe:
             return None
         if isinstance(self.sampling, SecondSampling):
             return ceil(self.sampling.most_taken / self.group)
-        return ceil((self.sampling.number or self.sampling.most) / self.group)
+        most = self.sampling.number or self.sampling.most
+        return None if most is None else ceil(most / self.group)
 
     def taken(self, size: VideoSize) -> TakenVideo:
         """Return what is taken of a video. Raises: ImageTooThin, VideoTooShort."""
@@ -95,7 +99,7 @@ class VideoRecipe:
     def _later(
         self, groups: int, indices: tuple[int, ...], size: VideoSize
     ) -> tuple[int | None, ...]:
-        if self.videos.in_text:
+        if self.videos.in_text or self.videos.time == "none":
             return (None,) * groups
         if self.videos.time == "patches":
             return (None, *range(1, groups))
@@ -129,6 +133,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "do_sample_frames": True, "fps": FPS,
         "max_duration": 300,
     },
+    "LlavaOnevision": {
+        "size": {"height": 384, "width": 384}, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD,
+    },
 }  # fmt: skip
 
 
@@ -155,10 +162,15 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
         return None
     group = model.temporal_patch
     folder = processor_folder(spec, encoder)
+    half = (0.5,) * model.channels
     if folder is not None:
         recipe = read_video_recipe(folder, model.video)
+    elif model.tiles is not None:
+        frames = ExactFrames(model.image_side, model.image_side)
+        even = EvenSampling(FPS, None, MAX_FRAMES)
+        recipe = VideoRecipe(even, frames, model.video, mean=half, std=half)
     else:
-        side, half = model.row_side, (0.5,) * model.channels
+        side = model.row_side
         sampling = FrameSampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
         size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
         recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
@@ -173,6 +185,11 @@ def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
             raise ProcessorError("its video processor takes no `max_frames`, but `fps`")
         fps = sampling.fps if asked.fps is None else asked.fps
         return replace(recipe, sampling=replace(sampling, fps=fps))
+    if isinstance(sampling, EvenSampling):
+        most = sampling.most if asked.max_frames is None else asked.max_frames
+        if asked.fps is None:
+            return replace(recipe, sampling=replace(sampling, most=most))
+        return replace(recipe, sampling=EvenSampling(asked.fps, None, most))
     if asked.fps is not None:
         to_ends = recipe.frame_size.over_time
         base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
@@ -211,14 +228,9 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
 
 
 def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
+    if kind == "LlavaOnevision":
+        return _of_one_size(config, videos)
     over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
-    if not config.get("do_resize", True):
-        raise ValueError("do_resize: false")
-    if config.get("do_center_crop", False):
-        raise ValueError("do_center_crop: true")
-    resample = int(config.get("resample", BICUBIC))
-    if resample not in (BILINEAR, BICUBIC):
-        raise ValueError(f"resample: {resample}")
     group, side, merged = (
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
     )
@@ -227,7 +239,7 @@ def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe
         for names in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels"))
     )
     number, fps = config.get("num_frames"), config.get("fps")
-    sampling: FrameSampling | SecondSampling | None = None
+    sampling: Sampling | None = None
     if config.get("do_sample_frames", False) and by_second:
         longest = _positive(config, "max_duration", float)
         sampling = SecondSampling(_positive(config, "fps", float), longest)
@@ -242,16 +254,41 @@ def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe
         )
     is_capped = config.get("cap_pixels_per_frame", False) and not by_second
     cap = int(config["max_video_tokens"]) if is_capped else None
-    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
-    return VideoRecipe(
-        sampling,
-        FrameSize(side * merged, least, most, group, over_time=over_time, cap=cap),
-        videos,
-        resample=resample,
-        scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
-        mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
-        std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    size = FrameSize(side * merged, least, most, group, over_time=over_time, cap=cap)
+    return VideoRecipe(sampling, size, videos, **_pixels(config))
+
+
+def _of_one_size(config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
+    """Return the recipe of a processor that takes single frames. Raises: ValueError."""
+    number, fps = config.get("num_frames"), config.get("fps")
+    if not config.get("do_sample_frames", False):
+        number = fps = None
+    sampling = EvenSampling(
+        fps=None if fps is None else _positive(config, "fps", float),
+        number=None if number is None else _positive(config, "num_frames"),
+        most=None,
     )
+    height, width = (_positive(config["size"], each) for each in ("height", "width"))
+    size = ExactFrames(height, width)
+    return VideoRecipe(sampling, size, videos, **_pixels(config))
+
+
+def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what becomes of the pixels of frames. Raises: ValueError."""
+    if not config.get("do_resize", True):
+        raise ValueError("do_resize: false")
+    if config.get("do_center_crop", False):
+        raise ValueError("do_center_crop: true")
+    resample = int(config.get("resample", BICUBIC))
+    if resample not in (BILINEAR, BICUBIC):
+        raise ValueError(f"resample: {resample}")
+    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+    return {
+        "resample": resample,
+        "scale": float(config.get("rescale_factor", 1 / 255)) if scales else 1,
+        "mean": tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+        "std": tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    }
 
 
 N = TypeVar("N", int, float)

@@ -2,7 +2,8 @@
 
 Decides: the rows of an image: those of a tile that shows all of it, then, line by line, those of
 the other tiles together, without what only pads them; how many there are at most; that a learned
-row ends each line (LLaVA-OneVision, arXiv:2408.03326, section 3).
+row ends each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile,
+of half its lines and columns; a learned row ends the video.
 Relies on: nothing.
 Leaves: cutting pixels to `data`, what each row is made of to `models.tile_sources`.
 """
@@ -28,6 +29,17 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of a video: one tile; the learned row stands behind the last one."""
+
+    is_last: bool
+
+
+# How an image is shown; None is one tile, with the learned row behind it.
+Shown = Tiling | Frame | None
+
+
+@dataclass(frozen=True, slots=True)
 class TileRule:
     """Height and width of a tile in patches, and how many tiles may keep all their rows.
 
@@ -46,15 +58,22 @@ class TileRule:
         """Patches of a tile."""
         return self.height * self.width
 
-    def num_tiles(self, tiling: Tiling | None) -> int:
-        """Return the number of tiles of an image; without others, one shows all of it."""
-        return 1 if tiling is None else 1 + tiling.tall * tiling.wide
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """Lines and columns of rows of a frame."""
+        return math.ceil(self.height / 2), math.ceil(self.width / 2)
 
-    def num_rows(self, tiling: Tiling | None) -> int:
+    def num_tiles(self, shown: Shown) -> int:
+        """Return the number of tiles of an image; without others, one shows all of it."""
+        return 1 + shown.tall * shown.wide if isinstance(shown, Tiling) else 1
+
+    def num_rows(self, shown: Shown) -> int:
         """Return the number of rows of an image, learned ones included."""
-        if tiling is None:
+        if shown is None:
             return self.patches + 1
-        lines, columns = self.shrunk(tiling)
+        if isinstance(shown, Frame):
+            return math.prod(self.pooled) + shown.is_last
+        lines, columns = self.shrunk(shown)
         return self.patches + lines * (columns + 1)
 
     def shrunk(self, tiling: Tiling) -> tuple[int, int]:

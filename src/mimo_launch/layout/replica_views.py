@@ -63,7 +63,7 @@ class EncoderView:
     def lengths(self) -> list[int]:
         """Patches of each image, or of each of its tiles."""
         if (tiles := self.module.tiles) is not None:
-            return [tiles.patches] * sum(tiles.num_tiles(image.tiling) for image in self.images)
+            return [tiles.patches] * sum(tiles.num_tiles(image.shown) for image in self.images)
         return [image.rows * self.module.patches_per_row for image in self.images]
 
     @property

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Shown
 from mimo_launch.spec.base import LANGUAGE
 
 
@@ -31,7 +31,7 @@ class ImageSpan:
     those behind the first are so much `later` than that one; they share its place on other axes.
 
     Behind the tokens of its rows a clip may have `loose` ones, of which no row is made. The rows of
-    an image in tiles are one line; `tiling` says what they are made of, if it has several.
+    an image in tiles are one line; `shown` says what they are made of.
     """
 
     position: int
@@ -41,7 +41,7 @@ class ImageSpan:
     gap: int = 0
     later: int | None = None
     loose: int = 0
-    tiling: Tiling | None = None
+    shown: Shown = None
 
     @property
     def rows(self) -> int:
@@ -76,7 +76,7 @@ def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
     if (source := kind.input) is None:
         raise TypeError(f"a model of kind {kind.model.kind} reads no arrays")
     if (rule := kind.tile_rule) is not None:
-        return rule.num_tiles(span.tiling), *source.input_shape(rule.height, rule.width)
+        return rule.num_tiles(span.shown), *source.input_shape(rule.height, rule.width)
     return source.input_shape(span.height, span.width)
 
 

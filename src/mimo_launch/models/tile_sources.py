@@ -1,39 +1,49 @@
 """Which patches of an image in tiles each of its rows is made of.
 
-Decides: the order of rows; that rows of many tiles are averages of four patches at most.
+Decides: the order of rows; that those of many tiles and of frames are averages of four patches at
+most.
 Relies on: `kinds.tiles` for the number of rows.
 Leaves: computing rows to `tiled_rows`.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.kinds.tiles import TileRule, Tiling
+from mimo_launch.kinds.tiles import Frame, Shown, TileRule, Tiling
 
 # The mark of the learned row among the places of patches.
 NEWLINE = -1
 
 
-def row_patches(
-    rule: TileRule, tiling: Tiling | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+Places = npt.NDArray[np.int64]
+Shares = npt.NDArray[np.float64]
+
+
+def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
     """Return the patches of an image that each row is made of, and their weights, [rows, 4].
 
     Patches are numbered through the tiles. A row that is learned has `NEWLINE`.
     """
     whole = np.arange(rule.patches)
-    if tiling is None:
+    if shown is None:
         return _single(np.append(whole, NEWLINE))
-    lines, columns = rule.shrunk(tiling)
-    places, weights = [], []
-    for down, share_y in _neighbours(tiling.height, lines):
-        for right, share_x in _neighbours(tiling.width, columns):
-            places.append(_places(rule, tiling, down, right))
-            weights.append(share_y[:, None] * share_x)
-    # [lines, columns, 4], with a learned row behind each line.
+    if isinstance(shown, Frame):
+        size = rule.height, rule.width
+        found, shares = _averages(size, rule.pooled, lambda y, x: y[:, None] * rule.width + x)
+        end, one = _single(np.full(int(shown.is_last), NEWLINE))
+        return (
+            np.concatenate([found.reshape(-1, 4), end]),
+            np.concatenate([shares.reshape(-1, 4), one]),
+        )
+    size = shown.height, shown.width
+    found, shares = _averages(size, rule.shrunk(shown), partial(_places, rule, shown))
+    # A learned row behind each line.
     ends = ((0, 0), (0, 1), (0, 0))
-    found = np.pad(np.stack(places, axis=-1), ends, constant_values=NEWLINE)
-    shares = np.pad(np.stack(weights, axis=-1), ends)
+    found = np.pad(found, ends, constant_values=NEWLINE)
+    shares = np.pad(shares, ends)
     shares[:, -1, 0] = 1
     first, one = _single(whole)
     return (
@@ -42,29 +52,38 @@ def row_patches(
     )
 
 
-def _places(
-    rule: TileRule, tiling: Tiling, down: npt.NDArray[np.int64], right: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def _averages(
+    size: tuple[int, int], number: tuple[int, int], places_of: Callable[[Places, Places], Places]
+) -> tuple[Places, Shares]:
+    """Return what `number` lines and columns over a grid of patches average, [lines, columns, 4].
+
+    `places_of` gives the numbers of the patches at some lines and columns.
+    """
+    places, weights = [], []
+    for down, share_y in _neighbours(size[0], number[0]):
+        for right, share_x in _neighbours(size[1], number[1]):
+            places.append(places_of(down, right))
+            weights.append(share_y[:, None] * share_x)
+    return np.stack(places, axis=-1), np.stack(weights, axis=-1)
+
+
+def _places(rule: TileRule, tiling: Tiling, down: Places, right: Places) -> Places:
     """Return the numbers of the patches at some lines and columns of what shows the image."""
     top = (tiling.tall * rule.height - tiling.height) // 2
     left = (tiling.wide * rule.width - tiling.width) // 2
     tile_y, y = np.divmod(top + down[:, None], rule.height)
     tile_x, x = np.divmod(left + right, rule.width)
     tile = 1 + tile_y * tiling.wide + tile_x
-    found: npt.NDArray[np.int64] = tile * rule.patches + y * rule.width + x
+    found: Places = tile * rule.patches + y * rule.width + x
     return found
 
 
-def _single(
-    places: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _single(places: Places) -> tuple[Places, Shares]:
     """Return places as rows of one source each."""
     return np.repeat(places[:, None], 4, axis=1), np.tile([1.0, 0, 0, 0], (len(places), 1))
 
 
-def _neighbours(
-    size: int, number: int
-) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+def _neighbours(size: int, number: int) -> list[tuple[Places, Shares]]:
     """Return the two neighbours of each of `number` even steps through `size`, and their shares.
 
     Steps are between centres, as those of `torch.nn.functional.interpolate`.

@@ -226,12 +226,12 @@ def row_sources(view: EncoderView, context: ParallelContext) -> RowSources | Non
         start, stop = max(first_row, made.start), min(first_row + image.rows, made.stop)
         if start < stop:
             part = slice(start - first_row, stop - first_row)
-            found, shares = (each[part] for each in row_patches(tiles, image.tiling))
+            found, shares = (each[part] for each in row_patches(tiles, image.shown))
             here = slice(start - made.start, stop - made.start)
             places[here] = np.where(found == NEWLINE, num_patches, first_patch + found)
             weights[here] = shares
         first_row += image.rows
-        first_patch += tiles.num_tiles(image.tiling) * tiles.patches
+        first_patch += tiles.num_tiles(image.shown) * tiles.patches
     used = 4 if weights[:, 1:].any() else 1
     shared = to_device(weights[:, :used].copy(), context.device).to(context.compute_dtype)
     return RowSources(to_device(places[:, :used].copy(), context.device), shared)

@@ -87,11 +87,12 @@ class Windows(Strict):
 class Videos(Strict):
     """How an encoder of images reads videos: as images of `temporal_patch` frames each."""
 
-    time: Literal["patches", "seconds", "text", "text_after"] = Field(
+    time: Literal["none", "patches", "seconds", "text", "text_after"] = Field(
         description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
         "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
         "`text`: each temporal patch is an image behind its time in words (Qwen3-VL); "
-        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V).",
+        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `none`: nowhere "
+        "(LLaVA-OneVision).",
         examples=["patches"],
     )
     per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(

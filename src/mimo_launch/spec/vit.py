@@ -162,9 +162,13 @@ class VitModel(Images, TransformerEncoder):
         return self.temporal_patch if self.reads_videos else 1
 
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the array of `height x width` rows: with frames, to read videos."""
+        """Return the shape of the array of `height x width` rows: with frames, to read videos.
+
+        A frame that is a tile is an image.
+        """
         channels, *sides = Images.input_shape(self, height, width)
-        return (channels, self.frames, *sides) if self.reads_videos else (channels, *sides)
+        has_frames = self.reads_videos and self.tiles is None
+        return (channels, self.frames, *sides) if has_frames else (channels, *sides)
 
     @property
     def row_width(self) -> int:

@@ -23,7 +23,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Noise, Split, noise_of
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Shown
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -332,17 +332,17 @@ class Oracle:
             images = self.dataset.images(split, index, encoder)
             spans = self.dataset.describe(split, index).spans.get(encoder, ())
             pairs = zip(images, spans, strict=True)
-            return [self._rows(encoder, image, span.tiling) for image, span in pairs]
+            return [self._rows(encoder, image, span.shown) for image, span in pairs]
         read = [self._rows_of_images(split, index, source) for source in sources]
         return [
             connect(self.weights, encoder, model, dict(zip(sources, rows, strict=True)))
             for rows in zip(*read, strict=True)
         ]
 
-    def _rows(self, encoder: str, array: np.ndarray, tiling: Tiling | None) -> Tensor:
+    def _rows(self, encoder: str, array: np.ndarray, shown: Shown) -> Tensor:
         if encoder in self.custom:
             return self.custom[encoder].rows(self.weights, array)
-        return encode(self.weights, encoder, self.spec.modules[encoder].model, array, tiling)
+        return encode(self.weights, encoder, self.spec.modules[encoder].model, array, shown)
 
     def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:
         """Return height and width in rows of a record's images, by their placeholder token."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.random_draws import Noise
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Frame, Shown
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, ConnectorModel, FlowModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import activated, block, blocks, project
@@ -25,14 +25,14 @@ from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, 
 
 
 def encode(
-    weights: Weights, encoder: str, model: Model, array: np.ndarray, tiling: Tiling | None = None
+    weights: Weights, encoder: str, model: Model, array: np.ndarray, shown: Shown = None
 ) -> Tensor:
-    """Return the rows [r, L] of one image or clip alone; `tiling` says how tiles show an image.
+    """Return the rows [r, L] of one image or clip alone; `shown` says how tiles show an image.
 
     Raises: TypeError for another model.
     """
     if isinstance(model, VitModel) and model.tiles is not None:
-        return _encode_tiles(weights, encoder, model, array, tiling)
+        return _encode_tiles(weights, encoder, model, array, shown)
     if model.kind not in ENCODERS:
         raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
     return ENCODERS[model.kind](weights, encoder, model, array)
@@ -106,7 +106,7 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
 
 
 def _encode_tiles(
-    weights: Weights, encoder: str, model: VitModel, array: np.ndarray, tiling: Tiling | None
+    weights: Weights, encoder: str, model: VitModel, array: np.ndarray, shown: Shown
 ) -> Tensor:
     """Return the rows of an image in tiles: [tiles, channels, height, width] -> [r, L]."""
     if model.image is None or model.tiles is None:
@@ -114,20 +114,29 @@ def _encode_tiles(
     (tall, wide), most = model.image, model.tiles.most
     whole, *tiles = (_encode_image(weights, encoder, model, each) for each in array)
     end = weights[f"{encoder}.projector.newline.weight"][None]
-    if tiling is None:
+    if shown is None:
         return torch.cat([whole, end])
+    if isinstance(shown, Frame):
+        half = -(-tall // 2), -(-wide // 2)
+        pooled = _resized(whole.view(tall, wide, -1), half).flatten(0, 1)
+        return torch.cat([pooled, end]) if shown.is_last else pooled
     across = [
-        torch.cat([each.view(tall, wide, -1) for each in tiles[i : i + tiling.wide]], dim=1)
-        for i in range(0, len(tiles), tiling.wide)
+        torch.cat([each.view(tall, wide, -1) for each in tiles[i : i + shown.wide]], dim=1)
+        for i in range(0, len(tiles), shown.wide)
     ]
     grid = torch.cat(across)
-    top, left = (len(grid) - tiling.height) // 2, (grid.shape[1] - tiling.width) // 2
-    grid = grid[top : top + tiling.height, left : left + tiling.width]
+    top, left = (len(grid) - shown.height) // 2, (grid.shape[1] - shown.width) // 2
+    grid = grid[top : top + shown.height, left : left + shown.width]
     over = 0.0 if most is None else (grid.shape[0] * grid.shape[1] / (most * tall * wide)) ** 0.5
     if over > 1.1:
-        size = [int(side // over) for side in grid.shape[:2]]
-        grid = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")[0].permute(1, 2, 0)
+        grid = _resized(grid, (int(grid.shape[0] // over), int(grid.shape[1] // over)))
     return torch.cat([whole, *(torch.cat([line, end]) for line in grid)])
+
+
+def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a grid of vectors [height, width, L] in another size."""
+    found = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")
+    return found[0].permute(1, 2, 0)
 
 
 def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:

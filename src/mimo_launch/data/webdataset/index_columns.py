@@ -11,19 +11,21 @@ after another: a sample's own begin at the `*_end` of the sample before and end 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.kinds.tiles import Frame, Shown, Tiling
+
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
 VERSION = 7
 
-# Of an image in tiles, the fields of its `Tiling`; of others 0.
+# Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
 # Per sample.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
@@ -53,6 +55,20 @@ TYPES = {
     **ENDS,
     **{name: kind for columns in LISTS.values() for name, kind in columns.items()},
 }
+
+
+def numbers_of(shown: Shown) -> tuple[int, ...]:
+    """Return how an image is shown as the numbers of `TILING`."""
+    if shown is None:
+        return (0, 0, 0, 0)
+    return astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
+
+
+def shown_as(numbers: tuple[int, ...]) -> Shown:
+    """Return what `numbers_of` wrote."""
+    if numbers[0]:
+        return Tiling(*numbers)
+    return Frame(numbers[2] > 1) if numbers[2] else None
 
 
 class DamagedIndex(Exception):

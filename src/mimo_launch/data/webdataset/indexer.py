@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,14 @@ from mimo_launch.data.webdataset.decode_media import (
     medium_of,
 )
 from mimo_launch.data.webdataset.decode_video import video_size
-from mimo_launch.data.webdataset.index_columns import LISTS, SAMPLES, TILING, TYPES, Column
+from mimo_launch.data.webdataset.index_columns import (
+    LISTS,
+    SAMPLES,
+    TILING,
+    TYPES,
+    Column,
+    numbers_of,
+)
 from mimo_launch.data.webdataset.media_rows import (
     PlacedMedium,
     ShardInputs,
@@ -250,8 +257,7 @@ def _add(
         rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
         rows["span_tenths"].append(each.tenths)
         rows["span_loose"].append(each.span.loose)
-        shown = (0, 0, 0, 0) if each.span.tiling is None else astuple(each.span.tiling)
-        for name, value in zip(TILING, shown, strict=True):
+        for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
             rows[name].append(value)
     for first, last in runs.tolist():
         rows["run_first"].append(first)

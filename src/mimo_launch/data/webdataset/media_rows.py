@@ -35,9 +35,9 @@ from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 
-# Of a video that a marker stands for: its number, of each temporal patch how much later it is and
-# what the text says, and the rows of one.
-_Part = tuple[int, list[tuple[int | None, int]], ImageSize]
+# What a marker stands for: of each image, what says its size by module, how much later it is, and
+# the tenths of a second that the text says.
+_Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +170,15 @@ class ShardInputs:
                 placed += self._targets(number, range(behind_target, at), members, sizes)
                 behind_target = at
                 continue
-            size_of: Callable[[str], ImageSize]
             if marker == "video":
-                video, shown, size = next(parts)
-                number, size_of = num_images + video, partial(_same, size)
+                video, images = next(parts)
+                number = num_images + video
             else:
-                shown = [(None, 0)]
                 alone = len(members[marker]) == 1
-                size_of = partial(self._size_of, sizes[members[marker][number]], alone)
+                size = sizes[members[marker][number]]
+                images = [(partial(self._size_of, size, alone), None, 0)]
             for name, media in self.in_text.items():
-                for later, tenths in shown if marker in media else ():
+                for size_of, later, tenths in images if marker in media else ():
                     here = self._made(name, size_of, at, later)
                     placed += (
                         PlacedMedium(self.names.index(n), number, s, tenths) for n, s in here
@@ -188,14 +187,16 @@ class ShardInputs:
                     at, rows_so_far = end, rows_so_far + end - at
         return placed
 
-    def _parts(self, videos: Sequence[ShownVideo]) -> Iterator[_Part]:
-        """Yield what each marker of a video stands for: all of it, or a temporal patch."""
-        for number, video in enumerate(videos):
-            size = ImageSize(*self._of_videos.group_rows(video))
-            shown = list(zip(video.later, video.tenths, strict=True))
+    def _parts(self, videos: Sequence[ShownVideo]) -> Iterator[tuple[int, _Images]]:
+        """Yield a video's number and what each of its markers stands for.
 
+        That is all of it, or a temporal patch.
+        """
+        for number, video in enumerate(videos):
+            sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
+            shown: _Images = list(zip(sizes, video.later, video.tenths, strict=True))
             for part in [[each] for each in shown] if self.says_time else [shown]:
-                yield number, part, size
+                yield number, part
 
     def rows_among(
         self, num_text: int, spans: Sequence[tuple[int, ImageSpan]]
@@ -240,7 +241,7 @@ class ShardInputs:
         for each in self._together[name]:
             rows = size_of(each) if each in self.readers else size_made(self._spec, each, size_of)
             span = ImageSpan(at, rows.height, rows.width, later=later, loose=rows.loose)
-            found.append((each, replace(span, gap=self.gap(each), tiling=rows.tiling)))
+            found.append((each, replace(span, gap=self.gap(each), shown=rows.shown)))
         return found
 
     def _at_end(

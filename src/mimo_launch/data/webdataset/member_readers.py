@@ -122,9 +122,14 @@ class ImageReader(MemberReader):
     @property
     def sizing(self) -> list[object]:
         """What the number of rows depends on."""
-        side, recipe, videos = self.images.row_side, self.recipe, self.videos
-        read = [] if videos is None else [repr(videos), self.rate]
+        side, recipe = self.images.row_side, self.recipe
+        read = self.sizing_of_videos
         return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop, *read]
+
+    @property
+    def sizing_of_videos(self) -> list[object]:
+        """The same of videos, if these are read."""
+        return [] if self.videos is None else [repr(self.videos), self.rate]
 
     def shown(self, size: VideoSize) -> ShownVideo:
         """Return what is shown of a video. Raises: BadSample."""
@@ -133,10 +138,10 @@ class ImageReader(MemberReader):
         tenths = tuple(int(f"{second:.1f}".replace(".", "")) for second in taken.seconds)
         return ShownVideo((taken.height, taken.width), taken.later, tenths)
 
-    def group_rows(self, video: ShownVideo) -> tuple[int, int]:
-        """Return the height and width in rows of each image of a video."""
-        height, width = video.size
-        return height // self.images.row_side, width // self.images.row_side
+    def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
+        """Return the rows of each image of a video."""
+        height, width = (side // self.images.row_side for side in video.size)
+        return [ImageSize(height, width)] * len(video.later)
 
     def _taken(self, size: VideoSize) -> TakenVideo:
         try:
@@ -160,9 +165,13 @@ class ImageReader(MemberReader):
         if medium_of(suffix) != "video":
             return MemberReader.arrays(self, suffix, data, spans)
         taken = self._taken(video_size(suffix, data, self.rate))
-        height, width = self.images.input_shape(spans[0].height, spans[0].width)[-2:]
         groups = video_groups(suffix, data, taken, self._recipe)
-        return [each[..., :height, :width] for each in islice(groups, len(spans))]
+        return [self._group(each, spans[0]) for each in islice(groups, len(spans))]
+
+    def _group(self, pixels: Array, span: ImageSpan) -> Array:
+        """Return the input of a temporal patch, given as [channels, frames, height, width]."""
+        height, width = self.images.input_shape(span.height, span.width)[-2:]
+        return pixels[..., :height, :width]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return the height and width in rows of an image. Raises: BadSample."""

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
-from mimo_launch.data.webdataset.index_columns import BAD, TILING
+from mimo_launch.data.webdataset.index_columns import BAD, TILING, shown_as
 from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
-from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.layout.step_data import ImageSpan
 
 _MOST_LISTED = 5
@@ -158,7 +157,7 @@ class OpenSplit:
                     gap=gaps[module],
                     later=later - 1 if later else None,
                     loose=loose,
-                    tiling=Tiling(*tiling) if tiling[0] else None,
+                    shown=shown_as(tiling),
                 ),
             )
             for (module, member, position, height, width, reads, later, loose), tiling in zip(

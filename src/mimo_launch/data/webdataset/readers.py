@@ -31,7 +31,7 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
             if (rule := kind.tile_rule) is not None:
-                yield tile_reader(name, images, rule, recipe)
+                yield tile_reader(name, images, rule, recipe, videos, rate)
             else:
                 yield ImageReader(name, makes, images, recipe, videos, rate)
         elif (codes := kind.codes) is not None:

@@ -1,46 +1,39 @@
 """Images of shards as tiles.
 
 Decides: that the only image of a sample is cut into tiles, and that of several each is one tile, as
-by the processor of LLaVA-OneVision.
+is each frame of a video, as by the processors of LLaVA-OneVision.
 Relies on: `hugging_face.image_tiles` for sizes, `decode_media` for pixels.
 Leaves: the places of rows in a sample to `media_rows`.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shared_images import ImageSize
-from mimo_launch.data.webdataset.decode_media import (
-    Medium,
-    decode_image,
-    process,
-    process_tiles,
-)
-from mimo_launch.data.webdataset.member_readers import Array, MediumSize, MemberReader
+from mimo_launch.data.webdataset.decode_media import decode_image, process, process_tiles
+from mimo_launch.data.webdataset.member_readers import Array, ImageReader, MediumSize, ShownVideo
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError
 from mimo_launch.hugging_face.image_tiles import tiling
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.kinds.tiles import TileRule
+from mimo_launch.hugging_face.video_processor import VideoRecipe
+from mimo_launch.kinds.tiles import Frame, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.spec import Images
 
 
-@dataclass(frozen=True, slots=True)
-class TileReader(MemberReader):
-    """The images of one encoder of tiles."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileReader(ImageReader):
+    """The images of one encoder of tiles; with `videos`, it reads these as well."""
 
-    medium: ClassVar[Medium] = "image"
-    images: Images
-    recipe: ImageRecipe
     rule: TileRule
 
     @property
     def sizing(self) -> list[object]:
         """What the number of rows depends on."""
-        return [self.module, repr(self.rule), repr(self.recipe.grids), self.rule.side]
+        read = self.sizing_of_videos
+        return [self.module, repr(self.rule), repr(self.recipe.grids), self.rule.side, *read]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of an image that is one tile."""
@@ -59,21 +52,40 @@ class TileReader(MemberReader):
         lines, columns = self.rule.shrunk(found)
         if min(lines, columns) < 1:
             raise BadSample(f"an image of {size[1]} x {size[0]} pixels is too thin for a row")
-        return ImageSize(1, self.rule.num_rows(found), tiling=found)
+        return ImageSize(1, self.rule.num_rows(found), shown=found)
 
-    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the pixels of the tiles of an image, [tiles, channels, height, width]."""
         image = decode_image(suffix, data, channels=self.images.channels)
-        if span.tiling is None:
-            tiles = process(image, self.recipe)[None]
-        else:
-            tiles = process_tiles(image, self.recipe, self.rule.side)
+        if span.shown is None:
+            return self._seen(process(image, self.recipe)[None])
+        return self._seen(process_tiles(image, self.recipe, self.rule.side))
+
+    def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
+        """Return the rows of each frame of a video."""
+        last = len(video.later) - 1
+        frames = [Frame(number == last) for number in range(last + 1)]
+        return [ImageSize(1, self.rule.num_rows(each), shown=each) for each in frames]
+
+    def _group(self, pixels: Array, span: ImageSpan) -> Array:
+        """Return a frame as a tile, given as [channels, 1, height, width]."""
+        del span
+        return self._seen(pixels.swapaxes(0, 1))
+
+    def _seen(self, tiles: Array) -> Array:
+        """Return tiles without the pixels behind their last whole patches."""
         height, width = self.images.input_shape(self.rule.height, self.rule.width)[-2:]
-        cut: Array = np.ascontiguousarray(tiles[..., :height, :width])
-        return cut
+        return np.ascontiguousarray(tiles[..., :height, :width])
 
 
-def tile_reader(name: str, images: Images, rule: TileRule, recipe: ImageRecipe) -> TileReader:
+def tile_reader(
+    name: str,
+    images: Images,
+    rule: TileRule,
+    recipe: ImageRecipe,
+    videos: VideoRecipe | None,
+    rate: float,
+) -> TileReader:
     """Return the reader of an encoder of tiles.
 
     Raises: ProcessorError if its processor makes tiles of another size, or other grids.
@@ -84,4 +96,6 @@ def tile_reader(name: str, images: Images, rule: TileRule, recipe: ImageRecipe) 
     ours = [(down * side, right * side) for down, right in rule.grids]
     if recipe.grids and sorted(ours) != sorted(recipe.grids):
         raise ProcessorError("its image_grid_pinpoints are not the `grids` of the model's `tiles`")
-    return TileReader(name, makes=False, images=images, recipe=recipe, rule=rule)
+    return TileReader(
+        module=name, makes=False, images=images, recipe=recipe, videos=videos, rate=rate, rule=rule
+    )

@@ -1,0 +1,28 @@
+"""What rows of tiles are made of, beside what torch interpolates."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mimo_launch.kinds.tiles import Frame, TileRule
+from mimo_launch.models.tile_sources import NEWLINE, row_patches
+
+
+@pytest.mark.parametrize("size", [(4, 4), (3, 5), (27, 27), (1, 2)])
+def test_rows_of_a_frame_are_those_of_torch(size: tuple[int, int]) -> None:
+    """Half of the lines and columns, rounded up; the learned row is behind the last frame."""
+    rule = TileRule(*size, None, 2, ((1, 2),))
+    patches = np.random.default_rng(0).normal(size=(size[0] * size[1], 3))
+    half = -(-size[0] // 2), -(-size[1] // 2)
+    grid = torch.from_numpy(patches).T.view(1, 3, *size)
+    wanted = F.interpolate(grid, half, mode="bilinear")[0].flatten(1).T.numpy()
+    places, shares = row_patches(rule, Frame(is_last=False))
+    found = (patches[places] * shares[..., None]).sum(axis=1)
+    assert np.abs(found - wanted).max() < 1e-12
+    assert len(places) == rule.num_rows(Frame(is_last=False)) == half[0] * half[1]
+    last, one = row_patches(rule, Frame(is_last=True))
+    assert (last[:-1] == places).all()
+    assert last[-1, 0] == NEWLINE
+    assert one[-1].tolist() == [1, 0, 0, 0]
+    assert len(last) == rule.num_rows(Frame(is_last=True))
