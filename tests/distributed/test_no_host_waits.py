@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
-from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
+from mimo_launch.layers import experts
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
@@ -118,6 +119,31 @@ def test_experts_read_nothing_back_but_the_sizes_of_trips() -> None:
         {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
     )
     assert run_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
+
+
+def refuse_sizes(session: RankSession) -> None:
+    """Let the host fail where it reads how many tokens an expert gets."""
+
+    class Refusing(HostCopy):
+        def read(self) -> list[float]:
+            raise AssertionError("the host waits for the sizes of a trip")
+
+    experts.HostCopy = Refusing  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_tokens_that_do_not_travel_have_sizes_that_only_kernels_know(ep: int) -> None:
+    """Where each rank holds all experts, host and GPU stay apart."""
+    train, optimizer = {"steps": 3, "precision": "fp32"}, {"kind": "sgd", "lr": 0.1}
+    made = routed({"ep": ep}, {"shared": 8}, dp=2)
+    made = Spec.model_validate(
+        {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
+    )
+    if ep == 1:
+        assert run_ranks(reads_of_steps, made, refuse_sizes, world_size=2) == [[]] * 2
+        return
+    with pytest.raises(RankError, match="the host waits for the sizes of a trip"):
+        run_ranks(reads_of_steps, made, refuse_sizes, world_size=2)
 
 
 def test_a_copy_to_the_host_is_of_the_moment() -> None:

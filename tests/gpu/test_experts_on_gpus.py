@@ -11,7 +11,7 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.layers.experts import _is_grouped, grouped_linear
+from mimo_launch.layers.experts import ExpertRuns, _is_grouped, grouped_linear
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
@@ -41,7 +41,7 @@ def products(counts: tuple[int, ...], kind: Any) -> tuple[bool, list[float]]:
     for dtype in (torch.bfloat16, torch.float64):
         x, w = (t.to(dtype).requires_grad_() for t in leaves)
         if dtype == torch.bfloat16:
-            out = grouped_linear(x, w, counts)
+            out = grouped_linear(x, w, ExpertRuns.of(counts, device))
         else:
             parts = zip(torch.split(x, list(counts)), w.unbind(), strict=True)
             out = torch.cat([F.linear(a, b) for a, b in parts])

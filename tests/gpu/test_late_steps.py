@@ -33,6 +33,8 @@ WARM_UP, STEPS = 3, 3
 SPAN = "start a step"
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
+# Sizes for which one product serves all experts.
+EXPERTS = {"hidden": 32, "moe": {"experts": 8, "top_k": 2, "width": 16, "aux_loss": 0.01}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "one rank": (1, box(0), box(0)),
     "colocated dp2": (2, box(0, dp=2), box(0, dp=2)),
@@ -40,6 +42,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "dp2 to pp2": (4, box(0, dp=2), box(2, pp=2)),
     "dp2 to tp2": (4, box(0, dp=2), box(2, tp=2)),
     "dp4 and tp2 dp2": (4, box(0, dp=4), box(0, tp=2, dp=2)),
+    "experts": (1, box(0), box(0, model=EXPERTS)),
 }
 
 

@@ -15,6 +15,7 @@ computes a part of each answer; the parts are summed on the way back.
 Rows are only permuted: each gradient is the reverse permutation, so no kernel adds into rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,18 +110,18 @@ class Experts(SegmentedModule):
         )
         self.declare(attribute, *biases, dtype=self.context.dtype)
 
-    def forward(self, x_MD: Tensor, counts: tuple[int, ...]) -> Tensor:
-        """Return the answers; the first `counts[0]` tokens are for the first expert, and so on."""
+    def forward(self, x_MD: Tensor, runs: "ExpertRuns") -> Tensor:
+        """Return the answers to the tokens, which stand in `runs`."""
         inputs = self.inputs.view(len(self.own), -1, self.width)
         outputs = self.outputs.view(len(self.own), self.width, self.inner)
-        hidden = grouped_linear(x_MD, inputs, counts)
+        hidden = grouped_linear(x_MD, inputs, runs)
         if self.has_bias:
-            hidden = hidden + self._of_tokens(self.input_bias, counts)
-        answers = grouped_linear(self.context.fused(self.between, hidden), outputs, counts)
+            hidden = hidden + self._of_tokens(self.input_bias, runs.counts)
+        answers = grouped_linear(self.context.fused(self.between, hidden), outputs, runs)
         if not self.has_bias:
             return answers
         others = self.part.start, self.width - self.part.stop
-        return answers + F.pad(self._of_tokens(self.output_bias, counts), others)
+        return answers + F.pad(self._of_tokens(self.output_bias, runs.counts), others)
 
     def _of_tokens(self, bias: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the bias of each token's expert, [M, F].
@@ -131,17 +132,40 @@ class Experts(SegmentedModule):
         return torch.cat([row.expand(num, -1) for row, num in zip(rows, counts, strict=True)])
 
 
-def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, counts: tuple[int, ...]) -> Tensor:
+class ExpertRuns:
+    """The rows for each expert of this rank, one run behind another.
+
+    `ends_e` are the ends of the runs, int32 on the device of the rows.
+    """
+
+    def __init__(self, counts_e: Tensor, read: Callable[[], tuple[int, ...]]) -> None:
+        """Take the numbers of rows on the device, and what returns them on the host."""
+        self.ends_e = counts_e.cumsum(0, dtype=torch.int32)
+        self._read = read
+
+    @classmethod
+    def of(cls, counts: tuple[int, ...], device: torch.device) -> "ExpertRuns":
+        """Return the runs of numbers that the host knows."""
+        return cls(to_device(torch.tensor(counts), device), lambda: counts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of rows of each; the host may wait for them."""
+        if not self.ends_e.is_cuda:
+            # Those of which a kernel gets the ends, so that tests without a GPU check them.
+            return tuple(self.ends_e.diff(prepend=self.ends_e.new_zeros(1)).tolist())
+        return self._read()
+
+
+def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, runs: ExpertRuns) -> Tensor:
     """Return x times the weight of its expert, [M, F].
 
     An expert without tokens takes part, too: its gradient is zero, not absent, and its replicas
     wait for it in a reduction.
     """
     if _is_grouped(x_MD, weights_eFD):
-        # From the same counts as the loop below, so that tests without a GPU check them.
-        ends = to_device(torch.tensor(counts).cumsum(0, dtype=torch.int32), x_MD.device)
-        return grouped_matmul(x_MD, weights_eFD.transpose(1, 2), ends)
-    parts = torch.split(x_MD, list(counts))
+        return grouped_matmul(x_MD, weights_eFD.transpose(1, 2), runs.ends_e)
+    parts = torch.split(x_MD, list(runs.counts))
     return torch.cat([F.linear(x, w) for x, w in zip(parts, weights_eFD.unbind(), strict=True)])
 
 
@@ -180,7 +204,7 @@ class Dispatch:
     `departure` [n * k] sorts this rank's copies of tokens, `choices` of each, by expert; `send` and
     `receive` are the numbers that go to each ep rank and come from it; `gathered` are those that
     each rank that splits these experts received. `arrival` [M] sorts the tokens of all these ranks
-    by expert; each expert gets `counts`.
+    by expert, into `runs`; if none has travelled, they stand in them already.
     """
 
     choices: int
@@ -188,12 +212,15 @@ class Dispatch:
     send: tuple[int, ...]
     receive: tuple[int, ...]
     gathered: tuple[int, ...]
-    arrival: ExpertOrder
-    counts: tuple[int, ...]
+    arrival: ExpertOrder | None
+    runs: ExpertRuns
 
 
 class PlannedDispatch:
-    """A dispatch whose sizes the host does not know yet, because they depend on the choices."""
+    """A dispatch whose sizes the host does not know yet, because they depend on the choices.
+
+    Only those of a trip make it wait: where no token travels, kernels find theirs on the device.
+    """
 
     def __init__(self, context: ParallelContext, experts_nk: Tensor, num_experts: int) -> None:
         """Start the exchange of the numbers of tokens between all ranks, without waiting.
@@ -214,7 +241,10 @@ class PlannedDispatch:
         """Return the dispatch; only here does the host wait for the device within a step."""
         theirs, tp = self._theirs, self._context.expert_tp
         num_own = theirs.shape[2]
-        numbers = [int(number) for number in self._sizes.read()]
+        if theirs.numel() == num_own:
+            runs = ExpertRuns(theirs.flatten(), lambda: self._numbers()[:num_own])
+            return Dispatch(self._choices, self._departure, (), (), (), None, runs)
+        numbers = self._numbers()
         rows = [numbers[i : i + num_own] for i in range(0, len(numbers), num_own)]
         # First the tokens from here by ep rank, then those of each rank that splits, by ep rank.
         by_rank = [
@@ -231,8 +261,11 @@ class PlannedDispatch:
             receive=by_rank[1 + tp.index],
             gathered=tuple(map(sum, by_rank[1:])),
             arrival=ExpertOrder.by(owners_M),
-            counts=counts,
+            runs=ExpertRuns(theirs.sum((0, 1)), lambda: counts),
         )
+
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(int(number) for number in self._sizes.read())
 
 
 class _Reorder(torch.autograd.Function):
@@ -265,7 +298,9 @@ class _Copies(torch.autograd.Function):
         return copies_nkD.sum(dim=1), None, None, None
 
 
-def _reordered(x: Tensor, order: ExpertOrder) -> Tensor:
+def _reordered(x: Tensor, order: ExpertOrder | None) -> Tensor:
+    if order is None:
+        return x
     out: Tensor = _Reorder.apply(x, order.places, order.back)  # type: ignore[no-untyped-call]
     return out
 
@@ -281,7 +316,8 @@ def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Te
 
 def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
     """Return the answers to this rank's tokens, [n * k, D]; those to one token are adjacent."""
-    answers = _reordered(y_MD, dispatch.arrival.reversed())
+    arrived = dispatch.arrival and dispatch.arrival.reversed()
+    answers = _reordered(y_MD, arrived)
     summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp)
     returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep)
     return _reordered(returned, dispatch.departure.reversed())

@@ -131,7 +131,7 @@ class MoeMlp(nn.Module):
 
     def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
         arrived = to_experts(x_nD, dispatch, self.context)
-        answers = self.experts(arrived, dispatch.counts)
+        answers = self.experts(arrived, dispatch.runs)
         answers = from_experts(answers, dispatch, self.context)
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
