@@ -19,13 +19,13 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
     layout = build_layout(made)
     module = layout[name]
     work = workload(layout, module, nominal_step_data(made).samples[0])
-    own, extra, images = work.rows, work.extra_tokens, len(work.spans)
+    own, extra, images = work.rows, work.extra_tokens, work.spans.total()
     if extra:
         each = [own // images] * images, [extra // images] * images
         causal = module.is_causal
         mask = two_list_context(*each, (own, extra), range(1), CPU, alone=True, causal=causal)
     else:
-        mask = image_context(list(work.spans), range(own), CPU, alone=True)
+        mask = image_context(list(work.spans.elements()), range(own), CPU, alone=True)
     rows, places, first = {}, {}, own if extra else 0
     for source, number in zip(module.reads, work.reads, strict=True):
         width = made.row_width(source)

@@ -86,6 +86,18 @@ def test_language_costs_what_torch_counts() -> None:
     assert back["bmm"] == 2 * backward.attention
 
 
+def test_sequences_that_are_alike_are_counted_once() -> None:
+    """Else a plan of a million samples takes seconds for each layout that it tries."""
+    works = []
+    for size in (1, 1_000_000):
+        made = spec({"vision": box(0), "language": box(0, model=DECODER)}, mbs=size, seq=32)
+        layout = build_layout(made)
+        works.append([workload(layout, module, nominal(made)) for module in layout.modules])
+    for one, many in zip(*works, strict=True):
+        assert many.tokens == 1_000_000 * one.tokens
+        assert len(many.spans) == len(one.spans) == 1
+
+
 def test_further_tokens_cost_what_torch_counts() -> None:
     model = {**DECODER, "head_dim": 6, "mtp": {"depth": 2}}
     made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
@@ -205,7 +217,7 @@ def test_vision_costs_what_torch_counts(
     module = layout["vision"]
     (stage,) = module.stages
     work = workload(layout, module, nominal(made))
-    assert (work.spans, work.rows) == ((24, 24), 12)
+    assert (work.spans, work.rows) == ({24: 2}, 12)
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -234,7 +246,7 @@ def test_tiles_cost_what_torch_counts() -> None:
     sample = SampleData(0, 40, 1, {"vision": (span,)})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     work = encoder_workload(view, times=1, forwards=1)
-    assert (work.spans, work.rows, work.held) == ((12, 12, 12), span.rows, 36)
+    assert (work.spans, work.rows, work.held) == ({12: 3}, span.rows, 36)
     assert module.tiles is not None
     assert module.tiles.num_rows(span.shown) == span.rows
     network = build_network(made, stage, ParallelContext())
@@ -266,7 +278,7 @@ def test_windows_cost_what_torch_counts() -> None:
     module = layout["vision"]
     (stage,) = module.stages
     work = workload(layout, module, nominal(made))
-    assert (work.spans, work.windows) == ((60, 60), (16, 8, 16, 8, 8, 4) * 2)
+    assert (work.spans, work.windows) == ({60: 2}, {16: 4, 8: 6, 4: 2})
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -286,7 +298,7 @@ def test_windows_cost_what_torch_counts() -> None:
     assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     # Without lists each window is padded to the largest.
-    padded = sum(max(work.windows) ** 2 - length**2 for length in work.windows)
+    padded = sum(max(work.windows) ** 2 - length**2 for length in work.windows.elements())
     assert ahead["bmm"] == forward.attention + 2 * 4 * padded * 48
 
 
@@ -297,7 +309,7 @@ def test_audio_costs_what_torch_counts() -> None:
     module = layout["audio"]
     (stage,) = module.stages
     work = workload(layout, module, nominal(made))
-    assert (work.spans, work.rows) == ((12, 12), 12)
+    assert (work.spans, work.rows) == ({12: 2}, 12)
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -325,7 +337,7 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     sample = SampleData(0, 20, 1, {"audio": spans})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     work = encoder_workload(view, times=1, forwards=1)
-    assert (work.spans, work.rows, work.extra_tokens) == ((12, 11), 11, 1)
+    assert (work.spans, work.rows, work.extra_tokens) == ({12: 1, 11: 1}, 11, 1)
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -406,7 +418,7 @@ def test_a_talker_costs_what_torch_counts() -> None:
     module = layout["speech"]
     (stage,) = module.stages
     work = workload(layout, module, nominal(made))
-    assert (work.reads, work.rows, work.spans) == ((2,), 50, (26, 26))
+    assert (work.reads, work.rows, work.spans) == ((2,), 50, {26: 2})
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

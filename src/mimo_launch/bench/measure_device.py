@@ -9,6 +9,7 @@ Leaves: transfers to `links`, the constants to `calibrate`.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -197,7 +198,7 @@ def _tokens(
         rows={},
         row_places={},
     )
-    return Workload(spans=(seq,) * count, held=seq * count, rows=0, forwards=1), batch
+    return Workload(spans=Counter({seq: count}), held=seq * count, rows=0, forwards=1), batch
 
 
 def compute_rates(session: RankSession) -> dict[str, float]:
@@ -238,19 +239,20 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
         return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = nominal_step_data(spec).samples[0]
-    spans = workload(layout, module.layout, sample).spans
+    spans = list(workload(layout, module.layout, sample).spans.elements())
     if not spans:
         return None
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
-    work = Workload(spans=spans, held=sum(spans), rows=0, forwards=1, windows=spans)
+    counted = Counter(spans)
+    work = Workload(spans=counted, held=sum(spans), rows=0, forwards=1, windows=counted)
     network = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
-    mask = image_context(list(spans), range(tokens), context.device, alone=True)
+    mask = image_context(spans, range(tokens), context.device, alone=True)
     if module.layout.is_causal:
         beside = [0] * len(spans)
         mask = two_list_context(
-            list(spans), beside, (tokens, 0), range(1), context.device, alone=True, causal=True
+            spans, beside, (tokens, 0), range(1), context.device, alone=True, causal=True
         )
     places = torch.zeros((tokens, 2), device=context.device)
     packed = EncoderInput(mask, (work.tokens,), None, places, windows=mask)

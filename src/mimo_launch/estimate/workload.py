@@ -7,7 +7,8 @@ operations of a forward; `spec.gpus` for known peaks.
 Leaves: bytes to `memory`, seconds to `cost_model`, and measured ones to `train` and `bench`.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import add
 
@@ -32,13 +33,18 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
     forwards = layout.num_groups(module)
     if module.is_language:
         held = size * layout.seq // module.grid.size("cp")
-        spans = language_spans(sample, layout.seq) * size
-        blocks = tuple(
+        blocks = (
             span.num_positions
             for name in module.whole_images
             for span in sample.spans.get(name, ())
         )
-        return Workload(spans=spans, held=held, rows=0, forwards=forwards, blocks=blocks * size)
+        return Workload(
+            spans=_repeated(language_spans(sample, layout.seq), size),
+            held=held,
+            rows=0,
+            forwards=forwards,
+            blocks=_repeated(blocks, size),
+        )
     mine = samples.replicas * module.group_size * size // module.grid.size("dp")
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     return encoder_workload(view, mine, forwards)
@@ -49,14 +55,19 @@ def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
     module, rows = view.module, view.num_rows * times
     extra_tokens = local_extra_tokens(module, sum(view.extras) * times) * shards_of_cp_rank(module)
     return Workload(
-        spans=tuple(map(add, view.lengths, view.extras)) * times,
-        windows=tuple(view.window_lengths) * times,
+        spans=_repeated(map(add, view.lengths, view.extras), times),
+        windows=_repeated(view.window_lengths, times),
         held=len(held_patches(module, view.num_units * times, 0)) + extra_tokens,
         extra_tokens=extra_tokens,
         rows=rows,
         reads=tuple(number * times for number in view.rows_read),
         forwards=forwards,
     )
+
+
+def _repeated(lengths: Iterable[int], times: int) -> Counter[int]:
+    """Return how many spans of each length `times` such samples have."""
+    return Counter({length: number * times for length, number in Counter(lengths).items()})
 
 
 def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
@@ -153,8 +164,8 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
 def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
     """Return the whole step as if it were one forward: the FLOPs of its samples add up."""
     if module.is_language:
-        spans = tuple(n for s in data.samples for n in language_spans(s, layout.seq))
-        return Workload(spans=spans, held=sum(spans), rows=0, forwards=1)
+        spans = Counter(n for s in data.samples for n in language_spans(s, layout.seq))
+        return Workload(spans=spans, held=len(data.samples) * layout.seq, rows=0, forwards=1)
     view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
     return encoder_workload(view, times=1, forwards=1)
 

@@ -47,7 +47,7 @@ class AudioKind(TransformerEncoderKind):
 
     def _embedded(self, work: Workload) -> int:
         """Return the number of tokens, those that fill no row among them."""
-        return sum(work.spans)
+        return work.tokens
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         return (*BLOCK, IN_ORDER) if self.model.unpadded else BLOCK

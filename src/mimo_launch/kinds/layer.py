@@ -7,7 +7,8 @@ Relies on: the spec's types of sizes.
 Leaves: which layers a model has to the kinds, which rank stands where to `layout`.
 """
 
-from dataclasses import astuple, dataclass
+from collections import Counter
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from math import prod
 from operator import mul
@@ -97,26 +98,27 @@ class LayerKind(StrEnum):
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
-    Tokens attend within `spans`, given by their lengths: sequences, or images in patches; in layers
-    with windows within `windows`. `tokens` is the sum of `spans`, `held` the tokens of one cp rank
-    with padding, of which `extra_tokens` stand beside patches. `rows` are those that an encoder
-    makes, `reads` those that it takes of each module that it reads. The tokens of one of `blocks`
-    attend to each other in both directions where others are causal. A step has `forwards` of these.
+    Tokens attend within `spans`, sequences, or images in patches; in layers with windows within
+    `windows`. The tokens of one of `blocks` attend to each other in both directions where others
+    are causal. All three are given by how many there are of each length in tokens. `held` are the
+    tokens of one cp rank with padding, of which `extra_tokens` stand beside patches. `rows` are
+    those that an encoder makes, `reads` those that it takes of each module that it reads. A step
+    has `forwards` of these.
     """
 
-    spans: tuple[int, ...]
+    spans: Counter[int]
     held: int
     rows: int
     forwards: int
     extra_tokens: int = 0
     reads: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
-    blocks: tuple[int, ...] = ()
+    windows: Counter[int] = field(default_factory=Counter)
+    blocks: Counter[int] = field(default_factory=Counter)
 
     @property
     def tokens(self) -> int:
         """Tokens of all cp ranks, without padding."""
-        return sum(self.spans)
+        return sum(length * number for length, number in self.spans.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +252,10 @@ class Widths:
         if self.recurrence is not None:
             return work.tokens * self.recurrence.between
         spans = work.windows if self.windowed else work.spans
+        pairs = sum(self._pairs(length) * number for length, number in spans.items())
         # Half of a block is counted in its span.
-        later = sum(each**2 / 2 for each in work.blocks)
-        return 2 * (sum(map(self._pairs, spans)) + later) * (self.query + self.value)
+        later = sum(length**2 / 2 * number for length, number in work.blocks.items())
+        return 2 * (pairs + later) * (self.query + self.value)
 
     def _pairs(self, span: int) -> float:
         """Return the pairs of tokens of a span that attend to each other."""

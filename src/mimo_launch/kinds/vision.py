@@ -186,7 +186,7 @@ class VisionKind(TransformerEncoderKind):
     def _embedded(self, work: Workload) -> int:
         """Return the number of patches: of tiles, not all are rows."""
         if self.model.tiles is not None:
-            return sum(work.spans) - len(work.spans) * self.model.learned_tokens
+            return work.tokens - work.spans.total() * self.model.learned_tokens
         return TransformerEncoderKind._embedded(self, work)
 
     def _projected(self, work: Workload) -> int:
