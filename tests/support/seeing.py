@@ -249,12 +249,13 @@ def _mask(model: Any, tokens: Tensor, images: int) -> dict[str, Any]:
     from transformers.models.gemma3 import modeling_gemma3 as theirs
 
     number = (is_row.cumsum(0) - 1) * images // int(is_row.sum())
+    # By position: the cache, of which there is none, changed its name in transformers 5.24.
     masks = theirs.create_masks_for_vision_model(
-        config=model.config.text_config,
-        inputs_embeds=torch.zeros(1, len(tokens), 1, dtype=model.dtype),
-        attention_mask=None,
-        past_key_values=None,
-        position_ids=None,
-        block_sequence_ids=torch.where(is_row, number, -1)[None],
+        model.config.text_config,
+        torch.zeros(1, len(tokens), 1, dtype=model.dtype),
+        None,
+        None,
+        None,
+        torch.where(is_row, number, -1)[None],
     )
     return {"attention_mask": masks}
