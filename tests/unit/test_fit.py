@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,6 +268,26 @@ def test_a_change_that_saves_less_than_is_shown_is_not_offered(tmp_path: Path) -
     found = next(iter(load_and_check(write(tmp_path, text)).diagnostics))
     (needed,) = re.findall(r"need about ([\d.]+ GB)", found.headline)
     assert f"(then {needed} there)" not in str(found.help)
+
+
+def test_a_change_that_only_just_fits_is_not_offered_beside_one_that_does(tmp_path: Path) -> None:
+    """After it, `memory-tight` would say so: estimates are within 10 % of what is measured."""
+    made = check_text(nodes("20GB")).spec
+    assert made is not None
+    estimator = Estimator.of(Plan.of(made))
+    [alike] = estimator.classes
+    offers = remedies(estimator, alike, estimator.memory(alike))
+    sizes = [*thens(offers)]
+    most, least = max(sizes), min(sizes)
+    assert most / least > 1.2
+    (found,) = load_and_check(write(tmp_path, nodes(f"{most / 0.95:.2f}GB"))).diagnostics
+    assert [*thens([str(found.help)])] == [pytest.approx(least, rel=0.01)]
+
+
+def thens(offers: list[str]) -> Iterator[float]:
+    """Return the GB after each change that says how many there are."""
+    for each in offers:
+        yield from map(float, re.findall(r"\(then ([\d.]+) GB there\)", each))
 
 
 def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> None:

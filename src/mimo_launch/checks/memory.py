@@ -98,7 +98,7 @@ def _finding(
 def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
     """Return changes that save memory on the ranks `alike`, which need `memory`; the best first.
 
-    Where some changes are known to suffice, those that are known not to are left out.
+    Where some changes leave room for the tolerance, or else fit, those that do not are left out.
     """
     nodes = estimator.spec.nodes
     limit = memory.total if nodes is None or nodes.memory is None else nodes.memory
@@ -111,13 +111,12 @@ def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[
         offers.append(((memory.activations + memory.transfers) // 2, text))
     changes = (*_settings(estimator, alike), *_smaller_groups(estimator, alike))
     needed = [(changed.memory(alike).total, text) for changed, text in changes]
-    suffices = any(total <= limit for total, _ in needed)
+    bars = (1 - TOLERANCE) * limit, limit
+    met = next((bar for bar in bars if any(total <= bar for total, _ in needed)), memory.total)
     offers += [
         (memory.total - total, f"{text} (then {bytes_text(total)} there)")
         for total, text in needed
-        if bytes_text(total) != bytes_text(memory.total)
-        and total < memory.total
-        and (total <= limit or not suffices)
+        if bytes_text(total) != bytes_text(memory.total) and total < memory.total and total <= met
     ]
     return [text for _, text in sorted(offers, key=lambda offer: -offer[0])]
 
