@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,6 +222,9 @@ def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
     code, out, err = bench(tmp_path, *small, "--calibrate", "made.json").finish()
     assert code == 0, err
     assert "wrote made.json" in out
+    assert re.search(
+        r"^step: .* measured \(median\), .* estimated with these constants, [+-]", out, re.M
+    )
     made, default = load(tmp_path / "made.json"), Calibration()
     for name in ("language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"):
         assert name in out

@@ -78,7 +78,8 @@ def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> 
 def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
     size, vision, language = LAYOUTS[layout]
     results = run_on(size, calibrated, made_of(layout), device)
-    made, measured = results[0]
+    made, measured = results[0].constants, results[0].measured
+    assert results[0].step_seconds > 0
     assert all(each == results[0] for each in results)
     always = {"language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"}
     assert always <= set(measured)

@@ -9,6 +9,8 @@ from tests.support.specs import box, spec
 from tests.support.wide_search import WideSearch
 
 from mimo_launch.checks.all_checks import check, is_legal
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.plan.plan import Plan
 from mimo_launch.search.candidates import first_changes, further_changes
 from mimo_launch.search.change_words import words_of
 from mimo_launch.search.changes import Change
@@ -107,17 +109,53 @@ def unsaid(change: Change) -> list[str]:
     return found
 
 
+def test_no_change_is_offered_twice() -> None:
+    """A step of tiny layers waits for its hosts, whichever loss one looks at."""
+    made = spec({"vision": box(0, dp=4), "language": box(4, tp=2)}, microbatches=4, mbs=4)
+    offers = [each.change.settings for each in answer(made).losses if each.change is not None]
+    assert offers
+    assert all(offers.count(each) == 1 for each in offers)
+
+
 def test_losses_name_modules_ranks_and_numbers() -> None:
     given = answer(POOR[OF_8], seeks=False)
     assert all(loss.change is None for loss in given.losses)
     first = given.losses[0]
-    assert first.what.startswith("vision waits ")
+    assert first.what.startswith("vision waits for its hosts to start kernels ")
     assert first.what.endswith("% on 4 GPUs")
     assert first.ranks == (0, 1, 2, 3)
     assert first.of_all == pytest.approx(first.share / 2)
     time = given.time
     parts = (time.computing, time.communicating, time.waiting, time.updating)
     assert sum(parts) == pytest.approx(given.step_seconds)
+
+
+@pytest.mark.parametrize(
+    ("poor", "said"),
+    [
+        # Only what is a large part of the loss is named: vision has no tp, and no full sharding.
+        ("128, 8B", "language exchanges activations (tp 16) "),
+        ("512, 8B", "language exchanges weights and gradients (dp 512) "),
+        ("256, 70B", "vision and language wait in the pipeline of language (pp 16) "),
+        ("64, 7B", "vision waits for language "),
+        ("64, 7B", "language waits in its pipeline (pp 2) "),
+        ("64, 30B", "language exchanges tokens of experts (ep 4) and activations (tp 4) "),
+        ("128, 8B", "language computes forwards again "),
+    ],
+)
+def test_losses_name_who_causes_them_and_what_is_exchanged(poor: str, said: str) -> None:
+    made = next(each for name, each in POOR.items() if name.startswith(poor))
+    assert any(loss.what.startswith(said) for loss in answer(made, seeks=False).losses)
+
+
+@pytest.mark.parametrize("poor", POOR)
+def test_parts_of_stages_are_those_of_their_ranks(poor: str) -> None:
+    estimates = Estimator.of(Plan.of(POOR[poor])).estimates()
+    for row in estimates.ranks:
+        for part in ("communicating", "all_to_all", "sharding", "recomputing"):
+            parts = sum(getattr(stage, part) for stage in row.stages)
+            assert parts == pytest.approx(getattr(row, part))
+            assert all(getattr(stage, part) >= 0 for stage in row.stages)
 
 
 @pytest.mark.parametrize("poor", POOR)

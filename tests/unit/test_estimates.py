@@ -39,6 +39,7 @@ FREE = replace(
     collective_latency=0.0,
     p2p_latency=0.0,
     action_overhead=0.0,
+    layer_overhead=0.0,
     step_overhead=0.0,
 )
 PARTLY = spec({"vision": box(2, dp=4), "language": box(0, dp=4, pp=2)}, microbatches=4, mbs=2)
@@ -283,9 +284,14 @@ def test_communicators_are_those_of_the_groups_and_channels(name: str, wanted: l
     ],
 )
 def test_default_constants_give_the_measured_steps(name: str, measured: float) -> None:
-    """Medians of docs/performance.md, whose machine the constants are of."""
+    """Medians of docs/performance.md, whose machine the constants are of.
+
+    Its host starts kernels faster than those of later measurements, of which that constant is.
+    """
     got = of(bench_spec(name), Calibration())
-    assert got.step_seconds == pytest.approx(measured, rel=0.02)
+    assert got.step_seconds == pytest.approx(measured, rel=0.04)
+    fast = of(bench_spec(name), replace(Calibration(), layer_overhead=0.0))
+    assert fast.step_seconds == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize(

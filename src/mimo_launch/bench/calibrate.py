@@ -24,7 +24,7 @@ from mimo_launch.bench.measure_device import compute_rates
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.summary import Measured, aligned
-from mimo_launch.bench.time_shares import step_seconds
+from mimo_launch.bench.time_shares import RankStep, step_seconds
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
@@ -32,6 +32,7 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.gpus import BF16_PEAKS
@@ -39,6 +40,21 @@ from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 
 _MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
+# Kernels of the measured rates explain a step within this factor, unless they wait for the host.
+_LONGER = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What a calibration found: all constants, the names of those that were measured.
+
+    `step_seconds` is the median of the timed steps, `estimated_seconds` what the constants give.
+    """
+
+    constants: Calibration
+    measured: tuple[str, ...]
+    step_seconds: float
+    estimated_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +69,8 @@ class _Parts:
 
 def calibrate(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
-) -> int | tuple[Calibration, tuple[str, ...]]:
-    """Return the constants and the names of the measured ones, or the signal that ended it.
+) -> int | Calibrated:
+    """Return the constants, or the signal that ended it.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
@@ -91,7 +107,12 @@ def calibrate(
         date=datetime.now(UTC).date().isoformat(),
         **found,
     )
-    return made, tuple(found)
+    return Calibrated(
+        constants=made,
+        measured=tuple(found),
+        step_seconds=statistics.median(step_seconds(aligned(measured))),
+        estimated_seconds=Estimator.of(session.plan, made).estimates().step_seconds,
+    )
 
 
 def _constants(
@@ -158,7 +179,10 @@ def _overheads(
 ) -> dict[str, float]:
     """Return what an action and a step take beyond what the other constants explain."""
     by_rank = aligned(measured)
-    constants = replace(constants, action_overhead=0.0, step_overhead=0.0)
+    layer_overhead = _layer_overhead(session, constants, by_rank)
+    constants = replace(
+        constants, action_overhead=0.0, step_overhead=0.0, layer_overhead=layer_overhead
+    )
     sample = nominal_step_data(session.spec).samples[0]
     model = CostModel(session.spec, session.layout, sample, constants)
     beyond = []
@@ -185,9 +209,44 @@ def _overheads(
         rest.append(seconds - program - max(end - start for start, end in updates))
     after = statistics.median(rest) - constants.collective_latency * _MICRO
     return {
+        "layer_overhead": layer_overhead,
         "action_overhead": (_median(beyond) or 0.0) / _MICRO,
         "step_overhead": max(0.0, after) / _MILLI,
     }
+
+
+def _layer_overhead(
+    session: RankSession, constants: Calibration, by_rank: Sequence[Sequence[RankStep]]
+) -> float:
+    """Return the time of the host for one pass of a layer, in microseconds.
+
+    It is that of ranks whose forwards and backwards take longer than their kernels; on others it is
+    at most what they take. Processors have no kernels to start.
+    """
+    if session.device.type != "cuda":
+        return 0.0
+    sample = nominal_step_data(session.spec).samples[0]
+    # A unit, so that the time of the host counts passes.
+    unit = replace(constants, action_overhead=0.0, layer_overhead=1.0)
+    model = CostModel(session.spec, session.layout, sample, unit)
+    starting: list[float] = []
+    most = [constants.layer_overhead]
+    for rank, steps in enumerate(by_rank):
+        costs = [
+            (model.stages[stage], model.work[stage[0]].forwards)
+            for stage in session.layout.roles[rank]
+        ]
+        passes = sum(times * sum(cost.starting) for cost, times in costs) / _MICRO
+        kernels = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+        seconds = _median(
+            sum(end - start for (action, *_), start, end in step.slots if action.kind.is_compute)
+            for step in steps
+        )
+        if not passes or seconds is None:
+            continue
+        each = seconds / passes / _MICRO
+        (starting if seconds > _LONGER * kernels else most).append(each)
+    return _median(starting) or min(most)
 
 
 def _median(values: Iterator[float] | Sequence[float]) -> float | None:

@@ -21,6 +21,7 @@ from mimo_launch.bench.result import VERSION
 from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console, run_output
 from mimo_launch.cli.shared.lines import other_lines
+from mimo_launch.diag.quantities import seconds_text
 from mimo_launch.estimate.device_constants import constants
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import found
@@ -212,6 +213,15 @@ def constants_table(event: CalibrationFinished) -> Table:
     return table
 
 
+def fit_of(event: CalibrationFinished) -> str:
+    """Say how well the constants explain the steps from which some of them come."""
+    off = event.estimated_step_s / event.step_s - 1
+    return (
+        f"step: {seconds_text(event.step_s)} measured (median), "
+        f"{seconds_text(event.estimated_step_s)} estimated with these constants, {off:+.1%}"
+    )
+
+
 def _flop(tflop: float) -> str:
     """Format a number of operations with three digits or more."""
     for unit in ("TFLOP", "GFLOP"):
@@ -248,7 +258,7 @@ class BenchScreen(CountScreen):
             case CalibrationFinished():
                 self._bars.stop()
                 wrote = [] if event.file is None else [f"wrote {event.file}"]
-                self._print([constants_table(event), *wrote])
+                self._print([constants_table(event), fit_of(event), *wrote])
             case _:
                 for line in other_lines(event):
                     self._console.note(line)

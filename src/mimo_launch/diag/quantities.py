@@ -58,6 +58,11 @@ def sizes_text(grid: dict[str, int]) -> str:
     return " ".join(f"{axis} {size}" for axis, size in grid.items() if size > 1) or "1 rank"
 
 
+def listed(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def coords_text(coords: dict[str, int]) -> str:
     """Return (tp, cp, dp, pp) of a rank."""
     return f"({', '.join(str(coords[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))})"

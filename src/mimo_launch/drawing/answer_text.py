@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.diag.quantities import (
     bytes_text,
     figure,
@@ -19,14 +20,16 @@ from mimo_launch.diag.quantities import (
     seconds_text,
     sizes_text,
 )
-from mimo_launch.drawing.rows import Report
+from mimo_launch.drawing.rows import ModuleRow, Report
 from mimo_launch.search.answer import MemoryFit, PlanAnswer
 from mimo_launch.search.fitting import WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.wording import flow
 
 TIME_TITLE = "Where the time goes (mean over all GPUs)"
-LOSSES_TITLE = "Largest losses, and what helps most"
+LOSSES_TITLE = "Largest losses, and what helps most; the best change first"
+KEYS_STAY = "Write these lines into the spec; keys that they do not name stay as they are."
 ONE_BY_ONE = "Each was planned by itself, so gains do not add up: make the first, then plan again."
 FITS_TITLE = "What fits, the fastest first"
 RANKS_TITLE = "Ranks by what they hold"
@@ -37,11 +40,17 @@ PARTS = {
     "waiting": "waits",
     "updating": "updates",
 }
-# Words for the parts of `communicating`.
-EXCHANGED = {
-    "between_layers": "between layers (tp, cp)",
-    "of_experts": "tokens of experts",
-    "of_replicas": "weights and gradients (dp)",
+# Words for the parts of `computing` and `communicating`.
+DETAILS = {
+    "computing": {
+        "recomputing": "forwards again",
+        "starting": "waiting for hosts to start kernels",
+    },
+    "communicating": {
+        "between_layers": "activations between layers (tp, cp)",
+        "of_experts": "tokens of experts (ep)",
+        "of_replicas": "weights and gradients (dp)",
+    },
 }
 
 
@@ -56,7 +65,10 @@ class LossText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderText:
-    """Ranks that hold the same modules, and the shares of a step by the names of `PARTS`."""
+    """Ranks that hold the same modules, and the shares of a step by the names of `PARTS`.
+
+    `text` has the grids and settings of the modules, and the memory that the fullest rank needs.
+    """
 
     text: str
     shares: dict[str, float]
@@ -86,16 +98,25 @@ def facts_of(report: Report) -> dict[str, str]:
     header, answer = report.header, report.answer
     facts = {
         "memory": _fit_text(answer.fit),
-        "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch} samples of "
-        f"{header.seq} tokens, in {header.microbatches} "
-        f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}",
+        "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch:,} samples of "
+        f"{header.seq:,} tokens: {header.microbatches} "
+        f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}"
+        f"{_replicas(report)}",
         "speed": f"{answer.tokens_per_second:,.0f} tokens/s, "
         f"{answer.tokens_per_second_per_gpu:,.0f} per GPU, "
         f"MFU {100 * answer.mfu:.{1 if answer.mfu >= 0.001 else 4}f}%",
     }
-    if answer.tokens is not None and answer.days is not None:
+    if answer.tokens is None or answer.days is None:
+        facts["speed"] += " (--tokens 1T: in how many days)"
+    else:
         facts["days"] = f"{figure(answer.days)} for {scaled(answer.tokens)} tokens"
     return facts
+
+
+def _replicas(report: Report) -> str:
+    """Say how many replicas of language share a step."""
+    dp = next(row.grid["dp"] for row in report.modules if row.name == LANGUAGE)
+    return f" on each of {dp:,} language replicas" if dp > 1 else ""
 
 
 def _fit_text(fit: MemoryFit) -> str:
@@ -105,7 +126,9 @@ def _fit_text(fit: MemoryFit) -> str:
         return f"{needed}; `nodes: {{gpus: 8, gpu: h100-80gb}}` in the spec says whether that fits"
     left = fit.gpu_memory - fit.needed_bytes
     if left < 0:
-        return f"may not fit: {needed}, and a GPU has {bytes_text(fit.gpu_memory)}"
+        fits = "does not fit" if -left > TOLERANCE * fit.gpu_memory else "may not fit"
+        share = percent(-left / fit.gpu_memory)
+        return f"{fits}: {needed}, and a GPU has {bytes_text(fit.gpu_memory)}, {share} too little"
     share = percent(left / fit.gpu_memory)
     return f"fits: {needed} of {bytes_text(fit.gpu_memory)}, {share} free"
 
@@ -115,24 +138,32 @@ def times_of(answer: PlanAnswer) -> dict[str, float]:
     return {part: getattr(answer.time, part) for part in PARTS}
 
 
-def exchanges_of(answer: PlanAnswer) -> str | None:
-    """Return what ranks exchange, in words; None if that takes next to no time."""
-    seconds = {part: getattr(answer.time, part) for part in EXCHANGED}
-    shown = [
-        f"{EXCHANGED[part]} {seconds_text(each)}"
-        for part, each in seconds.items()
-        if each >= LEAST * answer.step_seconds
-    ]
-    return ", ".join(shown) or None
+def details_of(answer: PlanAnswer) -> dict[str, str]:
+    """Return what is in some of `PARTS`, in words: what takes next to no time is left out."""
+    found = {}
+    for whole, parts in DETAILS.items():
+        seconds = {words: getattr(answer.time, part) for part, words in parts.items()}
+        shown = [
+            f"{words} {seconds_text(each)}"
+            for words, each in seconds.items()
+            if each >= LEAST * answer.step_seconds
+        ]
+        if shown:
+            found[whole] = ", ".join(shown)
+    return found
 
 
-def add_up(answer: PlanAnswer) -> str | None:
-    """Say how several changes go together; None if there are not several."""
-    return ONE_BY_ONE if sum(loss.change is not None for loss in answer.losses) > 1 else None
+def how_to_use(answer: PlanAnswer) -> str | None:
+    """Say what to do with the lines of changes, and how several go together; None without any."""
+    changes = sum(loss.change is not None for loss in answer.losses)
+    if not changes:
+        return None
+    return KEYS_STAY if changes == 1 else f"{KEYS_STAY} {ONE_BY_ONE}"
 
 
 def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
     """Yield the largest losses, numbered, with what helps."""
+    before, memory = answer.step_seconds, answer.fit.gpu_memory
     for number, loss in enumerate(answer.losses, 1):
         head = f"{number}. {loss.what}"
         if loss.of_all < loss.share:
@@ -142,24 +173,31 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
             none = "no other kind of change helps by 2% or more" if answer.planned else None
             yield LossText(head=head, helps=none, settings=())
             continue
-        faster = f"{percent(change.gain)} faster"
-        if change.gain >= 1:
-            faster = f"{1 + change.gain:.1f} times as fast"
-        step, needed = seconds_text(change.step_seconds), bytes_text(change.needed_bytes)
-        gain = f"{faster}, {step} a step, {needed}:"
+        times = 1 + change.gain
+        faster = f"{times:.{1 if times >= 2 else 2}f} times as fast"
+        step = f"{seconds_text(before)} -> {seconds_text(change.step_seconds)} a step"
+        sizes = map(bytes_text, (answer.fit.needed_bytes, change.needed_bytes))
+        needed = " -> ".join(dict.fromkeys(sizes))
+        free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
         lines = tuple(_yaml(change.settings))
-        yield LossText(head=head, helps=f"{gain} {change.text}", settings=lines)
+        helps = f"{faster}, {step}, {needed}{free}: {change.text}"
+        yield LossText(head=head, helps=helps, settings=lines)
 
 
-def fitting_of(found: WhatFits) -> Iterator[LossText]:
+def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
     """Yield what makes a spec fit, numbered; one line of text if nothing does."""
+    tokens, memory = report.header.global_batch * report.header.seq, report.answer.fit.gpu_memory
     if not found.changes:
         none = f"none of the {found.planned} changes that were planned: take more GPUs"
         yield LossText(head=none, helps=None, settings=())
     for number, change in enumerate(found.changes, 1):
-        needs = f"{bytes_text(change.needed_bytes)} on the fullest GPUs"
-        head = f"{number}. {seconds_text(change.step_seconds)} a step, {needs}: {change.text}"
-        yield LossText(head=head, helps=None, settings=tuple(_yaml(change.settings)))
+        free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
+        needs = f"{bytes_text(change.needed_bytes)} on the fullest GPUs{free}"
+        speed = f"{tokens / change.step_seconds:,.0f} tokens/s"
+        step = f"{seconds_text(change.step_seconds)} a step"
+        head = f"{number}. {change.text}"
+        lines = tuple(_yaml(change.settings))
+        yield LossText(head=head, helps=f"{needs}, {step}, {speed}", settings=lines)
 
 
 def _yaml(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -182,13 +220,30 @@ def _yaml(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def holders_of(report: Report) -> Iterator[HolderText]:
     """Yield the ranks by what they hold, with how they spend the step."""
-    grids = {row.name: sizes_text(row.grid) for row in report.modules}
+    held = {row.name: f"{row.name} ({', '.join(_settings(report, row))})" for row in report.modules}
     for names, alike in rows_by_modules(report.estimates).items():
         ranks = sorted(rank for row in alike for rank in row.ranks)
-        held = ", ".join(f"{name} ({grids[name]})" for name in names)
         shares = {
             part: sum(len(row.ranks) * SHARES[part](row) for row in alike) / len(ranks)
             for part in PARTS
         }
-        text = f"{named_ranks(ranks)}, {gpus_text(ranks)}: {held}"
+        needed = bytes_text(max(row.total_bytes for row in alike))
+        what = ", ".join(held[name] for name in names)
+        text = f"{named_ranks(ranks)}, {gpus_text(ranks)}, up to {needed}: {what}"
         yield HolderText(text=text, shares=shares)
+
+
+def _settings(report: Report, row: ModuleRow) -> Iterator[str]:
+    """Yield the grid of a module, and the settings of which changes speak."""
+    yield sizes_text(row.grid)
+    yield from (
+        f"experts {sizes_text({'ep': each.ep, 'tp': each.tp})}"
+        for each in report.experts
+        if each.module == row.name
+    )
+    if row.sharding == "full":
+        yield "sharding full"
+    if row.recompute == "full":
+        yield "recompute full"
+    if row.sequence_parallel:
+        yield "sequence parallel"

@@ -14,11 +14,11 @@ from mimo_launch.drawing.answer_text import (
     PARTS,
     RANKS_TITLE,
     TIME_TITLE,
-    add_up,
     basis_of,
-    exchanges_of,
+    details_of,
     facts_of,
     holders_of,
+    how_to_use,
     losses_of,
     times_of,
     title_of,
@@ -124,8 +124,8 @@ def _answer(report: Report) -> Iterator[str]:
         for part, seconds in times.items()
     )
     yield f'<p class="key">{"".join(words)}</p>'
-    if parts := exchanges_of(report.answer):
-        yield f"<p>{PARTS['communicating']}: {html_prose(parts)}</p>"
+    for part, details in details_of(report.answer).items():
+        yield f"<p>{PARTS[part]}: {html_prose(details)}</p>"
     if report.answer.losses:
         yield f"<h2>{LOSSES_TITLE}</h2>"
     for loss in losses_of(report.answer):
@@ -133,7 +133,7 @@ def _answer(report: Report) -> Iterator[str]:
         settings = html_text("\n".join(loss.settings))
         lines = f"<pre>{settings}</pre>" if settings else ""
         yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
-    if sentence := add_up(report.answer):
+    if sentence := how_to_use(report.answer):
         yield f"<p>{html_prose(sentence)}</p>"
     yield f"<h2>{RANKS_TITLE}</h2>"
     for holder in holders_of(report):

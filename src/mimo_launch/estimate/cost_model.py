@@ -7,11 +7,12 @@ Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.memory import COMPUTED, row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import (
@@ -43,7 +44,8 @@ class StageCost:
     work may go on; `update` is that of the optimizer. Parts of all forwards and backwards of a
     step: in `all_to_all` tokens travel to experts and back; in `sharding` ranks wait for weights of
     their replicas, or for gradients to reach them; in `communication` ranks exchange anything, both
-    included; in `recomputation` forwards run again; `starts` is the time of the host.
+    included; in `recomputation` forwards run again; in `starts` ranks wait for the host. `starting`
+    is what the host needs to start the kernels of one forward, and of one backward.
     """
 
     forward: float
@@ -56,7 +58,18 @@ class StageCost:
     communication: float
     recomputation: float
     starts: float
+    starting: tuple[float, float]
     flops: float
+
+    def waiting(self, seconds: tuple[float, float], times: int) -> "StageCost":
+        """Return the cost when a forward and a backward, of which a step has `times`, wait."""
+        forward, backward = seconds
+        return replace(
+            self,
+            forward=self.forward + forward,
+            backward=self.backward + backward,
+            starts=self.starts + times * (forward + backward),
+        )
 
 
 @dataclass(frozen=True)
@@ -106,11 +119,20 @@ class CostModel:
     @cached_property
     def stages(self) -> dict[tuple[str, int], StageCost]:
         """The seconds of every stage, by its module and index."""
-        return {
+        alone = {
             (module.name, stage.index): self._stage(module, stage)
             for module in self.layout.modules
             for stage in module.stages
         }
+        times = {key: self.work[key[0]].forwards for key in alone}
+        starts = {
+            key: Starts(
+                times=times[key], running=(cost.forward, cost.backward), starting=cost.starting
+            )
+            for key, cost in alone.items()
+        }
+        waits = host_waits(starts, self.layout.roles)
+        return {key: cost.waiting(waits[key], times[key]) for key, cost in alone.items()}
 
     def _stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage, on the tp rank with the largest part."""
@@ -123,8 +145,8 @@ class CostModel:
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage)
         between = self._layers(module, stage) + travel
-        ahead = self._computing(module, forward) + between + overhead
-        back, travels, again = self._computing(module, backward) + overhead, 1, 0.0
+        ahead = self._computing(module, forward) + between
+        back, travels, again = self._computing(module, backward), 1, 0.0
         if any(flops.linear for flops in backward.values()):
             back, travels = back + between, 2
             if self.spec.modules[module.name].recompute == "full":
@@ -134,6 +156,9 @@ class CostModel:
                 }
                 again = self._computing(module, repeated)
                 back, travels = back + again + between, 3
+        ahead, back = ahead + overhead, back + overhead
+        trains = any(each.total for each in backward.values())
+        one_pass = stage.num_layers * self.constants.layer_overhead * MICRO
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
         first, waited = 0.0, 0.0
@@ -159,7 +184,8 @@ class CostModel:
             sharding=waited * forwards + first,
             communication=(travels * between + waited) * forwards + first,
             recomputation=again * forwards,
-            starts=(1 + any(each.total for each in backward.values())) * overhead * forwards,
+            starts=(1 + trains) * overhead * forwards,
+            starting=(one_pass, travels * one_pass if trains else 0.0),
             flops=flops / _parts(module),
         )
 

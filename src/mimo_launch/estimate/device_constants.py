@@ -29,6 +29,10 @@ _NANO = (
     "from steps of `bench` on topologies/bench/nano20_ep2_dp2.yaml, 2 H200, which do not tell "
     "`mamba` and `experts` apart"
 )
+_HOST = (
+    "one value for the steps of docs/performance.md that wait for the host, which need 1.2 to 2.4 "
+    "ms on different hosts with H200"
+)
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 
@@ -108,6 +112,12 @@ class Calibration:
     p2p_latency: float = _constant(20.0, "us", "start of one transfer between ranks", _OPEN)
     action_overhead: float = _constant(
         200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
+    )
+    layer_overhead: float = _constant(
+        1500.0,
+        "us",
+        "host and launch time of one pass of a layer: a forward is one, a backward two",
+        _HOST,
     )
     step_overhead: float = _constant(
         10.0, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _OPEN

@@ -251,9 +251,6 @@ class Estimator:
             each / total for each in (self.simulation.busy(first), finish - end, update)
         )
 
-        def part(kind: str) -> float:
-            return float(sum(getattr(costs[stage], kind) for stage in alike.role)) / total
-
         stages = []
         for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
             cost = costs[name, stage]
@@ -266,6 +263,11 @@ class Estimator:
                     tflop=cost.flops / TERA,
                     forward_ms=cost.forward / _MILLI,
                     backward_ms=cost.backward / _MILLI,
+                    communicating=cost.communication / total,
+                    all_to_all=cost.all_to_all / total,
+                    sharding=cost.sharding / total,
+                    recomputing=cost.recomputation / total,
+                    reducing=cost.reduction / total,
                 )
             )
         return RankEstimate(
@@ -279,11 +281,11 @@ class Estimator:
             tflop=tflop,
             bubble=self.simulation.bubble(first),
             computing=computing,
-            communicating=part("communication"),
-            all_to_all=part("all_to_all"),
-            sharding=part("sharding"),
-            recomputing=part("recomputation"),
-            starting=part("starts"),
+            communicating=sum(stage.communicating for stage in stages),
+            all_to_all=sum(stage.all_to_all for stage in stages),
+            sharding=sum(stage.sharding for stage in stages),
+            recomputing=sum(stage.recomputing for stage in stages),
+            starting=sum(costs[stage].starts for stage in alike.role) / total,
             waiting=max(0.0, 1 - computing - reducing - updating),
             reducing=reducing,
             updating=updating,

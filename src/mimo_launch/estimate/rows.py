@@ -42,7 +42,8 @@ class MemoryRow:
 class StageEstimate:
     """One stage on one rank: its weights before sharding over dp x cp, and its work in a step.
 
-    `tflop` are model FLOPs; `forward_ms` and `backward_ms` are the time of one action.
+    `tflop` are model FLOPs; `forward_ms` and `backward_ms` are the time of one action. The shares
+    of the step are its parts of those of `RankEstimate`; `reducing` may overlap with other work.
     """
 
     module: str
@@ -52,6 +53,11 @@ class StageEstimate:
     tflop: float
     forward_ms: float
     backward_ms: float
+    communicating: float
+    all_to_all: float
+    sharding: float
+    recomputing: float
+    reducing: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

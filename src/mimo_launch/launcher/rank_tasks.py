@@ -185,14 +185,18 @@ class Calibrating(Benching):
         result = calibrate(session, self.options, emit, stop)
         if isinstance(result, int):
             return result
-        made, measured = result
         if session.rank:
             return 0
         session.progress.enter(Phase.WRITING)
-        values = {each.name: getattr(made, each.name) for each in constants()}
-        told = CalibrationFinished(file=str(self.out), constants=values, measured=measured)
+        told = CalibrationFinished(
+            file=str(self.out),
+            constants={each.name: getattr(result.constants, each.name) for each in constants()},
+            measured=result.measured,
+            step_s=result.step_seconds,
+            estimated_step_s=result.estimated_seconds,
+        )
         try:
-            made.dump(self.out)
+            result.constants.dump(self.out)
         except OSError as error:
             emit(replace(told, file=None))
             raise _not_written(self.out, error) from error

@@ -192,7 +192,7 @@ class Advice:
 def advise(search: Search, lost: list[Waste], constants: Calibration) -> list[Advice]:
     """Return the largest losses, each with the change that helps most; the best change first.
 
-    No two of them have a change of the same kind.
+    No two of them have a change of the same kind, or the same change.
     """
     found, shown = search.run(), lost[:MAX_WASTES]
     taken: set[str] = set()
@@ -209,9 +209,13 @@ def advise(search: Search, lost: list[Waste], constants: Calibration) -> list[Ad
             for number in left
         }
         number = max(left, key=lambda each: saved[each])
-        if saved[number] > 0 or not answers:
-            answers[number] = search.simplest(planned)
-            taken.add(planned.change.kind)
+        if saved[number] <= 0 and answers:
+            continue
+        taken.add(planned.change.kind)
+        simplest = search.simplest(planned)
+        # What is left of another kind of change can be one that is offered already.
+        if all(_text(simplest.change) != _text(each.change) for each in answers.values()):
+            answers[number] = simplest
     advice = [Advice(waste, answers.get(number)) for number, waste in enumerate(shown)]
     return sorted(advice, key=lambda each: -search.gain(each.planned) if each.planned else 0.0)
 

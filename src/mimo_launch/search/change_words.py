@@ -5,10 +5,10 @@ Relies on: the changed spec for what a setting means there.
 Leaves: which settings change to `changes`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mimo_launch.diag.quantities import num_ranks_text, sizes_text
+from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, Spec
@@ -29,7 +29,7 @@ def _parts(spec: Spec, settings: Settings) -> Iterator[str]:
         yield "leave no rank idle"
     grids = [f"{name} by {_axes(spec, name)}" for name in _set(spec, settings, "grid")]
     if grids:
-        yield f"cut {_listed(grids)}"
+        yield f"cut {listed(grids)}"
     for name in _set(spec, settings, "experts"):
         sizes = (spec.modules[name].experts or ExpertGrid()).model_dump()
         is_split = any(size > 1 for size in sizes.values())
@@ -40,7 +40,7 @@ def _parts(spec: Spec, settings: Settings) -> Iterator[str]:
         for name in _set(spec, settings, key):
             values.setdefault(getattr(spec.modules[name], key), []).append(name)
         for value, names in values.items():
-            yield words(value, _listed(names))
+            yield words(value, listed(names))
     if "train.precision" in settings:
         yield f"compute in {spec.train.precision}"
     yield from _schedule(spec, settings)
@@ -70,19 +70,14 @@ def _placement(spec: Spec) -> str:
     if not apart:
         return "run all modules on all ranks"
     number = num_ranks_text(len(spec.modules[apart[0]].rank_range))
-    rest = _listed([name for name in (LANGUAGE, *others) if name not in apart])
+    rest = listed([name for name in (LANGUAGE, *others) if name not in apart])
     each = "their own" if len(apart) > 1 else "its own"
-    return f"give {_listed(apart)} {number} of {each} and {rest} {len(own):,}"
+    return f"give {listed(apart)} {number} of {each} and {rest} {len(own):,}"
 
 
 def _axes(spec: Spec, name: str) -> str:
     grid = spec.modules[name].grid
     return sizes_text({axis: getattr(grid, axis) for axis in ("tp", "cp", "pp", "dp")})
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _schedule(spec: Spec, settings: Settings) -> Iterator[str]:

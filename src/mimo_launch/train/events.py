@@ -259,11 +259,14 @@ class CalibrationFinished:
     """A calibration has measured the constants of `plan` that `measured` names.
 
     `constants` are all of them by name; `file` holds them, or is None if it could not be written.
+    `step_s` is the median of the timed steps, `estimated_step_s` what the constants give for it.
     """
 
     file: str | None
     constants: dict[str, float]
     measured: tuple[str, ...]
+    step_s: float
+    estimated_step_s: float
 
 
 Event = (

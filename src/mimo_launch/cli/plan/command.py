@@ -179,11 +179,13 @@ def _what_fits(
 ) -> str:
     """Return changes by which a spec fits into the memory of its GPUs."""
     from mimo_launch.cli.plan.first_screen import fitting_screen
+    from mimo_launch.drawing.plan_report import build_report
     from mimo_launch.estimate.estimates import Estimator
     from mimo_launch.search.fitting import what_fits
 
+    report = build_report(plan, constants, worst=worst, advice=False)
     found = what_fits(Estimator.of(plan, constants, worst=worst))
-    return _printed(fitting_screen(found, _width()), console)
+    return _printed(fitting_screen(report, found, _width()), console)
 
 
 def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str:

@@ -14,18 +14,19 @@ from rich.text import Text
 from mimo_launch.diag.quantities import percent, seconds_text
 from mimo_launch.drawing.answer_text import (
     FITS_TITLE,
+    KEYS_STAY,
     LOSSES_TITLE,
     PARTS,
     RANKS_TITLE,
     TIME_TITLE,
     HolderText,
     LossText,
-    add_up,
     basis_of,
-    exchanges_of,
+    details_of,
     facts_of,
     fitting_of,
     holders_of,
+    how_to_use,
     losses_of,
     times_of,
     title_of,
@@ -42,23 +43,20 @@ _MARKS = {"computing": "#", "communicating": "+", "waiting": ".", "updating": "=
 def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
     """Yield the answer and the picture."""
     width = min(width, _WIDEST)
-    yield title_of(report)
-    yield from _lines(basis_of(report), width)
-    yield ""
-    for name, text in facts_of(report).items():
-        yield from _lines(f"{name:8}{text}", width, indent=8)
+    yield from _facts(report, width)
     yield from _title(TIME_TITLE)
+    details = details_of(report.answer)
     for part, seconds in times_of(report.answer).items():
         share = seconds / report.answer.step_seconds
         bar = _MARKS[part] * round(share * min(_BAR, width - 32))
         yield f"{PARTS[part]:14}{seconds_text(seconds):>9} {percent(share):>5}  {bar}".rstrip()
-        if part == "communicating" and (parts := exchanges_of(report.answer)):
-            yield from _lines(f"  {parts}", width, indent=2)
+        if part in details:
+            yield from _lines(f"  {details[part]}", width, indent=2)
     if report.answer.losses:
         yield from _title(LOSSES_TITLE)
         for loss in losses_of(report.answer):
             yield from _loss(loss, width)
-        if sentence := add_up(report.answer):
+        if sentence := how_to_use(report.answer):
             yield from _lines(sentence, width)
     yield from _title(RANKS_TITLE)
     for holder in holders_of(report):
@@ -70,11 +68,28 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
     )
 
 
-def fitting_screen(found: WhatFits, width: int) -> Iterator[RenderableType]:
-    """Yield changes by which a spec fits that does not."""
+def fitting_screen(report: Report, found: WhatFits, width: int) -> Iterator[RenderableType]:
+    """Yield the answer for a spec that does not fit, and changes by which it does."""
+    width = min(width, _WIDEST)
+    yield ""
+    yield from _facts(report, width)
+    yield from _title(RANKS_TITLE)
+    for holder in holders_of(report):
+        yield from _lines(holder.text, width, indent=2)
     yield from _title(FITS_TITLE)
-    for change in fitting_of(found):
-        yield from _loss(change, min(width, _WIDEST))
+    for change in fitting_of(report, found):
+        yield from _loss(change, width)
+    if found.changes:
+        yield from _lines(KEYS_STAY, width)
+
+
+def _facts(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the job, what the estimates are for, and whether it fits and how fast it is."""
+    yield title_of(report)
+    yield from _lines(basis_of(report), width)
+    yield ""
+    for name, text in facts_of(report).items():
+        yield from _lines(f"{name:8}{text}", width, indent=8)
 
 
 def _title(text: str) -> Iterator[RenderableType]:

@@ -1,0 +1,58 @@
+"""How much longer forwards and backwards take because the host has to start their kernels.
+
+Decides: a host starts the kernels of a rank one after another and runs ahead of them, so that long
+kernels of one stage hide the starts of another on the same rank; what a step lacks in total is
+added to the stages that start slower than they run.
+Relies on: the times of both, by stage.
+Leaves: the times to `cost_model`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starts:
+    """Seconds of one forward and one backward of a stage, of which a step has `times`.
+
+    `running` is the time of the kernels, `starting` that of the host to start them.
+    """
+
+    times: int
+    running: tuple[float, float]
+    starting: tuple[float, float]
+
+    @property
+    def lacking(self) -> tuple[float, float]:
+        """By how much longer starting takes than running, in each direction."""
+        forward, backward = (
+            max(0.0, host - kernels)
+            for host, kernels in zip(self.starting, self.running, strict=True)
+        )
+        return forward, backward
+
+    @property
+    def slack(self) -> float:
+        """By how much longer than starting a step's kernels run; negative if they run shorter."""
+        return self.times * (sum(self.running) - sum(self.starting))
+
+
+def host_waits(
+    stages: Mapping[_Key, Starts], roles: Iterable[tuple[_Key, ...]]
+) -> dict[_Key, tuple[float, float]]:
+    """Return the seconds that a forward and a backward of each stage wait for the host.
+
+    `roles` are the stages that ranks hold together; of several, the one that waits longest counts.
+    """
+    waits = dict.fromkeys(stages, (0.0, 0.0))
+    for role in set(roles):
+        lacking = sum(stages[key].times * sum(stages[key].lacking) for key in role)
+        if not lacking:
+            continue
+        share = max(0.0, -sum(stages[key].slack for key in role)) / lacking
+        for key in role:
+            forward, backward = (share * each for each in stages[key].lacking)
+            waits[key] = max(waits[key], (forward, backward))
+    return waits

@@ -1,0 +1,51 @@
+"""What steps wait for the host, which starts kernels one after another."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.host_waits import Starts, host_waits
+from mimo_launch.plan.plan import Plan
+
+SHORT = Starts(times=4, running=(1.0, 2.0), starting=(3.0, 6.0))
+LONG = Starts(times=2, running=(20.0, 40.0), starting=(2.0, 4.0))
+MEDIUM = Starts(times=4, running=(5.0, 10.0), starting=(3.0, 6.0))
+
+
+def test_kernels_that_run_shorter_than_they_take_to_start_wait() -> None:
+    assert host_waits({("v", 0): SHORT}, [(("v", 0),)]) == {("v", 0): (2.0, 4.0)}
+
+
+def test_long_kernels_of_the_same_rank_hide_the_starts_of_others() -> None:
+    stages = {("v", 0): SHORT, ("l", 0): LONG}
+    assert set(host_waits(stages, [tuple(stages)]).values()) == {(0.0, 0.0)}
+
+
+def test_what_they_do_not_hide_is_shared_out() -> None:
+    """Medium kernels have 24 s to spare in a step; twice as many short ones lack 48 s."""
+    stages = {("v", 0): replace(SHORT, times=8), ("l", 0): MEDIUM}
+    waits = host_waits(stages, [tuple(stages)])
+    assert waits["l", 0] == (0.0, 0.0)
+    assert 8 * sum(waits["v", 0]) == pytest.approx(8 * 6 - 4 * 6)
+
+
+def test_of_ranks_that_hold_a_stage_the_one_that_waits_longest_counts() -> None:
+    stages = {("v", 0): SHORT, ("l", 0): LONG}
+    waits = host_waits(stages, [(), tuple(stages), (("v", 0),)])
+    assert waits == {("v", 0): (2.0, 4.0), ("l", 0): (0.0, 0.0)}
+
+
+def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
+    """A backward is two passes, and recomputing one more; what is frozen has none."""
+    made = spec({"language": box(0, model={"layers": 6}, recompute="full")}, microbatches=4)
+    free = replace(Calibration(), action_overhead=0.0, layer_overhead=0.0)
+
+    def seconds(constants: Calibration) -> float:
+        return Estimator.of(Plan.of(made), constants).estimates().schedule_seconds
+
+    assert seconds(free) < 1e-3
+    slow = seconds(replace(free, layer_overhead=1000.0))
+    assert slow == pytest.approx(4 * 6 * (1 + 3) * 1e-3, rel=1e-3)
