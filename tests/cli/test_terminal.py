@@ -1,10 +1,15 @@
 """Runs on a terminal: workers print, the bar is drawn, a person presses Ctrl-C."""
 
+import multiprocessing
+import os
 import re
+import sys
 from pathlib import Path
 
 from tests.support.faulty_train import EVERY_RANK, Launcher
 from tests.support.terminal import COLUMNS, CTRL_C, Terminal, hold_locks_at_forks, seen
+
+from mimo_launch.cli.app import run
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 TWO_STEPS = ("train", SPEC, "--steps", "2", "--set", "eval=null", "--device", "cpu")
@@ -73,6 +78,37 @@ def test_a_rank_that_raises_is_reported_on_a_terminal_that_has_become_narrow(
     report = " ".join(drawn.split())
     assert "error: rank 1 failed first" in report
     assert "said: ValueError: no such sample" in report
+
+
+def test_findings_fit_a_narrow_terminal_and_no_code_is_broken() -> None:
+    """Nothing is lost: the words are those that a pipe gets."""
+    spec = str(Path(SPEC).parent / "ten_mistakes.yaml")
+    shown = []
+    for columns in (1000, 60):
+        terminal = Terminal()
+        terminal.resize(columns)
+        process = multiprocessing.get_context("fork").Process(
+            target=_validate, args=(terminal, spec)
+        )
+        process.start()
+        process.join(60)
+        terminal.close()
+        assert process.exitcode == 2
+        shown.append(re.sub(r"\x1b\[[\d;]*m", "", terminal.written).replace("\r", ""))
+    assert re.findall(r"\S+", shown[0]) == re.findall(r"\S+", shown[1])
+    assert max(map(len, shown[0].splitlines())) > 100
+    words = [line for line in shown[1].splitlines() if not re.match(r" *(\d* \||-->)", line)]
+    code = re.compile(r"^ *\S*`[^`]*`\S*$")
+    assert not [line for line in words if len(line) > 60 and not code.match(line)]
+
+
+def _validate(terminal: Terminal, spec: str) -> None:
+    """Run `validate` on a terminal, in a process of its own."""
+    os.environ.pop("COLUMNS", None)
+    terminal.enter()
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.exit(run(["validate", spec]))
 
 
 def _as_text(control: re.Match[str]) -> str:

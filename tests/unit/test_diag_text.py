@@ -10,7 +10,7 @@ from mimo_launch.diag.diagnostic import (
     SpecSource,
 )
 from mimo_launch.diag.json_rows import to_json
-from mimo_launch.diag.text import count, has_errors, location, render
+from mimo_launch.diag.text import count, filled, has_errors, location, render
 
 TEXT = "modules:\n  a: {x: 1, y: 22}\n  \tz: 日本 5\n" + "\n" * 96 + "last: 7\n"
 SOURCE = SpecSource(
@@ -149,3 +149,32 @@ def test_color_only_wraps() -> None:
     plain, colored = (render([diagnostic("last")], SOURCE, color=on) for on in (False, True))
     assert plain != colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+
+
+def test_words_wrap_to_a_width_below_the_text_and_code_stays_whole() -> None:
+    item = diagnostic(
+        "last",
+        why="a sentence that is longer than the screen has columns",
+        help="write `a: {b: 1, c: 2, d: 3}` in `model`, or `e: 1`\n    code: {stays, as it is}",
+    )
+    shown = render([item], SOURCE, width=40).splitlines()
+    assert shown[shown.index("    |") + 4 :] == [
+        "   = why:  a sentence that is longer",
+        "           than the screen has columns",
+        "   = help: write `a: {b: 1, c: 2, d: 3}`",
+        "           in `model`, or `e: 1`",
+        "               code: {stays, as it is}",
+        "   = more: mimo-launch explain some-code",
+        "",
+        "1 error in f.yaml",
+    ]
+    head = render([Diagnostic(code="a-code", headline="wide 日本 words in it")], SOURCE, width=28)
+    assert head.splitlines()[:2] == ["error[a-code]: wide 日本", "           words in it"]
+    assert max(map(len, render([item], SOURCE).splitlines())) > 60
+
+
+def test_nothing_to_paste_is_broken() -> None:
+    for kept in ("`x: [1, 2, 3]`", "pip install 'a>=1' 'b[c]'", "--set log.file=none"):
+        for width in range(1, 60):
+            lines = filled(f"some words, {kept}, and some more", width, 11, 11).splitlines()
+            assert any(kept in line for line in lines), (kept, width)

@@ -2,7 +2,7 @@
 
 Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
 in the page; that the smallest value of an image is drawn black, the largest white.
-Relies on: `survey` for the facts, `drawing.html_page`.
+Relies on: `survey` for the facts, `drawing.html_page`, `shared.wrapping` for narrow screens.
 Leaves: output to the command.
 """
 
@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.cli.shared.wrapping import wrapped
 from mimo_launch.data.dataset import Media
 from mimo_launch.drawing.html_page import html_page
 from mimo_launch.survey.index_statistics import SampleSpread
 from mimo_launch.survey.reading_speed import Survey
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 
+_LABEL = 11
 _MOST_BAD = 5
 _MOST_CHARACTERS = 2000
 
@@ -42,7 +44,7 @@ def as_json_text(found: Survey, wanted: float | None) -> str:
 
 def as_text(found: Survey, wanted: float | None) -> str:
     """Return the survey as lines; `wanted` are the tokens per second to keep up with, if any."""
-    lines = [*_facts(found), "", *_reading(found, wanted)]
+    lines = [wrapped(line, _LABEL) for line in (*_facts(found), "", *_reading(found, wanted))]
     for number, sample in enumerate(found.shown):
         padding = f", {sample.padding:,} of padding"
         lines += ["", f"sample {number}: {_count(len(sample.records), 'record')}{padding}"]
@@ -51,7 +53,7 @@ def as_text(found: Survey, wanted: float | None) -> str:
             rest = len(text) - _MOST_CHARACTERS
             if rest > 0:
                 text = f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
-            lines += [f"  {record.name}, {record.tokens:,} tokens", f"    {text}"]
+            lines += [f"  {record.name}, {record.tokens:,} tokens", wrapped(f"    {text}", 4)]
     return "\n".join(lines)
 
 

@@ -1,10 +1,12 @@
 """Formats diagnostics as text for people.
 
-Decides: the form of every message: headline, place, excerpt, why, help, where to read more.
-Relies on: a `SpecSource` for places; the caller decides on colour.
+Decides: the form of every message: headline, place, excerpt, why, help, where to read more; that
+words wrap to the width of a terminal, but no code does.
+Relies on: a `SpecSource` for places; the caller decides on colour and width.
 Leaves: rows for programs to `json_rows`; streams, terminals and exit codes to `cli`.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -25,14 +27,27 @@ _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
 # Nobody reads more findings at once, or longer lines.
 MOST_SHOWN, MAX_LINE = 100, 160
 _KEPT_BEFORE = 60
+# Where the text of a note begins.
+_INDENT = 11
+# What a line never breaks inside of: code in backticks, options with their value, commands.
+_ATOM = re.compile(r"(?:pip install(?: '[^']*')+|mimo-launch explain |--set |`[^`]*`|\S)+")
 
 
-def render(diagnostics: Sequence[Diagnostic], source: SpecSource, *, color: bool = False) -> str:
-    """Return all diagnostics of one file, in order of place, and a last line that counts them."""
+def render(
+    diagnostics: Sequence[Diagnostic],
+    source: SpecSource,
+    *,
+    color: bool = False,
+    width: int | None = None,
+) -> str:
+    """Return all diagnostics of one file, in order of place, and a last line that counts them.
+
+    With a `width`, sentences wrap to it.
+    """
     found = source.sorted(tuple(diagnostics))
     if not found:
         return ""
-    blocks = [_block(item, source, color) for item in found[:MOST_SHOWN]]
+    blocks = [_block(item, source, color, width) for item in found[:MOST_SHOWN]]
     more = f"; the first {MOST_SHOWN} are shown" if len(found) > MOST_SHOWN else ""
     return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}{more}"])
 
@@ -47,6 +62,23 @@ def visible(text: str) -> str:
         else letter
         for letter in text
     )
+
+
+def filled(text: str, width: int | None, column: int, indent: int) -> str:
+    """Return a text that begins at `column` of a line, wrapped between words to `width` columns.
+
+    Further lines begin with `indent` blanks. Code stays whole: an indented text, and what stands in
+    backticks, if it fits into no line.
+    """
+    if width is None or text.startswith(" ") or column + _columns(text) <= width:
+        return text
+    lines, room = [""], width - column
+    for atom in _ATOM.findall(text):
+        if lines[-1] and _columns(f"{lines[-1]} {atom}") > room:
+            lines.append("")
+            room = width - indent
+        lines[-1] = f"{lines[-1]} {atom}".lstrip()
+    return f"\n{' ' * indent}".join(lines)
 
 
 def count(diagnostics: Iterable[Diagnostic]) -> str:
@@ -66,19 +98,20 @@ def location(place: SourcePlace, source: SpecSource) -> str:
     return f"{source.name}:{place.span.line}:{place.span.column}"
 
 
-def _block(item: Diagnostic, source: SpecSource, color: bool) -> str:
+def _block(item: Diagnostic, source: SpecSource, color: bool, width: int | None) -> str:
     place = source.place_of(item)
     related = [(source.place(other.path), other.label) for other in item.related]
     spans = [(other.span, label, "-") for other, label in related if other.span is not None]
     if place.span is not None:
         spans.append((place.span, "", "^"))
     severity = item.severity.value
-    tag = _paint(f"{severity}[{item.code}]", severity, color)
-    lines = [f"{tag}: {_paint(visible(item.headline), 'bold', color)}"]
+    tag = f"{severity}[{item.code}]"
+    head = filled(visible(item.headline), width, len(tag) + 2, _INDENT)
+    lines = [f"{_paint(tag, severity, color)}: {_paint(head, 'bold', color)}"]
     lines.append(f"  {_paint('-->', 'place', color)} {visible(location(place, source))}")
     excerpt = list(_excerpt(spans, source.lines, severity, color))
-    width = max((len(str(span.line)) for span, _, _ in spans), default=1)
-    bar = " " * (max(2, width) + 1) + "|"
+    digits = max((len(str(span.line)) for span, _, _ in spans), default=1)
+    bar = " " * (max(2, digits) + 1) + "|"
     if excerpt:
         lines += [bar, *excerpt, bar]
     notes = [
@@ -88,9 +121,12 @@ def _block(item: Diagnostic, source: SpecSource, color: bool) -> str:
     ]
     notes += [("why", item.why), ("help", item.help), ("more", f"mimo-launch explain {item.code}")]
     for name, text in notes:
-        first, *rest = [visible(line) for line in text.splitlines()] or [""]
+        first, *rest = [
+            filled(visible(line), width, _INDENT, _INDENT) for line in text.splitlines()
+        ] or [""]
         if first:
-            lines += [f"   = {name + ':':<5} {first}", *(f"           {line}" for line in rest)]
+            lines += [f"   = {name + ':':<5} {first}"]
+            lines += [f"{' ' * _INDENT}{line}" for line in rest]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.wrapping import terminal_width
 
 if TYPE_CHECKING:
     from mimo_launch.checks.load_and_check import Checked
@@ -30,8 +31,8 @@ def show_findings(checked: "Checked", console: Console) -> None:
     from mimo_launch.diag.text import render
 
     if checked.diagnostics:
-        color = console.colors(sys.stderr)
-        console.note(render(checked.diagnostics, checked.source, color=color))
+        color, width = console.colors(sys.stderr), terminal_width(sys.stderr)
+        console.note(render(checked.diagnostics, checked.source, color=color, width=width))
 
 
 def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) -> "Spec":
