@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from tests.support.specs import layout_specs
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text, load_and_check
@@ -34,6 +37,7 @@ def only(*overrides: str, world: int | None = None) -> Any:
     return found
 
 
+TOPOLOGIES = sorted((FIXTURES.parents[1] / "topologies").rglob("*.yaml"))
 VISION, LANGUAGE = "modules.vision", "modules.language"
 
 
@@ -67,7 +71,6 @@ def test_a_language_only_spec_is_legal() -> None:
     data = dump_spec(spec_with())
     del data["modules"]["vision"]
     data["modules"]["language"]["ranks"] = "0-3"
-    del data["modules"]["language"]["balance"]  # Written, it would be without effect.
     assert check(spec_from_data(data)) == ()
 
 
@@ -192,3 +195,35 @@ def test_large_worlds_are_checked_quickly() -> None:
     assert codes(*ranks, *data) == []
     assert codes(f"{VISION}.ranks=0-262143") == ["grid-size-mismatch"]
     assert time.perf_counter() - start < 2
+
+
+def told(text: str) -> list[tuple[str, str]]:
+    checked = check_text(text)
+    return sorted((item.code, item.headline) for item in checked.diagnostics)
+
+
+@pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
+def test_a_spec_that_is_saved_with_every_default_has_the_same_findings(path: Path) -> None:
+    """As `validate runs/NAME/spec.yaml` has it: nobody wrote those settings."""
+    loaded = load_text(path.read_text(encoding="utf-8")).spec
+    assert loaded is not None
+    saved = yaml.safe_dump(dump_spec(loaded), sort_keys=False)
+    assert told(saved) == told(path.read_text(encoding="utf-8"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_specs(supported_only=False))
+def test_defaults_that_are_written_are_never_without_effect(made: Spec) -> None:
+    found = told(yaml.safe_dump(dump_spec(made), sort_keys=False))
+    assert found == sorted((item.code, item.headline) for item in check(made))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "optimizer={kind: sgd, betas: [0.9, 0.95], eps: 1.0e-8}",
+        "modules.language.balance=linked",
+    ],
+)
+def test_a_default_that_is_written_is_no_finding(setting: str) -> None:
+    assert check_text(VALID, overrides=[setting]).diagnostics == ()

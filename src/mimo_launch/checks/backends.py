@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.packages import ENGINE
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
@@ -201,7 +201,7 @@ def fp8_can(spec: Spec, name: str) -> Findings:
             else Related(path=path, label="needs another backend"),
         )
         return
-    if module.fp8.scaling == "current" and "amax_history" in module.fp8.model_fields_set:
+    if module.fp8.scaling == "current" and "amax_history" in chosen(module.fp8):
         yield _cannot_in_8_bits(
             name,
             "`scaling: current` keeps no history",

@@ -7,7 +7,7 @@ Leaves: tokens to `vocabulary`, shards to `shards`.
 
 from math import gcd
 
-from mimo_launch.checks.rule import Findings, divisors, no_effect
+from mimo_launch.checks.rule import Findings, chosen, divisors, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
@@ -206,7 +206,7 @@ def frame_limits_used(spec: Spec) -> Findings:
     if not isinstance(data, SyntheticData) or any(c and not c.has_one_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):
-        if key in data.model_fields_set:
+        if key in chosen(data):
             yield no_effect(
                 ("data", key),
                 f"`{key}` does nothing here",

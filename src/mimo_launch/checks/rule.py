@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
+from mimo_launch.spec.base import Strict
 from mimo_launch.spec.spec import MissingPartError, Spec
 
 Findings = Iterator[Diagnostic]
@@ -102,6 +103,19 @@ def no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) 
         why=why,
         help=f"delete `{path[-1]}`",
     )
+
+
+def chosen(section: Strict) -> set[str]:
+    """Return the keys of a section that were written with another value than their default.
+
+    The spec of a run, which is saved with every default, has the same as the one that was written.
+    """
+    fields = type(section).model_fields
+    return {
+        key
+        for key in section.model_fields_set
+        if getattr(section, key) != fields[key].get_default(call_default_factory=True)
+    }
 
 
 def divisors(number: int) -> list[int]:

@@ -1,11 +1,11 @@
 """Checks of training settings: those that contradict each other, and those that do nothing.
 
 Decides: which settings are reported as having no effect (warnings).
-Relies on: which keys the user wrote; a default never counts.
+Relies on: which keys the user wrote; a default never counts, written or not.
 Leaves: values that are wrong by themselves to `spec`.
 """
 
-from mimo_launch.checks.rule import Findings, no_effect
+from mimo_launch.checks.rule import Findings, chosen, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
@@ -90,7 +90,7 @@ def losses_have_no_projector(spec: Spec, name: str) -> Findings:
 def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
     """A frozen module has no optimizer."""
     module = spec.modules[name]
-    if module.frozen is True and module.optimizer.model_fields_set:
+    if module.frozen is True and chosen(module.optimizer):
         yield no_effect(
             ("modules", name, "optimizer"),
             f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",
@@ -113,7 +113,7 @@ def loss_weight_used(spec: Spec, name: str) -> Findings:
 def balance_used(spec: Spec, name: str) -> Findings:
     """`balance` moves samples among replicas of an encoder."""
     module, path = spec.modules[name], ("modules", name, "balance")
-    if "balance" not in module.model_fields_set or module.balance == "none":
+    if "balance" not in chosen(module) or module.balance == "none":
         return
     if name == LANGUAGE:
         yield no_effect(
@@ -124,13 +124,6 @@ def balance_used(spec: Spec, name: str) -> Findings:
     elif module.grid.dp == 1:
         yield no_effect(
             path, f"`balance` of `{name}` does nothing at dp 1", "there is only one replica"
-        )
-    elif module.balance == "linked" and spec.language.grid.dp % module.grid.dp == 0:
-        yield no_effect(
-            path,
-            f"`balance: linked` of `{name}` does nothing: no two replicas feed the same language "
-            "replica",
-            "`balance: all` lets samples move among all replicas",
         )
 
 
@@ -146,8 +139,7 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
 
 def generator_microbatches_used(spec: Spec) -> Findings:
     """`generator_microbatches` is for generators that share ranks with language."""
-    given = "generator_microbatches" in spec.schedule.model_fields_set
-    if not given or spec.schedule.generator_microbatches is None:
+    if "generator_microbatches" not in chosen(spec.schedule):
         return
     if not any(shares_ranks(spec, name) for name in spec.generators):
         yield no_effect(
@@ -198,7 +190,7 @@ def optimizer_settings_used(spec: Spec) -> Findings:
     if spec.optimizer.kind != "sgd":
         return
     for key in ("betas", "eps"):
-        if key in spec.optimizer.model_fields_set:
+        if key in chosen(spec.optimizer):
             yield no_effect(
                 ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
             )
@@ -219,7 +211,7 @@ def target_settings_used(spec: Spec) -> Findings:
     if not isinstance(spec.data, WebdatasetData) or spec.generators:
         return
     for key in ("target_marker", "target_reads"):
-        if key in spec.data.model_fields_set:
+        if key in chosen(spec.data):
             yield no_effect(
                 ("data", key),
                 f"`{key}` without a generator does nothing",
@@ -233,7 +225,7 @@ def image_sizes_used(spec: Spec) -> Findings:
     if not isinstance(data, SyntheticData) or data.image is None:
         return
     for key in ("min_patches", "max_patches"):
-        if key in data.model_fields_set:
+        if key in chosen(data):
             yield no_effect(
                 ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
             )

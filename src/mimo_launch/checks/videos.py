@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mimo_launch.checks.packages import AV, is_installed
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.checks.shards import first_suffixes
 from mimo_launch.data.webdataset.tar_files import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
@@ -107,7 +107,7 @@ def video_settings_used(spec: Spec) -> Findings:
     """Settings of videos have an effect where one is read (a warning)."""
     if isinstance(spec.data, WebdatasetData) and not video_readers(spec):
         for key in ("video", "video_marker"):
-            if key in spec.data.model_fields_set:
+            if key in chosen(spec.data):
                 yield Diagnostic(
                     code="setting-without-effect",
                     headline=f"`{key}` does nothing: no encoder reads videos",
