@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.diag.quantities import ranks_text
+from mimo_launch.diag.quantities import percent, ranks_text
 from mimo_launch.drawing import plan_page as page_file
 from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.plan_page import plan_page
@@ -172,6 +172,15 @@ def test_cells_of_a_pipeline_agree_on_what_moves() -> None:
     # Four microbatches go on to the second stage, and their gradients come back.
     assert first["stages of language", SENDS, "activations"] == {8: 4}
     assert first["stages of language", RECEIVES, "gradients"] == {8: 4}
+
+
+def test_the_bubble_of_a_rank_is_in_estimated_time_as_that_of_the_step() -> None:
+    """Model units have another, of which the page says nothing."""
+    job = spec({"vision": box(0, dp=2), "language": box(2, pp=2)}, mbs=2)
+    _, report, page = made(job)
+    shares = [percent(each.bubble) for each in report.estimates.ranks]
+    assert [row["bubble"] for row in page.table("Classes of alike ranks")] == shares
+    assert shares != [percent(row.bubble) for row in report.schedule.timeline]
 
 
 @pytest.mark.parametrize("per_node", [2, 4, 5])

@@ -182,7 +182,7 @@ def _step(step: _Step, modules: Sequence[str]) -> Iterator[str]:
     ]
     key = (
         f'<span><i style="background:{shade}"></i>{html_text(words)}</span>'
-        for shade, words in (*entries, ("#8883", "idle (bubble)"))
+        for shade, words in (*entries, ("#8883", "idle"))
     )
     yield f'<p class="key">{"".join(key)}</p>'
     yield f'<div class="wide step">\n{figure(timeline, rows, modules)}\n</div>'

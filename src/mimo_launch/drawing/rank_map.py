@@ -79,7 +79,8 @@ def _figures(kind: DrawnClass) -> tuple[str, ...]:
     if estimate is None:
         return (held, *("",) * (len(PARTS) + 2))
     shares = (percent(SHARES[part](estimate)) for part in PARTS)
-    bubble = percent(kind.timeline.bubble)
+    # That of estimated time, as in the title; the timeline of a report is in model units.
+    bubble = percent(estimate.bubble)
     return (held, bytes_text(estimate.total_bytes), *shares, bubble)
 
 

@@ -30,6 +30,11 @@ class Unit(StrEnum):
     ESTIMATED = "estimated seconds"
     SECONDS = "seconds"
 
+    @property
+    def idle(self) -> str:
+        """Return what idle time is called: a bubble is a share of time, estimated or measured."""
+        return "idle units" if self is Unit.MODEL else "bubble"
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

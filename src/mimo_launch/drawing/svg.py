@@ -62,7 +62,7 @@ def render_svg(
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         *_heading(timeline, name, plan_hash, left_out, device),
         *legend,
-        *_backgrounds(rows, sizes),
+        *_backgrounds(rows, sizes, timeline.unit),
         *_axis(timeline, sizes),
         *_spans(rows, sizes, timeline.modules),
         "</svg>",
@@ -80,7 +80,7 @@ def figure(timeline: Timeline, rows: tuple[Row, ...], modules: Sequence[str]) ->
     parts = [
         f'<svg width="{_n(full)}" height="{_n(height)}" font-family="{escape(FONT)}">',
         *_defs(modules),
-        *_backgrounds(rows, sizes),
+        *_backgrounds(rows, sizes, timeline.unit),
         *_axis(timeline, sizes),
         *_spans(rows, sizes, modules),
         "</svg>",
@@ -124,7 +124,7 @@ def _heading(
         f"plan {plan_hash}",
         num_ranks_text(timeline.num_ranks),
         f"makespan {timeline.makespan * factor:.6g} {word}",
-        f"bubble {percent(mean_bubble(timeline))}",
+        f"{timeline.unit.idle} {percent(mean_bubble(timeline))}",
         left_out,
     ]
     line = " \u00b7 ".join(fact for fact in facts if fact)
@@ -144,7 +144,7 @@ def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[lis
         for kind, word in ((Kind.FORWARD, "forward"), (Kind.BACKWARD, "backward")):
             if (module, kind) in seen:
                 keys.append((f"{kind.value.lower()}{number}", f"{module} {word}"))
-    keys.append(("idle", "idle (bubble)"))
+    keys.append(("idle", "idle" if timeline.unit is Unit.MODEL else "idle (bubble)"))
     if any(not kind.is_compute for _, kind in seen):
         keys.append(("mark", "transfer, with the wait for it"))
     keys.append(("", "number: microbatch of language, group of an encoder"))
@@ -175,11 +175,11 @@ def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
     return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}/>'
 
 
-def _backgrounds(rows: tuple[Row, ...], sizes: Sizes) -> Iterator[str]:
+def _backgrounds(rows: tuple[Row, ...], sizes: Sizes, unit: Unit) -> Iterator[str]:
     """Yield the name of each row, its bubble, and the background that shows idle time."""
     font = f'font-size="{_n(sizes.font)}"'
     right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
-    yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>bubble</text>'
+    yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>{unit.idle}</text>'
     yield f'<text class="d" x="{_n(MARGIN)}" y="{_n(sizes.top - 8)}" {font}>rank</text>'
     for row, top in zip(rows, sizes.tops, strict=True):
         y = _n(top + sizes.row / 2 + sizes.font * 0.36)
