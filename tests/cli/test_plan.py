@@ -191,6 +191,8 @@ def test_no_plan_says_h200_over_the_memory_of_another_gpu(
         ("{gpus: 8, gpu: h100-80gb}", "NVIDIA H100 80GB"),
         ("{gpus: 8, gpu_memory: 80GB}", "GPUs of 80.0 GB with the rates of an NVIDIA H200"),
         ("{gpus: 8, gpu_memory: 141GB}", "NVIDIA H200"),
+        ("{gpus: 8, gpu: h200-141gb, gpu_memory: 80GB}", "NVIDIA H200 limited to 80.0 GB"),
+        ("{gpus: 8, gpu: h200-141gb, gpu_memory: 141GB}", "NVIDIA H200"),
     ):
         setting = f"nodes={nodes}"
         file = "topologies/quickstart.yaml"

@@ -227,3 +227,23 @@ def test_defaults_that_are_written_are_never_without_effect(made: Spec) -> None:
 )
 def test_a_default_that_is_written_is_no_finding(setting: str) -> None:
     assert check_text(VALID, overrides=[setting]).diagnostics == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "expected"),
+    [
+        ("h100-80gb", "93.4GB", []),
+        ("h100-80gb", "93.5GB", ["gpu-memory-beyond-gpu"]),
+        ("h200-141gb", "141GB", []),
+        ("h200-141gb", "20GB", []),
+        ("a100-40gb", "80GB", ["gpu-memory-beyond-gpu"]),
+    ],
+)
+def test_a_gpu_has_no_more_memory_than_its_data_sheet_says(
+    gpu: str, memory: str, expected: list[str]
+) -> None:
+    nodes = f"nodes={{gpus: 8, gpu: {gpu}, gpu_memory: {memory}}}"
+    assert codes(nodes) == expected
+    assert codes(nodes.replace(f"gpu: {gpu}, ", "")) == []
+    if expected:
+        assert only(nodes).help.startswith("delete `gpu_memory`, or name another GPU: `gpu: h200")

@@ -96,7 +96,7 @@ def bench(
         versions=versions(session.device),
     )
     expected = build_report(session.plan, constants).estimates
-    known = machine.device == constants.device
+    known = machine.device == constants.rated_device
     peak = peak_tflops(machine.device, spec.train.precision, constants)
     timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]
     return BenchResult(

@@ -84,6 +84,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(ranks.idle_ranks_idle),
     SpecRule(ranks.no_holes, needs=_GRID),
     ModuleRule(ranks.groups_inside_nodes, needs=(*_GRID, *_ORDER)),
+    SpecRule(ranks.gpu_holds_memory),
     ModuleRule(widths.hidden_over_heads),
     ModelRule(CausalModel, widths.heads_over_kv_heads),
     ModuleRule(widths.heads_over_tp),

@@ -1,6 +1,6 @@
-"""Checks of modules, grids and ranks.
+"""Checks of modules, grids, ranks and their GPUs.
 
-Decides: which ranks a spec may name, and how a grid must fill them.
+Decides: which ranks a spec may name, and how a grid must fill them; what memory a GPU can have.
 Relies on: `RankGrid` for groups.
 Leaves: what the ranks compute to the other files.
 """
@@ -10,15 +10,19 @@ from math import prod
 
 from mimo_launch.checks.rule import Findings, show_ranks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, num_bytes
+from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
 _MANY_RANKS = 100_000
+# What GPUs are sold as and what CUDA reports differ by less.
+_ROUNDED = 0.10
 
 
 def language_present(spec: Spec) -> Findings:
@@ -213,6 +217,26 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
             help=f"choose a {axis} that divides {gpus}, and ranks that start at a multiple of it",
             related=(Related(path=("nodes", "gpus"), label=f"{gpus} ranks per host"),),
         )
+
+
+def gpu_holds_memory(spec: Spec) -> Findings:
+    """A GPU that is named has the memory that is said; a rank may have less of it."""
+    nodes = spec.nodes
+    if nodes is None or nodes.gpu is None or nodes.gpu_memory is None:
+        return
+    size, has = num_bytes(nodes.gpu_memory), GPUS[nodes.gpu].memory
+    if size <= (1 + _ROUNDED) * has:
+        return
+    larger = [f"`gpu: {name}`" for name, gpu in GPUS.items() if size <= (1 + _ROUNDED) * gpu.memory]
+    others = f", or name another GPU: {', '.join(larger)}" if larger else ""
+    yield Diagnostic(
+        code="gpu-memory-beyond-gpu",
+        headline=f"`gpu_memory` is {nodes.gpu_memory}, but `{nodes.gpu}` has {bytes_text(has)}",
+        path=("nodes", "gpu_memory"),
+        why="a plan that fits into memory that is not there would fail in its first step",
+        help=f"delete `gpu_memory`{others}",
+        related=(Related(path=("nodes", "gpu"), label=GPUS[nodes.gpu].name),),
+    )
 
 
 def world_fits(spec: Spec, world: int) -> Findings:

@@ -37,6 +37,10 @@ _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 
 
+# Stands between a device and the part of its memory that a spec leaves to a rank.
+_LIMIT = " limited to "
+
+
 class CalibrationError(ValueError):
     """A calibration file cannot be used; the message says which one, and why."""
 
@@ -136,6 +140,11 @@ class Calibration:
         0.1, "GB", "cuBLAS and attention workspaces inside the allocator", _OPEN
     )
 
+    @property
+    def rated_device(self) -> str:
+        """The device that the rates are of, whatever part of its memory a rank has."""
+        return self.device.partition(_LIMIT)[0]
+
     def dump(self, path: str | Path) -> None:
         """Write a calibration file that `load` reads.
 
@@ -169,7 +178,9 @@ def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> 
         factors |= {"collective_bandwidth": links, "p2p_bandwidth": links}
         values = {name: getattr(made, name) * factor for name, factor in factors.items()}
         values |= {"fp32_speed": gpu.fp32 / gpu.bf16, "fp64_speed": gpu.fp64 / gpu.bf16}
-        made = replace(made, device=gpu.name, **values)
+        is_part = nodes.memory is not None and nodes.memory < 0.9 * gpu.memory
+        limit = f"{_LIMIT}{bytes_text(nodes.memory)}" if nodes.memory and is_part else ""
+        made = replace(made, device=f"{gpu.name}{limit}", **values)
     elif nodes.memory is not None and not 0.9 < nodes.memory / measured.memory < 1.1:
         made = replace(
             made, device=f"GPUs of {bytes_text(nodes.memory)} with the rates of an {made.device}"
