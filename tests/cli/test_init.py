@@ -68,6 +68,30 @@ def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, ru
     assert tps[0] < tps[-1]
 
 
+@pytest.mark.parametrize(
+    ("hidden", "weights", "lr"),
+    [
+        (4096, True, 2e-5),
+        (512, False, 2e-3),
+        (1024, False, 6e-4),
+        (4096, False, 3e-4),
+        (8192, False, 1.5e-4),
+        (16384, False, 8e-5),
+    ],
+)
+def test_the_learning_rate_is_one_that_models_of_this_size_were_trained_with(
+    hidden: int, weights: bool, lr: float, llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    (llama / "config.json").write_text(json.dumps({**LLAMA, "hidden_size": hidden}))
+    if not weights:
+        (llama / "model.safetensors").unlink()
+    file = tmp_path / "lr.yaml"
+    assert run_cli(f"init {file} --language {llama} --gpus 1")[0] == 0
+    spec = load_and_check(file).spec
+    assert spec is not None
+    assert spec.optimizer.lr == lr
+
+
 def test_a_model_of_many_experts_is_placed_in_seconds(tmp_path: Path, run_cli: Cli) -> None:
     """671 B parameters in 61 layers, which no pp but 61 divides."""
     folder, file = tmp_path / "deepseek", tmp_path / "deepseek.yaml"

@@ -17,10 +17,25 @@ from mimo_launch.spec.wording import flow
 MARKERS = {"vision": "<image>", "audio": "<audio>"}
 
 
+# Peak learning rates from scratch, up to a width of language: of the digits example, of GPT-3 Small
+# (arXiv:2005.14165, table 2.1), and of Llama 3 8B, 70B and 405B (arXiv:2407.21783, table 3).
+_FROM_SCRATCH = ((512, 2e-3), (1024, 6e-4), (6144, 3e-4), (12288, 1.5e-4))
+_WIDEST = 8e-5
+# With weights to start from: that of LLaVA's second stage (arXiv:2304.08485).
+_FINE_TUNING, _SHORT_WARMUP, _WARMUP = 2e-5, 20, 50
+
+
+def learning_rate(modules: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the peak learning rate and the warmup steps of a first spec."""
+    if any("init_from" in module for module in modules.values()):
+        return _FINE_TUNING, _SHORT_WARMUP
+    hidden = modules["language"]["model"]["hidden"]
+    return next((lr for most, lr in _FROM_SCRATCH if hidden <= most), _WIDEST), _WARMUP
+
+
 def spec_text(first: FirstSpec, memory: str | None) -> str:
     """Return the spec with comments; `memory` is that of a GPU, or its name, if it is known."""
     data = first.data
-    imported = any("init_from" in module for module in data["modules"].values())
     lines = [
         *(f"# {line}" for line in wrap(_why(first, memory), 96)),
         "# What each key means: docs/spec-reference.md, or `mimo-launch schema` for your editor.",
@@ -34,7 +49,7 @@ def spec_text(first: FirstSpec, memory: str | None) -> str:
     replicas = data["modules"]["language"]["grid"].get("dp", 1)
     number = data["schedule"]["microbatches"]
     size, times = data["batch"]["global"] // (replicas * number), _many(number, "microbatch", "es")
-    lr = {"lr": 2e-5, "warmup": 20} if imported else {"lr": 2e-3, "warmup": 50}
+    lr, warmup = learning_rate(data["modules"])
     lines += [
         f"# In a step each of {replicas} language replicas has {times} of {_many(size, 'sample')}.",
         f"schedule: {schedule}",
@@ -46,8 +61,8 @@ def spec_text(first: FirstSpec, memory: str | None) -> str:
         ),
         f"data: {flow(data['data'])}",
         "optimizer:",
-        f"  {{kind: adamw, lr: {lr['lr']:g}, betas: [0.9, 0.95], weight_decay: 0.1, clip: 1.0,",
-        f"   schedule: {{kind: cosine, warmup: {min(lr['warmup'], data['train']['steps'])}}}}}",
+        f"  {{kind: adamw, lr: {lr:g}, betas: [0.9, 0.95], weight_decay: 0.1, clip: 1.0,",
+        f"   schedule: {{kind: cosine, warmup: {min(warmup, data['train']['steps'])}}}}}",
         f"train: {flow(data['train'])}",
         f"checkpoint: {flow(data['checkpoint'])}",
     ]
