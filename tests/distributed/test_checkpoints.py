@@ -33,6 +33,7 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
@@ -136,6 +137,28 @@ def run(spec: Spec, folder: Path) -> list[Any]:
     """Train in a run folder; return the events of rank 0."""
     assert not [d for d in check(spec) if d.is_error]
     return run_ranks(run_on_rank, spec, folder, world_size=world_size(spec))[0]
+
+
+def loading_phases(spec: Spec, folder: Path) -> list[Phase]:
+    """Return what a rank says that it does between its modules and its first step."""
+    seen: list[Phase] = []
+
+    class Noting(Progress):
+        def enter(self, phase: Phase, step: int | None = None) -> None:
+            seen.append(phase)
+            super().enter(phase, step)
+
+    with RankSession(Plan.of(spec), progress=Noting()) as session:
+        seen.clear()
+        start_run(session, folder, lambda event: None)
+    return seen
+
+
+def test_a_rank_says_that_it_loads_only_where_there_is_something_to_load(tmp_path: Path) -> None:
+    made, looks = make_spec("one rank", 3), [Phase.LOOKING]
+    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [looks]
+    run(made, tmp_path)
+    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [[*looks, Phase.LOADING]]
 
 
 def numbers(events: list[Any]) -> dict[int, dict[str, float]]:

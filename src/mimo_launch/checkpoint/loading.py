@@ -215,7 +215,7 @@ def start_run(
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
-    session.progress.enter(Phase.LOADING)
+    session.progress.enter(Phase.LOOKING)
     # Its own group: saves run beside training, and exchange objects on the host.
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
@@ -226,6 +226,7 @@ def start_run(
     if has_checkpoints:
         usable = newest_usable(run, group, emit, session.progress.beat, own=True)
     if usable is not None:
+        session.progress.enter(Phase.LOADING)
         state, fresh = load_state(session, usable, group)
         changes = (
             *_changes(usable.marker.spec, dump_spec(spec), ""),
@@ -234,6 +235,7 @@ def start_run(
         emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))
         return state, saver
     for name, start in starts.items():
+        session.progress.enter(Phase.LOADING)
         # The same rule as in `checks`: our checkpoints have no config.json.
         if from_first(is_hugging_face(start), group):
             emit(load_hugging_face(session, name, start, group))

@@ -19,18 +19,19 @@ class Phase(IntEnum):
     CONNECTING = 1
     CREATING_GROUPS = 2
     BUILDING = 3
-    LOADING = 4
-    READING = 5
-    AGREEING = 6
-    PROGRAM = 7
-    REDUCING = 8
-    UPDATING = 9
-    EVALUATING = 10
-    SAVING = 11
-    GATHERING = 12
-    MEASURING = 13
-    WRITING = 14
-    FINISHED = 15
+    LOOKING = 4
+    LOADING = 5
+    READING = 6
+    AGREEING = 7
+    PROGRAM = 8
+    REDUCING = 9
+    UPDATING = 10
+    EVALUATING = 11
+    SAVING = 12
+    GATHERING = 13
+    MEASURING = 14
+    WRITING = 15
+    FINISHED = 16
 
     @property
     def words(self) -> str:
@@ -43,6 +44,7 @@ _WORDS = {
     Phase.CONNECTING: "connecting to the other ranks",
     Phase.CREATING_GROUPS: "creating process groups",
     Phase.BUILDING: "building its modules",
+    Phase.LOOKING: "looking for a checkpoint",
     Phase.LOADING: "loading a checkpoint",
     Phase.READING: "reading samples",
     Phase.AGREEING: "agreeing on the samples of the step",
