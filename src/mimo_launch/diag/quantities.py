@@ -91,6 +91,14 @@ def scaled(value: float, unit: str = "") -> str:
     return f"{figure(value)} {unit}".rstrip()
 
 
+def tokens_text(number: int) -> str:
+    """Return a number of tokens as `plan --tokens` takes it: `500B`, `1.5T`, `800`."""
+    for power, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= power:
+            return f"{number / power:,.4g}{letter}" if number < 1e15 else f"{number / power:,.0f}T"
+    return str(number)
+
+
 def figure(value: float) -> str:
     """Return a number with three digits, or more in front of the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
