@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -172,8 +173,14 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
     ],
 )
 def test_what_cannot_be_written(
-    options: str, says: str, llama: Path, tmp_path: Path, run_cli: Cli
+    options: str,
+    says: str,
+    llama: Path,
+    tmp_path: Path,
+    run_cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("mimo_launch.cli.init._DOUBLINGS", 1)  # More take seconds.
     code, out, err = run_cli(f"init {tmp_path}/no.yaml {options.format(llama=llama)}")
     assert (code, out) == (2, "")
     assert says in err
@@ -204,6 +211,44 @@ def test_the_image_token_of_a_tokenizer(
     assert spec.modules["vision"].placeholder == (384 if image_token else None)
     assert spec.language.model.vocab == vocab
     assert ("the tokenizer has no <image>" in file.read_text()) == (not image_token)
+
+
+def test_where_nothing_fits_help_names_the_fewest_gpus_that_do(
+    llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    file = tmp_path / "more.yaml"
+    given = f"init {file} --language {llama} --gpu-memory 16GB --gpus"
+    code, _, err = run_cli(f"{given} 1")
+    found = re.search(r"= help: --gpus (\d+), for which a layout fits\n", err)
+    assert (code, " there)" in err) == (2, False)
+    assert found is not None
+    more = int(found[1])
+    assert run_cli(f"{given} {more // 2}")[0] == 2
+    assert run_cli(f"{given} {more}")[0] == 0
+    checked(file)
+
+
+def test_where_no_number_of_gpus_suffices_help_says_so(
+    llama: Path, tmp_path: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mimo_launch.cli.init._DOUBLINGS", 2)
+    line = f"init {tmp_path}/no.yaml --language {llama} --gpus 1 --gpu-memory 800MB"
+    code, _, err = run_cli(line)
+    assert code == 2
+    assert "= help: no layout fits on up to 4 GPUs either" in err
+
+
+def test_a_config_may_be_named_in_place_of_its_folder(
+    llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    texts = []
+    for path in (llama, llama / "config.json"):
+        assert run_cli(f"init {tmp_path}/same.yaml --force --model {path}")[0] == 0
+        texts.append((tmp_path / "same.yaml").read_text())
+    assert texts[0] == texts[1]
+    code, _, err = run_cli(f"init {tmp_path}/no.yaml --language {llama}/model.safetensors")
+    assert code == 2
+    assert "is no folder\n   = help: name a folder with config.json" in err
 
 
 def test_a_file_is_kept_unless_forced(tmp_path: Path, run_cli: Cli) -> None:

@@ -1,6 +1,7 @@
 """`mimo-launch init`: a first spec, from model folders and a number of GPUs.
 
-Decides: the questions, the meaning of the flags, and when a file is written.
+Decides: the questions, the meaning of the flags, and when a file is written; how many more GPUs
+are tried if nothing fits.
 Relies on: `init_draft` for the spec, `search.first_layout` for its layout.
 Leaves: later changes of the file to its owner.
 """
@@ -14,7 +15,7 @@ import typer
 from mimo_launch.cli.shared.console import Console, console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.cli.init_draft import Answers
+    from mimo_launch.cli.init_draft import Answers, CannotDraft
 
 HELP = """
 \b
@@ -26,7 +27,7 @@ Examples:
       --gpu-memory 80GB --data 'shards/{000..099}.tar' --tokenizer models/Qwen3-0.6B
 
 Write a commented spec that validates. Models come from Hugging Face folders, with their weights if
-there are any: config.json is enough for a plan. Without a folder, a small model reads the
+there are any: config.json is enough for a plan, and may be named itself. Without a folder, a small model reads the
 handwritten digits of this package. All modules share all ranks, and the language model gets the
 smallest tp * pp. With --gpu or --gpu-memory, other grids, settings and placements are estimated
 too, encoders on ranks of their own among them, and the fastest that fits is written. On a terminal,
@@ -34,6 +35,8 @@ without flags, it asks. Exits with 0, or with 2 when a folder cannot be used or 
 """
 
 Folder = Path | None
+# Where nothing fits, twice the GPUs are tried so often: 64 times as many at most.
+_DOUBLINGS = 6
 
 
 def _gpus(incomplete: str) -> list[str]:
@@ -91,10 +94,11 @@ def init(
     from mimo_launch.cli.init_draft import Answers, CannotDraft, draft
 
     console = console_of(ctx)
+    folders = {"language": language, "vision": vision, "audio": audio}
     answers = Answers(
         name=file.stem,
-        model=model,
-        folders={"language": language, "vision": vision, "audio": audio},
+        model=_folder(model, console),
+        folders={name: _folder(each, console) for name, each in folders.items()},
         gpus=gpus,
         gpus_per_node=gpus_per_node,
         gpu=gpu,
@@ -109,11 +113,11 @@ def init(
     if file.exists() and not force:
         _refuse(console, f"{file} exists", "--force replaces it; or name another file")
     if answers.are_defaults and not yes and sys.stdin.isatty():
-        answers = _asked(answers)
+        answers = _asked(answers, console)
     try:
         text = draft(answers)
     except CannotDraft as error:
-        _refuse(console, str(error), error.help)
+        _refuse(console, str(error), _more_gpus(answers, error) or error.help)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -125,13 +129,50 @@ def init(
         console.answer(f"  mimo-launch {command} {file}")
 
 
-def _asked(answers: "Answers") -> "Answers":
+def _folder(path: Folder, console: Console) -> Folder:
+    """Return the folder that a path means: itself, or that of its config.json."""
+    from mimo_launch.hugging_face.folder import CONFIG
+
+    if path is None or not path.is_file():
+        return path
+    if path.name != CONFIG:
+        _refuse(console, f"{path} is no folder", f"name a folder with {CONFIG}, or that file")
+    return path.parent
+
+
+def _more_gpus(answers: "Answers", error: "CannotDraft") -> str:
+    """Return the smallest number of GPUs for which there is a layout, as help; "" if not too few.
+
+    Numbers are those given, times powers of two.
+    """
+    from dataclasses import replace
+
+    from mimo_launch.cli.init_draft import CannotDraft, draft
+    from mimo_launch.search.first_layout import NothingFits
+
+    cause = error.__cause__
+    if not isinstance(cause, NothingFits) or cause.too_large is None:
+        return ""
+    for doubling in range(1, _DOUBLINGS + 1):
+        gpus = answers.gpus << doubling
+        try:
+            draft(replace(answers, gpus=gpus))
+        except CannotDraft:
+            continue
+        return f"--gpus {gpus}, for which a layout fits"
+    return (
+        f"no layout fits on up to {answers.gpus << _DOUBLINGS} GPUs either: take GPUs with more "
+        "memory, or a smaller --seq"
+    )
+
+
+def _asked(answers: "Answers", console: Console) -> "Answers":
     """Ask on the terminal and return the answers; an empty answer means the value in brackets."""
     from dataclasses import replace
 
     def folder(question: str) -> Path | None:
         text = typer.prompt(question, default="", show_default=False, err=True).strip()
-        return Path(text) if text else None
+        return _folder(Path(text) if text else None, console)
 
     def text(question: str) -> str | None:
         return typer.prompt(question, default="", show_default=False, err=True).strip() or None
