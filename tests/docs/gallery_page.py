@@ -1,4 +1,7 @@
-"""The page that shows every topology: `python -m tests.docs.gallery_page` writes it anew."""
+"""The page that shows every topology, and its pictures.
+
+`python -m tests.docs.gallery_page` writes them anew.
+"""
 
 from itertools import takewhile
 from pathlib import Path
@@ -6,6 +9,8 @@ from pathlib import Path
 from tests.docs.files_page import ROOT
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.drawing.spans import planned
+from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.timeline import grid_lines, timeline_rows
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
@@ -13,13 +18,17 @@ from mimo_launch.spec.base import LANGUAGE
 
 TOPOLOGIES = ROOT / "topologies"
 PAGE = ROOT / "docs" / "gallery.md"
+PICTURES = ROOT / "docs" / "img" / "gallery"
 WIDTH = 78
+# Pictures are for steps that are seen at a glance; a larger one has lines of text alone.
+MAX_PICTURE = 20_000
 HEAD = """# Gallery
 
 Every spec in `topologies/`, with its step as `mimo-launch plan --full` draws it. Ranks that do the
 same are one line. A column is the time of one forward or backward of a microbatch; transfers take
 none. `F0` is the forward of microbatch 0 in `language`, `B0` its backward, `vF0` the forward in
-`vision`; `.` waits, `---` goes on. Each of them trains on CPUs:
+`vision`; `.` waits, `---` goes on. Small ones have the picture of `mimo-launch plan --model-units
+--timeline FILE.svg`, too. Each of them trains on CPUs:
 
 ```console
 mimo-launch train topologies/mixed_placement.yaml
@@ -36,8 +45,8 @@ def placement(layout: Layout) -> str:
     return OWN if sum(map(len, held)) == len(set().union(*held)) else MIXED
 
 
-def entry(file: Path) -> tuple[str, str]:
-    """Return the heading that a topology belongs under, and its part of the page."""
+def entry(file: Path) -> tuple[str, str, str]:
+    """Return a topology's heading, its part of the page, and its picture, if that is small."""
     text = file.read_text(encoding="utf-8")
     checked = check_text(text, str(file))
     if checked.spec is None:
@@ -49,18 +58,29 @@ def entry(file: Path) -> tuple[str, str]:
     words = "  \n".join(line.removeprefix("# ") for line in comment if "$schema" not in line)
     # The last line says what the head of the page says.
     picture = grid_lines(rows, names, plan.simulation.makespan, WIDTH)[:-1]
-    shown = "\n".join([f"### {file.stem}", "", words, "", "```text", *picture, "```", ""])
-    return placement(plan.layout), shown
+    svg = render_svg(planned(plan), name=checked.spec.name, plan_hash=plan.identity)
+    svg = svg if len(svg) <= MAX_PICTURE else ""
+    image = [f"![The step of {file.stem}](img/gallery/{file.stem}.svg)", ""] * bool(svg)
+    shown = "\n".join([f"### {file.stem}", "", words, "", *image, "```text", *picture, "```", ""])
+    return placement(plan.layout), shown, svg
 
 
-def page() -> str:
-    """Return the text of the page."""
-    entries = [entry(file) for file in sorted(TOPOLOGIES.glob("*.yaml"))]
+def page() -> tuple[str, dict[str, str]]:
+    """Return the text of the page, and its pictures by the names of their files."""
+    files = sorted(TOPOLOGIES.glob("*.yaml"))
+    entries = [entry(file) for file in files]
     parts = [HEAD]
     for heading in (SHARED, OWN, MIXED):
-        parts += [f"## {heading}\n", *(text for under, text in entries if under == heading)]
-    return "\n".join(parts)
+        parts += [f"## {heading}\n", *(text for under, text, _ in entries if under == heading)]
+    drawn = zip(files, entries, strict=True)
+    return "\n".join(parts), {f"{file.stem}.svg": made[2] for file, made in drawn if made[2]}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    text, pictures = page()
+    PAGE.write_text(text, encoding="utf-8")
+    PICTURES.mkdir(exist_ok=True)
+    for old in PICTURES.glob("*.svg"):
+        old.unlink()
+    for name, svg in pictures.items():
+        (PICTURES / name).write_text(svg, encoding="utf-8")

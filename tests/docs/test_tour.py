@@ -16,9 +16,11 @@ def test_every_file_is_listed_in_the_words_at_its_top() -> None:
 
 
 def test_every_topology_is_shown_as_it_plans() -> None:
-    assert gallery_page.PAGE.read_text(encoding="utf-8") == gallery_page.page(), (
-        "run: python -m tests.docs.gallery_page"
-    )
+    text, pictures = gallery_page.page()
+    anew = "run: python -m tests.docs.gallery_page"
+    assert gallery_page.PAGE.read_text(encoding="utf-8") == text, anew
+    files = gallery_page.PICTURES.iterdir()
+    assert {file.name: file.read_text(encoding="utf-8") for file in files} == pictures, anew
 
 
 def test_the_tour_has_every_room_in_the_order_of_imports() -> None:
