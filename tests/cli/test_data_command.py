@@ -25,6 +25,7 @@ def test_it_says_what_digits_are_like(run_cli: Cli) -> None:
         "quickstart:", "tokens", "lengths", "vision", "sequences", "balance",
         "read", "speed", "sample", "sample",
     ]  # fmt: skip
+    assert max(map(len, out.splitlines())) <= 100  # The columns of the screen.
     assert "all of them could be" in out
     assert "<bos> <vision 2 x " in out
     assert "<eos>]]" in out
