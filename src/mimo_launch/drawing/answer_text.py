@@ -16,9 +16,9 @@ from mimo_launch.diag.quantities import (
     named_ranks,
     num_ranks_text,
     percent,
-    scaled,
     seconds_text,
     sizes_text,
+    tokens_text,
 )
 from mimo_launch.drawing.rows import ModuleRow, Report
 from mimo_launch.search.answer import MemoryFit, PlanAnswer
@@ -109,7 +109,7 @@ def facts_of(report: Report) -> dict[str, str]:
     if answer.tokens is None or answer.days is None:
         facts["speed"] += " (--tokens 1T: in how many days)"
     else:
-        facts["days"] = f"{figure(answer.days)} for {scaled(answer.tokens)} tokens"
+        facts["days"] = f"{figure(answer.days)} for {tokens_text(answer.tokens)} tokens"
     return facts
 
 

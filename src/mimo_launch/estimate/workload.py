@@ -176,7 +176,7 @@ def peak_tflops(device: str, precision: str, constants: Calibration | None = Non
     `constants` count for their own device, in every precision.
     """
     constants = constants or Calibration()
-    if device == constants.device:
+    if device == constants.rated_device:
         speeds = {"bf16": 1.0, "fp32": constants.fp32_speed, "fp64": constants.fp64_speed}
         return constants.peak * speeds[precision]
     return BF16_PEAKS.get(device) if precision == "bf16" else None
