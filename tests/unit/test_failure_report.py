@@ -11,12 +11,12 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.launcher.failure_report import headline, report_lines
 from mimo_launch.launcher.rank_tasks import Job, Training
 from mimo_launch.launcher.verdict import Circumstances, Host, RankState, RunFailed, diagnose
-from mimo_launch.launcher.worker_processes import Exit, Frame
+from mimo_launch.launcher.worker_processes import Exit, StackFrame
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
 
 ROOT = Path(__file__).parents[2]
-WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
+WAITING = (StackFrame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
 
 
 def quickstart() -> Plan:

@@ -28,7 +28,7 @@ from mimo_launch.launcher.verdict import (
 from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, nccl_watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
-from mimo_launch.launcher.worker_processes import Exit, Frame
+from mimo_launch.launcher.worker_processes import Exit, StackFrame
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
@@ -46,8 +46,8 @@ OWN = (
     "[Rank 0] Process group watchdog thread terminated with exception: CUDA error: an illegal "
     "memory access was encountered"
 )
-GPU_WAIT = (Frame("/site/torch/cuda/streams.py", 200, "synchronize"),)
-ASLEEP = (Frame("/home/me/data.py", 3, "read"),)
+GPU_WAIT = (StackFrame("/site/torch/cuda/streams.py", 200, "synchronize"),)
+ASLEEP = (StackFrame("/home/me/data.py", 3, "read"),)
 
 
 @pytest.fixture

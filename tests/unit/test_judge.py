@@ -21,11 +21,17 @@ from mimo_launch.launcher.start_workers import Pump
 from mimo_launch.launcher.verdict import FailureKind, RankState, from_json, judge, to_json
 from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
 from mimo_launch.launcher.worker_errors import cause_of, read_error, write_error
-from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, parse_stack, process_state
+from mimo_launch.launcher.worker_processes import (
+    Exit,
+    ExitWatch,
+    StackFrame,
+    parse_stack,
+    process_state,
+)
 from mimo_launch.runtime.progress import Cause, Phase
 
-WAITING = (Frame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
-BUSY = (Frame("/home/me/data.py", 3, "read"), *WAITING)
+WAITING = (StackFrame("/site/torch/distributed/distributed_c10d.py", 10, "all_reduce"),)
+BUSY = (StackFrame("/home/me/data.py", 3, "read"), *WAITING)
 
 
 def state(rank: int, **known: object) -> RankState:

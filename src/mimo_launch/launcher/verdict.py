@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
-from mimo_launch.launcher.worker_processes import Exit, Frame
+from mimo_launch.launcher.worker_processes import Exit, StackFrame
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
 
@@ -42,7 +42,7 @@ class RankState:
     end: Exit | None = None
     ended: float = 0.0
     process: str = ""
-    frames: tuple[Frame, ...] = field(default=())
+    frames: tuple[StackFrame, ...] = field(default=())
     gpu: bool = False
     deaf: float = 0.0
     moved_lately: bool = False
@@ -271,7 +271,7 @@ def from_json(text: str) -> list[RankState]:
                 "phase": Phase(raw["phase"]),
                 "cause": Cause(raw["cause"]),
                 "end": None if raw["end"] is None else Exit(**raw["end"]),
-                "frames": tuple(Frame(**frame) for frame in raw["frames"]),
+                "frames": tuple(StackFrame(**frame) for frame in raw["frames"]),
             }
         )
         for raw in json.loads(text)

@@ -18,7 +18,13 @@ from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import nccl_watchdog_words, read_error
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, Recorder
-from mimo_launch.launcher.worker_processes import Exit, ExitWatch, Frame, process_state, take_stacks
+from mimo_launch.launcher.worker_processes import (
+    Exit,
+    ExitWatch,
+    StackFrame,
+    process_state,
+    take_stacks,
+)
 from mimo_launch.runtime.progress import Phase
 
 # Failures come in groups; a look a moment later shows more of them.
@@ -127,7 +133,9 @@ class WorkerWatch:
     def _end(self, worker: LocalWorker) -> Exit | None:
         return self._exits.exits.get(worker.rank)
 
-    def _state(self, worker: LocalWorker, stacks: Mapping[int, tuple[Frame, ...]]) -> RankState:
+    def _state(
+        self, worker: LocalWorker, stacks: Mapping[int, tuple[StackFrame, ...]]
+    ) -> RankState:
         seen, end = self._cells.read(worker.local_rank), self._end(worker)
         now = time.monotonic_ns()
         deaf = (now - seen.alive) / 1e9 if end is None and seen.alive else 0.0

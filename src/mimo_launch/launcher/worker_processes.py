@@ -102,7 +102,7 @@ class ExitWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One call on a stack."""
 
     file: str
@@ -133,7 +133,7 @@ def write_stacks_on_signal(path: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
-def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
+def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[StackFrame, ...]]:
     """Ask workers, by pid, for their stacks; return those of main threads, innermost call first.
 
     A worker that is stopped, or blocked in the kernel, does not answer.
@@ -145,7 +145,7 @@ def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
             os.kill(pid, signal.SIGUSR1)
         except OSError:
             sizes.pop(pid, None)
-    found: dict[int, tuple[Frame, ...]] = {}
+    found: dict[int, tuple[StackFrame, ...]] = {}
     deadline = time.monotonic() + STACK_SECONDS
     while len(found) < len(sizes) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -157,7 +157,7 @@ def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[Frame, ...]]:
     return found
 
 
-def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
+def parse_stack(text: str, head: str = "") -> tuple[StackFrame, ...]:
     """Return the main thread's calls from what faulthandler wrote, innermost first.
 
     `head` starts with the line that names the main thread; without that line, the thread that got
@@ -165,7 +165,7 @@ def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
     """
     first = head.partition("\n")[0]
     main = first.removeprefix(_MAIN).strip() if first.startswith(_MAIN) else "Current thread"
-    frames: list[Frame] = []
+    frames: list[StackFrame] = []
     inside = False
     for line in text.splitlines():
         match = _FRAME.match(line)
@@ -174,7 +174,7 @@ def parse_stack(text: str, head: str = "") -> tuple[Frame, ...]:
                 break
             inside = main in line
         elif inside:
-            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+            frames.append(StackFrame(match["file"], int(match["line"]), match["function"]))
     return tuple(frames)
 
 
