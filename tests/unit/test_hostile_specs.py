@@ -5,9 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from braceexpand import braceexpand
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
-from mimo_launch.data.webdataset.tar_files import MAX_FILES, PatternError, shard_files
+from mimo_launch.data.webdataset.braces import PatternError, num_names
+from mimo_launch.data.webdataset.tar_files import MAX_FILES, shard_files
 from mimo_launch.diag.json_rows import to_json
 from mimo_launch.diag.text import render
 
@@ -134,11 +138,46 @@ def test_fifos_and_devices_are_no_specs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["{0..99999999}.tar", "{0..9}" * 9 + ".tar", "{{0..999},{0..999}}{0..999}", "{a,b" * 50, "{a"],
+    [
+        "{0..99999999}.tar",
+        "{0..99999999999999999999999}.tar",
+        "{99999999999999999999999..0..2}.tar",
+        "{0.." + "9" * 9000 + "}.tar",
+        "{" + "0" * 9000 + "..199999}.tar",
+        "{a..z}" * 6 + ".tar",
+        "{z..A..2}" * 6 + ".tar",
+        "{0..9}" * 9 + ".tar",
+        "{{0..999},{0..999}}{0..999}",
+        "{0..199999}" + "x" * 60_000,
+        "{a,b" * 50,
+        "{" * 30_000 + "}" * 30_000,
+        "{a",
+    ],
+    ids=lambda pattern: pattern[:40],
 )
 def test_braces_are_counted_before_they_are_expanded(pattern: str) -> None:
     with pytest.raises(PatternError, match="braces"):
         shard_files(pattern)
+
+
+PIECES = st.sampled_from(
+    [*"{},.\\-a0", "{0..3}", "{07..11..2}", "{5..-5..3}", "{a..e..2}", "{Z..b}", "{c..A}", "{x,y"]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+@example("{2..{1,2}}{a,{b,c}}")
+@example("{0..9..0}{a..z..00}{A..A}{B..A}")
+@example("}{,}{{}")
+@example("{0..2\n}\\")
+def test_the_count_of_names_is_what_the_braces_make(pattern: str) -> None:
+    try:
+        names = list(braceexpand(pattern))
+    except ValueError:
+        with pytest.raises(PatternError, match="not balanced"):
+            num_names(pattern)
+        return
+    assert num_names(pattern) == len(names)
 
 
 def test_a_search_without_end_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.data.shared_images import makers
+from mimo_launch.data.webdataset.braces import PatternError
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
@@ -18,7 +19,6 @@ from mimo_launch.data.webdataset.tar_files import (
     IMAGE_FORMATS,
     TARGET,
     VIDEO_SUFFIXES,
-    PatternError,
     shard_files,
     target_of,
 )

@@ -4,8 +4,7 @@ Decides: braces before globs, order by pattern and then by name; how many files 
 and how many folders and files a search may look at. A sample is adjacent members with the same name
 up to the first dot of the file name, the rule of the webdataset library
 (https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format").
-Relies on: plain tar files, in which a member is contiguous; `braceexpand`, which the webdataset
-library uses, too.
+Relies on: plain tar files, in which a member is contiguous; `braces`.
 Leaves: what members mean to `records` and `decode_media`.
 """
 
@@ -20,6 +19,8 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 from typing import Any, cast
+
+from mimo_launch.data.webdataset.braces import PatternError, expanded
 
 # The suffixes of images with Pillow's names of their formats. Files of other formats are refused.
 IMAGE_FORMATS = {
@@ -45,8 +46,6 @@ TARGET = "target."
 # The suffix of codec tokens: an array as numpy writes it.
 CODES_SUFFIX = "npy"
 MAX_FILES = 200_000
-_INNER_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?")
 
 
 def target_of(suffix: str) -> tuple[str, int]:
@@ -54,10 +53,6 @@ def target_of(suffix: str) -> tuple[str, int]:
     parts = suffix.split(".")[1:-1]
     number = int(parts.pop()) if parts and parts[-1].isdecimal() else 0
     return ".".join(parts), number
-
-
-class PatternError(ValueError):
-    """A pattern cannot be expanded; the message says why, in one line."""
 
 
 def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
@@ -68,34 +63,13 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
     """
     found: dict[str, None] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        for name in _without_braces(pattern):
+        for name in expanded(pattern, MAX_FILES):
             found.update(
                 dict.fromkeys(sorted(_Search().names(name)) if has_magic(name) else [name])
             )
             if len(found) > MAX_FILES:
                 raise PatternError(f"it names more than {MAX_FILES:,} files")
     return tuple(Path(name) for name in found)
-
-
-def _without_braces(pattern: str) -> list[str]:
-    from braceexpand import braceexpand
-
-    # An upper bound: the numbers of all ranges and alternatives multiplied.
-    number, left = 1, pattern
-    while (inner := _INNER_BRACES.search(left)) is not None:
-        found = _RANGE.fullmatch(inner[1])
-        if found is None:
-            number *= inner[1].count(",") + 1
-        else:
-            first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
-            number *= abs(last - first) // max(1, step) + 1
-        if number > MAX_FILES:
-            raise PatternError(f"its braces stand for more than {MAX_FILES:,} names")
-        left = left[: inner.start()] + left[inner.end() :]
-    try:
-        return list(braceexpand(pattern))
-    except (ValueError, RecursionError) as error:
-        raise PatternError("its braces are not balanced") from error
 
 
 class _Search:
