@@ -35,7 +35,7 @@ HANGS = {
     "gil": ("is stuck", "holds the GIL"),
 }
 IN_DEFAULT_SUITE = {"raise", "exit0", "kill", "stop", "loader", "gil"}
-FAULTY_WORDS = {"surrogate": "no file \\x1b[2Jodd\\udcff.jpg", "mute": "Mute: "}
+FAULTY_WORDS = {"surrogate": "no file \\x1b[2J\\x1b[31modd\\udcff.jpg", "mute": "Mute: "}
 
 
 def sample(faults: dict[str, tuple[str, str]]) -> list[Any]:

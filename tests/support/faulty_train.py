@@ -45,7 +45,7 @@ def final_error() -> NoReturn:
 
 
 def odd_name() -> NoReturn:
-    raise FileNotFoundError("no file \x1b[2Jodd\udcff.jpg")
+    raise FileNotFoundError("no file \x1b[2J\x1b[31modd\udcff.jpg")
 
 
 class Mute(Exception):

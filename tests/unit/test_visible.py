@@ -22,9 +22,21 @@ def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], color:
     assert capsys.readouterr() == (f"{SHOWN}\n", f"tab\t{SHOWN}\n\n")
 
 
-def test_colours_stay(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(color=Color.ALWAYS).note("\x1b[1;31merror\x1b[0m \x1b[1;8mhidden")
-    assert capsys.readouterr().err == ("\x1b[1;31merror\x1b[0m \\x1b[1;8mhidden\n")
+def test_our_colours_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(color=Color.ALWAYS)
+    console.note("\x1b[1;31merror\x1b[0m \x1b[1;8mhidden", painted=True)
+    console.answer("\x1b[1;31mred\x1b[0m", painted=True)
+    shown = "\x1b[1;31mred\x1b[0m\n", "\x1b[1;31merror\x1b[0m \\x1b[1;8mhidden\n"
+    assert capsys.readouterr() == shown
+
+
+@pytest.mark.parametrize("color", list(Color))
+def test_colours_of_others_are_shown(capsys: pytest.CaptureFixture[str], color: Color) -> None:
+    """Stripped, they would leave the name of another file."""
+    console = Console(color=color)
+    console.note("esc\x1b[31mname.tar")
+    console.answer("esc\x1b[31mname.tar")
+    assert capsys.readouterr() == ("esc\\x1b[31mname.tar\n", "esc\\x1b[31mname.tar\n")
 
 
 def test_json_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,5 +49,5 @@ def test_json_stays_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_reasons_of_bad_samples_are_shown_in_the_progress() -> None:
     output = io.StringIO()
     progress = PlainProgress(RichConsole(file=output, force_terminal=True))
-    progress(BadSamples(step=1, reasons={3: f"{EVIL}.jpg"}, total=1))
-    assert f"(3: {SHOWN}.jpg)" in output.getvalue()
+    progress(BadSamples(step=1, reasons={3: f"{EVIL}\x1b[31m.jpg"}, total=1))
+    assert f"(3: {SHOWN}\\x1b[31m.jpg)" in output.getvalue()

@@ -120,7 +120,8 @@ def plan(
     if checked.spec is None:
         if checked.unfit is not None and advice and not as_json:
             unfit = checked.plan or Plan.of(checked.unfit)
-            console.answer(_what_fits(unfit, console, constants, worst=worst))
+            text = _what_fits(unfit, console, constants, worst=worst)
+            console.answer(text, painted=console.colors(sys.stdout))
         raise typer.Exit(2)
     job = checked.plan or Plan.of(checked.spec)
     # The tables of --full do not show changes.
@@ -137,7 +138,8 @@ def plan(
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
-        console.answer(_as_text(report, console, full))
+        text = _as_text(report, console, full)
+        console.answer(text, painted=console.colors(sys.stdout))
 
 
 def _report_of(

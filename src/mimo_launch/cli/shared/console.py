@@ -22,7 +22,7 @@ import typer
 
 # The errors of a write when the pipe has no reader, the terminal is gone, or the stream is closed.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
-# Colours stay, except the one that hides text.
+# In a painted text colours stay, except the one that hides text.
 _CONTROL = re.compile(
     r"(?P<color>\x1b\[(?!(?:[\d;]*;)?8[;m])[\d;]*m)|[\x00-\x08\x0b-\x1f]|[\x7f-\x9f]"
 )
@@ -60,27 +60,30 @@ class Console:
             self.answer(some, ends_line=False)
         self.answer("")
 
-    def answer(self, text: str, *, ends_line: bool = True) -> None:
-        """Write what the user asked for to stdout.
+    def answer(self, text: str, *, ends_line: bool = True, painted: bool = False) -> None:
+        """Write what the user asked for to stdout; `painted` says that its colours are ours.
 
         Raises: OSError if that fails, unless no one reads and the command needs no reader.
         """
         try:
+            text = _encodable(text, sys.stdout, painted=painted)
             if not self._wrote_above(text, sys.stdout):
                 # Echo searches long texts for colours much slower.
-                has_colors = "\x1b" in text
-                text = _encodable(text, sys.stdout)
-                typer.echo(text, nl=ends_line, color=None if has_colors else True)
+                typer.echo(text, nl=ends_line, color=not painted or self.colors(sys.stdout))
         except OSError as error:
             if not (self.needs_no_reader and give_up(sys.stdout, error)):
                 raise
 
-    def note(self, text: str) -> None:
-        """Write diagnostics and remarks to stderr, if possible."""
+    def note(self, text: str, *, painted: bool = False) -> None:
+        """Write diagnostics and remarks to stderr, if possible.
+
+        `painted` says that the colours of the text are ours.
+        """
         stream = sys.stderr
         try:
+            text = _encodable(text, stream, painted=painted)
             if not self._wrote_above(text, stream):
-                typer.echo(_encodable(text, stream), err=True, color=self.colors(stream))
+                typer.echo(text, err=True, color=self.colors(stream))
         except OSError as error:
             give_up(stream, error)
         except ValueError:  # The stream was closed.
@@ -90,7 +93,7 @@ class Console:
         above = self.above
         if above is None or not stream.isatty():
             return False
-        above(_encodable(text, stream))
+        above(text)
         return True
 
     def colors(self, stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
@@ -151,17 +154,20 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
-def escape_controls(text: str) -> str:
+def escape_controls(text: str, *, painted: bool = False) -> str:
     """Escape the control characters of a text as JSON and Python do.
 
-    Line ends and our colours stay; `diag.text.visible` is for single lines from outside.
+    Line ends stay, and the colours of a text that we `painted`: what others said in it went
+    through `diag.text.visible`.
     """
     if text.replace("\n", "").isprintable():
         return text  # Found much sooner than by the search.
 
     def escaped(found: re.Match[str]) -> str:
-        if found["color"]:
+        if painted and found["color"]:
             return found[0]
+        if found["color"]:  # Its first character is the one that commands.
+            return f"\\x1b{found[0][1:]}"
         # `json.dumps` escapes all but those above 0x7e, for which `\u` is valid in JSON, too.
         number = ord(found[0])
         return f"\\x{number:02x}" if number < ord(" ") else f"\\u{number:04x}"
@@ -169,9 +175,9 @@ def escape_controls(text: str) -> str:
     return _CONTROL.sub(escaped, text)
 
 
-def _encodable(text: str, stream: TextIO) -> str:
+def _encodable(text: str, stream: TextIO, *, painted: bool) -> str:
     """Return a text that a stream can encode: names of files may contain bytes that are no text."""
-    encoding, text = stream.encoding or "utf-8", escape_controls(text)
+    encoding, text = stream.encoding or "utf-8", escape_controls(text, painted=painted)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

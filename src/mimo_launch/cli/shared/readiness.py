@@ -32,7 +32,8 @@ def show_findings(checked: "Checked", console: Console) -> None:
 
     if checked.diagnostics:
         color, width = console.colors(sys.stderr), terminal_width(sys.stderr)
-        console.note(render(checked.diagnostics, checked.source, color=color, width=width))
+        text = render(checked.diagnostics, checked.source, color=color, width=width)
+        console.note(text, painted=color)
 
 
 def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) -> "Spec":
