@@ -74,6 +74,19 @@ def test_runs_are_listed_with_their_states(run_cli: Cli, tmp_path: Path) -> None
     assert (far["state"], far["why"]) == ("failed", KILLED)
 
 
+def test_a_running_run_without_a_checkpoint_is_said_to_be_one(run_cli: Cli, tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "far", step(3))
+    lock_elsewhere(run, touched=-600)
+    said = (
+        f"error: {run} has no complete checkpoint\n   = state: {{}}, step 3 of 4\n   = help: {{}}\n"
+    )
+    waits = f"wait for its first checkpoint: mimo-launch watch {run}"
+    assert run_cli(f"inspect {run}") == (2, "", said.format("running", waits))
+    lock_elsewhere(run, touched=600)
+    other = "name a folder with config.json, a run folder or a checkpoint"
+    assert run_cli(f"inspect {run}") == (2, "", said.format("failed", other))
+
+
 def test_a_folder_without_runs_is_said_to_be_one(run_cli: Cli, tmp_path: Path) -> None:
     said = f"{tmp_path} holds no run of `mimo-launch train`\n"
     assert run_cli(f"runs {tmp_path}") == (0, "", said)

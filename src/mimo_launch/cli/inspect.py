@@ -6,6 +6,8 @@ Relies on: `hugging_face.contents`, `checkpoint.folder`; neither reads a tensor;
 Leaves: checking a spec against a folder to `validate`.
 """
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +54,7 @@ def inspect(
     """Say what a folder of weights holds, with the spec for it."""
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.hugging_face.contents import read_contents
-    from mimo_launch.hugging_face.folder import CONFIG, ConfigError, FilesError, is_hugging_face
+    from mimo_launch.hugging_face.folder import ConfigError, FilesError, is_hugging_face
 
     console = console_of(ctx)
     if families:
@@ -75,8 +77,24 @@ def inspect(
         raise typer.Exit(2) from None
     except NoCheckpoint as error:
         console.note(f"error: {error}")
-        console.note(f"   = help: name a folder with {CONFIG}, a run folder or a checkpoint")
+        for line in _without_checkpoint(folder):
+            console.note(f"   = {line}")
         raise typer.Exit(2) from None
+
+
+def _without_checkpoint(folder: Path) -> Iterator[str]:
+    """Yield how a run without a checkpoint stands, and what to do."""
+    from mimo_launch.hugging_face.folder import CONFIG
+    from mimo_launch.launcher.run_folder import State, is_run, status_of
+
+    status = status_of(folder) if is_run(folder) else None
+    if status is not None:
+        of = "" if status.steps is None else f" of {status.steps:,}"
+        yield f"state: {status.state.value}, step {status.step:,}{of}"
+    if status is not None and status.state is State.RUNNING:
+        yield f"help: wait for its first checkpoint: mimo-launch watch {shlex.quote(str(folder))}"
+    else:
+        yield f"help: name a folder with {CONFIG}, a run folder or a checkpoint"
 
 
 def _show_families(console: Console, *, as_json: bool) -> None:
