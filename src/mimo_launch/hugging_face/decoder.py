@@ -76,6 +76,8 @@ KINDS = {
 NORM_EPS, ROPE_THETA = 1e-6, 10000.0
 # Layers before this one have no window.
 MAX_WINDOW_LAYERS = 28
+# The keys of the settings of rotary embeddings, in transformers 5 and before.
+_ROPES = ("rope_parameters", "rope_scaling")
 # The scalings of rotary embeddings that our decoder has.
 LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
 
@@ -127,6 +129,10 @@ def _no_layers(kind: DecoderFamily, config: Config) -> Iterator[str]:
 
 
 def _no_ropes(config: Config) -> Iterator[str]:
+    odd = {x: y for x in _ROPES if (y := config.get(x)) and not isinstance(y, dict)}
+    if odd:
+        yield from (f"{key}: {short(value)}" for key, value in odd.items())
+        return
     rope = rope_settings(config)
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling not in ("default", *SCALINGS):
@@ -278,7 +284,7 @@ def rope_of(model: DecoderBlocks) -> Config:
 
 def rope_settings(config: Config) -> dict[str, Any]:
     """Return the settings of rotary embeddings: `rope_parameters` since transformers 5."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = next((found for key in _ROPES if (found := config.get(key))), {})
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
 
 
