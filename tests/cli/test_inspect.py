@@ -1,6 +1,7 @@
 """What `inspect` says of folders, and that the spec it prints is valid and fits them."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,12 +169,31 @@ def test_a_folder_that_cannot_be_read(
     assert says in err
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_fifos_devices_and_lost_links_are_named(name: str, llama: Path, run_cli: Cli) -> None:
+    path = llama / name
+    for make, says in (
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "config.json cannot be read" if name == "config.json" else "not a regular"),
+        (lambda each: each.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda each: each.symlink_to("gone"), "No such file" if "json" in name else "is missing"),
+    ):
+        path.rmdir() if path.is_dir() else path.unlink()
+        make(path)
+        code, out, err = run_cli(f"inspect '{llama}'")
+        assert (code, out) == (2, "")
+        assert name in err
+        assert says in err
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"num_attention_heads": 0}, "in config.json, `heads` is `0`; it must be"),
         ({"num_hidden_layers": 1.5}, "`layers` is `1.5`, a number with a fraction"),
-        ({"rope_parameters": [1]}, "rope_type: [1]"),
+        ({"rope_parameters": [1]}, "rope_parameters: [1]"),
+        ({"rope_scaling": [1]}, "rope_scaling: [1]"),
+        ({"rope_scaling": [1], "rope_parameters": {"rope_type": "default"}}, "rope_scaling: [1]"),
         ({"model_type": "clip_vision_model", "hidden_act": ["gelu"]}, "is malformed: TypeError"),
         (
             {"model_type": "clip_vision_model", "image_size": 8},

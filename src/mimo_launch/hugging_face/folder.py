@@ -10,6 +10,7 @@ Leaves: what a configuration means to the families, reading tensors to `checkpoi
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,13 +30,16 @@ class ConfigError(ValueError):
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder is that of any Hugging Face model."""
-    return (folder / CONFIG).is_file()
+    """Return whether a folder is that of any Hugging Face model, whatever its `config.json` is."""
+    return os.path.lexists(folder / CONFIG)
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether there are safetensors under the names of transformers."""
-    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    """Return whether anything has the names that transformers gives to safetensors.
+
+    A FIFO or a link to nowhere counts: its reader says what it is.
+    """
+    return any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
 
 
 def read_config(folder: Path) -> Config:
@@ -140,7 +144,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 
 def weight_files(folder: Path) -> list[str]:
     """Return the names of the files of weights, in order. Raises: FilesError."""
-    if (folder / WEIGHTS).is_file():
+    if os.path.lexists(folder / WEIGHTS):
         return [WEIGHTS]
     try:
         index = read_json(folder / INDEX)
