@@ -1,0 +1,102 @@
+"""Every setting of an optimizer, and the seed, reaches the weights of a module on one rank."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.specs import box, spec
+
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.layers.parameter_segments import local_tensor
+from mimo_launch.models.build import RankModule, build_modules
+from mimo_launch.optimizer.module_optimizers import Updates, rate_at
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
+
+LR = 0.5
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """A job of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def asked(seed: int = 0, model: dict[str, Any] | None = None, **optimizer: Any) -> Spec:
+    """A decoder alone, whose updates have no warm-up."""
+    plain = {"lr": LR, "clip": None, "schedule": {"kind": "constant"}}
+    modules = {"language": box(0, model=model or {})}
+    return spec(modules, train={"steps": 4, "seed": seed, "precision": "fp64"},
+                optimizer=plain | optimizer)  # fmt: skip
+
+
+def built(made: Spec) -> dict[str, RankModule]:
+    plan = Plan.of(made)
+    grids = GridSet(plan, 0, timeout=timedelta(seconds=9), device=torch.device("cpu"))
+    return build_modules(made, plan.layout, grids)
+
+
+def values(modules: dict[str, RankModule]) -> dict[str, torch.Tensor]:
+    return {
+        placed.name: local_tensor(each.parameter.detach()).clone()
+        for module in modules.values()
+        for each in module.declared()
+        for placed in each.placed
+    }
+
+
+def updated(made: Spec, *gradients: float) -> tuple[dict[str, torch.Tensor], ...]:
+    """Return all weights before and after steps in which every gradient is the same number."""
+    modules = built(made)
+    before, updates = values(modules), Updates(made, modules)
+    for number, gradient in enumerate(gradients):
+        for parameter in modules["language"].parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        updates.apply(number)
+    return before, values(modules)
+
+
+def test_initial_weights_are_those_of_the_seed() -> None:
+    first, again, other = (values(built(asked(seed))) for seed in (0, 0, 1))
+    name = "language.layers.0.attention.q.weight"
+    assert first[name].equal(again[name])
+    assert not first[name].equal(other[name])
+
+
+def test_betas_and_eps_are_those_of_the_spec() -> None:
+    """Two steps of AdamW by hand (arXiv:1711.05101, algorithm 2), without decay."""
+    betas, eps, gradients = (0.5, 0.75), 0.25, (1.0, -0.25)
+    made = asked(kind="adamw", betas=betas, eps=eps, weight_decay=0.0)
+    m = v = moved = 0.0
+    for number, gradient in enumerate(gradients, start=1):
+        m = betas[0] * m + (1 - betas[0]) * gradient
+        v = betas[1] * v + (1 - betas[1]) * gradient**2
+        root = (v / (1 - betas[1] ** number)) ** 0.5
+        moved -= LR * m / (1 - betas[0] ** number) / (root + eps)
+    before, after = updated(made, *gradients)
+    for name, start in before.items():
+        assert torch.allclose(after[name] - start, torch.full_like(start, moved)), name
+
+
+def test_routers_and_experts_decay_and_norms_do_not() -> None:
+    moe = {"experts": 4, "top_k": 2, "width": 8, "aux_loss": 0.0}
+    before, after = updated(asked(model={"moe": moe}, kind="sgd", weight_decay=0.25), 0.0)
+    decayed = {n for n, start in before.items() if torch.allclose(after[n], start * (1 - LR / 4))}
+    kept = {name for name, start in before.items() if after[name].equal(start)}
+    assert decayed | kept == set(before)
+    assert {name for name in decayed if ".router." in name}
+    assert {name for name in before if "norm" in name or "embedding" in name} == kept
+
+
+@pytest.mark.parametrize(("own", "rate"), [(None, LR), (0.0, 0.0), (0.125, 0.125)])
+def test_a_module_may_have_a_rate_of_its_own_even_0(own: float | None, rate: float) -> None:
+    made = spec(
+        {"language": box(0, optimizer={"lr": own})},
+        optimizer={"lr": LR, "schedule": {"kind": "constant"}},
+    )
+    assert rate_at(made, 3, "language") == rate
