@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from mimo_launch.data.webdataset.decode_media import (
 from mimo_launch.data.webdataset.indexer import header_size
 from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
 
+# A directory of five EXIF entries that ends inside the first one.
+BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"
 KINDS = ("PNG", "JPEG", "WEBP", "TIFF", "AVIF")
 POSTSCRIPT = b"""%!PS-Adobe-3.0 EPSF-3.0
 %%BoundingBox: 0 0 32 32
@@ -184,3 +187,14 @@ def test_what_is_no_clip_is_said_without_addresses() -> None:
             look("wav", b"hello" * 100)
         words = "its .wav cannot be read as a clip: Error opening: Format not recognised."
         assert str(said.value) == words
+
+
+def test_pillow_does_not_warn_of_images_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(file, "JPEG", exif=BROKEN_EXIF)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert image_size("jpg", file.getvalue()) == (4, 8)
+        assert decode_image("jpg", file.getvalue(), channels=3).size == (8, 4)
+    assert [str(each.message) for each in said] == []

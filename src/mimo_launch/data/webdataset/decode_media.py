@@ -73,15 +73,12 @@ def image_size(suffix: str, data: bytes) -> tuple[int, int]:
     """
     from PIL import Image
 
-    with readable(suffix, "an image"), warnings.catch_warnings():
-        # The caller has a limit of its own for the number of pixels, and names the sample.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with _opened(data) as image:
-            # The `getexif` of PNG images would decode all pixels to look for EXIF data after them.
-            turned = Image.Image.getexif(image).get(_ORIENTATION, 1) >= _FIRST_SWAPPED
-            # For a TIFF, Pillow returns the size of the upright image.
-            swapped = turned and image.format != "TIFF"
-            return (image.width, image.height) if swapped else (image.height, image.width)
+    with readable(suffix, "an image"), _opened(data) as image:
+        # The `getexif` of PNG images would decode all pixels to look for EXIF data after them.
+        turned = Image.Image.getexif(image).get(_ORIENTATION, 1) >= _FIRST_SWAPPED
+        # For a TIFF, Pillow returns the size of the upright image.
+        swapped = turned and image.format != "TIFF"
+        return (image.width, image.height) if swapped else (image.height, image.width)
 
 
 def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
@@ -160,6 +157,9 @@ def _opened(data: bytes) -> "Iterator[Image]":
     """Open an image of a format that we read. Raises: whatever Pillow does; ValueError."""
     from PIL import Image
 
+    # Pillow warns, without a name, of metadata that are broken beside sound pixels, and of many
+    # pixels, for which the caller has a limit. `catch_warnings` does not know of other threads.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     Image.init()
     # Pillow decodes some other formats with programs that it starts, such as Ghostscript.
     formats = [each for each in dict.fromkeys(IMAGE_FORMATS.values()) if each in Image.OPEN]
