@@ -123,6 +123,17 @@ def test_a_long_line_is_shown_around_its_place() -> None:
     assert shown[start : start + len("sample")] == "sample"
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("fixture", "x" * 300), ("{kind: digits}", f"{{kind: '{'{' * 900}'}}")],
+)
+def test_a_long_value_is_shown_without_its_middle(old: str, new: str) -> None:
+    assert old in VALID
+    _, answer = answered(VALID.replace(old, new))
+    assert max(map(len, answer.splitlines())) < 400
+    assert "..." in answer.partition("\n")[0]
+
+
 def test_more_findings_than_anybody_reads_are_counted() -> None:
     _, answer = answered("k: 1\n" * 1500)
     assert answer.endswith("errors in <text>; the first 100 are shown")

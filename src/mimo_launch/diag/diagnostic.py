@@ -13,6 +13,9 @@ from functools import cache, cached_property
 from importlib.resources import files
 
 MAX_TEXT = 1000
+# Of a value in a headline, which is to be read at a glance.
+MAX_QUOTED = 120
+_QUOTED = re.compile(r"`([^`]*)`")
 
 
 YamlPath = tuple[str | int, ...]
@@ -62,6 +65,8 @@ class Diagnostic:
 
     def __post_init__(self) -> None:
         # Messages quote the file, in which one word may fill the whole file.
+        brief = _QUOTED.sub(lambda found: f"`{shortened(found[1], MAX_QUOTED)}`", self.headline)
+        object.__setattr__(self, "headline", brief)
         for name in ("headline", "why", "help"):
             object.__setattr__(self, name, shortened(getattr(self, name), MAX_TEXT))
 
