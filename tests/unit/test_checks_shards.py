@@ -36,10 +36,14 @@ data: {{kind: webdataset, shards: "{folder}/*.tar", tokenizer: "{folder}/tok", t
 """
 
 
+# With one token for an image.
+PLAIN = PARTS.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     """A sound spec, with its files."""
-    tokenizer_folder(tmp_path / "tok", PARTS)
+    tokenizer_folder(tmp_path / "tok", PLAIN)
     write_shard(tmp_path / "000.tar", [("x", {"jpg": image_bytes(8, 8), "json": {}})])
     return TEXT.format(folder=tmp_path)
 
@@ -61,6 +65,22 @@ def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> Non
     [item] = found(text, "modules.vision.placeholder=7", "data.image_marker=<|image_pad|>")
     asked = f"--set modules.vision.placeholder={known}"
     assert item.help == f"write `{asked}`, which is `<|image_pad|>`"
+
+
+def test_a_template_with_several_tokens_for_an_image_needs_a_placeholder(
+    text: str, tmp_path: Path
+) -> None:
+    """As `train` would say at once; and a template that does not compile."""
+    known = token_id(tmp_path / "tok", "<|image_pad|>")
+    (tmp_path / "tok" / "chat_template.jinja").write_text(PARTS)
+    [item] = found(text)
+    assert (item.code, item.path) == ("tokenizer-not-usable", ("modules", "vision"))
+    assert "for an image it writes <|vision_start|> <|image_pad|> <|vision_end|>" in item.why
+    assert f"write `placeholder: {known}` in `vision`" in item.help
+    assert found(text, f"modules.vision.placeholder={known}") == []
+    (tmp_path / "tok" / "chat_template.jinja").write_text("{% for %}")
+    [item] = found(text)
+    assert "it cannot be compiled" in item.why
 
 
 @pytest.mark.parametrize(
@@ -176,7 +196,13 @@ def test_images_of_one_size_are_known(text: str, tmp_path: Path) -> None:
 
 
 def test_validate_stays_fast_and_light(text: str, tmp_path: Path) -> None:
-    """No torch, no decoder, no tokenizer library; half a second with Python's own start."""
+    """No torch, no decoder, no tokenizer library; half a second with Python's own start.
+
+    Of a spec that names its placeholders: without, only the template can say what they are.
+    """
+    known = token_id(tmp_path / "tok", "<|image_pad|>")
+    text = text.replace("  vision:\n", f"  vision:\n    placeholder: {known}\n")
+    assert "placeholder" in text
     (tmp_path / "spec.yaml").write_text(text)
     code = (
         "import sys; from mimo_launch.checks.load_and_check import load_and_check as c;"

@@ -142,6 +142,15 @@ RULES: tuple[Rule, ...] = (
     SpecRule(shards.shards_are_there, needs=_PACKAGES),
     SpecRule(vocabulary.tokenizer_is_usable),
     SpecRule(
+        vocabulary.template_shows_media,
+        needs=(
+            *_PACKAGES,
+            "tokenizer-not-usable",
+            "processor-not-supported",
+            "reads-unknown-module",
+        ),
+    ),
+    SpecRule(
         vocabulary.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")
     ),
     ModuleRule(
@@ -223,6 +232,7 @@ _OF_FILES = (
     shards.shards_are_there,
     shards.members_for_encoders,
     vocabulary.tokenizer_is_usable,
+    vocabulary.template_shows_media,
     vocabulary.vocab_holds_tokenizer,
     vocabulary.placeholder_is_token,
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings, divisors, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.hugging_face.image_processor import ProcessorError
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TokenizerError,
@@ -76,6 +77,44 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
             why=why,
             help="name a local Hugging Face folder; for `template: chat`, that of a chat model",
         )
+
+
+def template_shows_media(spec: Spec) -> Findings:
+    """The chat template says where images and clips stand, if no `placeholder` does."""
+    data = spec.data
+    if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
+        return
+    if all(spec.modules[name].placeholder is not None for name in spec.sources_of(LANGUAGE)):
+        return
+    # Here, because they import the package of tokenizers, which other specs do not need.
+    from mimo_launch.data.webdataset.chat_template import TemplateRefused
+    from mimo_launch.data.webdataset.media_markers import MarkerUnclear
+    from mimo_launch.data.webdataset.media_rows import ShardInputs
+    from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
+
+    path: tuple[str | int, ...] = ("data", "template")
+    help_ = "name the folder of another chat model in `tokenizer`"
+    related = Related(path=("data", "tokenizer"), label="its template")
+    try:
+        SampleEncoder(spec, data, ShardInputs(spec, data))
+        return
+    except MarkerUnclear as error:
+        why, path = str(error), ("modules", error.module)
+        token, text = error.likely
+        help_ = f"write `placeholder: {token}` in `{error.module}`, if `{text}` is the one"
+    except TemplateRefused as error:
+        why = str(error)
+    except (TokenizerError, ProcessorError):
+        return  # Other checks say so.
+    yield Diagnostic(
+        code="tokenizer-not-usable",
+        headline=f"the chat template in {data.tokenizer} cannot be used",
+        path=path,
+        at_key=len(path) == 2 and path[0] == "modules",
+        why=why,
+        help=help_,
+        related=(related,),
+    )
 
 
 def vocab_holds_tokenizer(spec: Spec) -> Findings:

@@ -284,7 +284,7 @@ def rope_of(model: DecoderBlocks) -> Config:
 
 def rope_settings(config: Config) -> dict[str, Any]:
     """Return the settings of rotary embeddings: `rope_parameters` since transformers 5."""
-    rope = next((found for key in _ROPES if (found := config.get(key))), {})
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
 
 

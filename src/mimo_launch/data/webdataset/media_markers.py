@@ -17,6 +17,21 @@ from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 
+class MarkerUnclear(TemplateRefused):
+    """The chat template writes several tokens for an image or a clip of a module.
+
+    `tokens` are their ids and texts; the one in the middle most likely stands for the rows.
+    """
+
+    def __init__(self, module: str, medium: Medium, tokens: list[tuple[int, str]]) -> None:
+        super().__init__(
+            f"for {'an image' if medium == 'image' else 'a clip'} it writes "
+            f"{' '.join(text for _, text in tokens)}; say which of them the rows of {module} "
+            f"replace, with `placeholder: ID` in its module"
+        )
+        self.module, self.likely = module, tokens[len(tokens) // 2]
+
+
 def find_markers(
     spec: Spec,
     data: WebdatasetData,
@@ -56,7 +71,8 @@ def _in_template(
         return None
     added = tokenizer.get_added_tokens_decoder()
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    named = [added[token].content for token in tokens if token in added]
+    known = [(token, added[token].content) for token in tokens if token in added]
+    named = [content for _, content in known]
     if medium == "video" and len(named) > 1:
         # Around it stands what is around an image, too.
         with suppress(TemplateRefused):
@@ -70,9 +86,5 @@ def _in_template(
             f"{len(named)} differ from what it writes for an image"
         )
     if len(named) > 1:
-        raise TemplateRefused(
-            f"for {'an image' if medium == 'image' else 'a clip'} it writes "
-            f"{' '.join(named)}; say which of them the rows of {module} "
-            f"replace, with `placeholder: ID` in its module"
-        )
+        raise MarkerUnclear(module, medium, known)
     return named[0] if named else text.strip() or None
