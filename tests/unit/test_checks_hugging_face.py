@@ -122,7 +122,7 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
         (CONFIG | {"rope_scaling": {"type": "dynamic"}}, "`rope_type: dynamic`"),
-        (CONFIG | {"rope_parameters": "longrope"}, "`rope_type: longrope`"),
+        (CONFIG | {"rope_parameters": "longrope"}, "`rope_parameters: longrope`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
     ],
