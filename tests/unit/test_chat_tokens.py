@@ -165,6 +165,31 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     assert text_in_loss(folder, encoded) == ["A hill. "]
 
 
+def test_a_template_may_look_at_the_first_part_of_a_message(tmp_path: Path) -> None:
+    """As that of SmolVLM does, for which a message without parts is an error."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: "
+        "{% endif %}{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}"
+        "{{ part.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    folder = tokenizer_folder(tmp_path, template, specials=("<image>",))
+    found = made(folder, template="chat")
+    parts = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    chat = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [{"type": "text", "text": "A hill."}]},
+    ]
+    record = read_record(found.data, {"json": json.dumps({"messages": chat}).encode()}.get)
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
+    encoded = sample_encoder.encode(record, {"image": 1})
+    image = reference(folder).convert_tokens_to_ids("<image>")
+    want = reference(folder).apply_chat_template(chat)["input_ids"]
+    assert encoded.tokens.tolist() == [token for token in want if token != image]
+    assert encoded.markers == ((want.index(image), "image"),)
+    assert text_in_loss(folder, encoded) == [" A hill.</s>"]
+
+
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{% for part in m.content %}"
     "{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}{% endfor %}"

@@ -159,10 +159,10 @@ class ChatFormat:
         """
         self._program, self._most = Program(source, variables, day, images), most
         self.marks_answers = self._program.marks_answers
-        asked: Said = [{"role": "user", "content": _PROBE}]
+        in_parts = [{"type": "text", "text": _PROBE}]
         self._refused = ""
         self.takes_text = self._says_probe(_PROBE)
-        self.takes_parts = self._says_probe([{"type": "text", "text": _PROBE}])
+        self.takes_parts = self._says_probe(in_parts)
         if not self.takes_text and not self.takes_parts:
             why = "it does not write the text of a user's message" + self._refused
             if self._program.lacks_date:
@@ -171,8 +171,7 @@ class ChatFormat:
                     f"`template: {{kind: chat, date: {date.today().isoformat()}}}`"
                 )
             raise TemplateRefused(why)
-        if not self.takes_text:
-            asked = self.dicts([Message("user", (), {"content": asked[0]["content"]})], {})
+        asked: Said = [{"role": "user", "content": _PROBE if self.takes_text else in_parts}]
         # Without a prompt for an answer, `add_generation_prompt` changes nothing.
         self.has_prompt = self.render(asked) != self.render(asked, add_generation_prompt=True)
 
@@ -214,10 +213,10 @@ class ChatFormat:
             raise TemplateRefused(
                 f"of a message with a part of type `{medium}`: {error}"
             ) from error
-        start = 0
-        while start < len(without) and without[start] == with_one[start : start + 1]:
-            start += 1
-        return with_one[start : start + len(with_one) - len(without)]
+        start = _alike(with_one, without)
+        # Something else may differ, too, as a blank in front of text that comes first.
+        behind = _alike(with_one[start:][::-1], without[start:][::-1])
+        return with_one[start : len(with_one) - behind]
 
     def _as_dict(self, message: Message, markers: Mapping[Marker, str]) -> dict[str, Any]:
         said = {"role": message.role, **message.rest}
@@ -247,6 +246,12 @@ class ChatFormat:
             self._refused = self._refused or f": {error}"
             return False
         return _PROBE in said and "'type'" not in said
+
+
+def _alike(first: str, second: str) -> int:
+    """Return how many characters are the same at the start of two texts."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _shown(medium: Medium) -> dict[str, Any]:
