@@ -12,7 +12,6 @@ from tests.support.headers import NO_TENSORS
 from torch import nn
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.hugging_face.image_processor import ProcessorError, read_recipe
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.positions import LearnedPositions
@@ -231,22 +230,3 @@ def test_nearest_positions_are_those_of_transformers(side: int) -> None:
             sizes = torch.tensor([height, width]).expand(height * width, 2)
             places = torch.cat([torch.stack([y.flatten(), x.flatten()], dim=1), sizes], dim=1)
             assert torch.equal(ours(places), wanted)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"image_processor_type": "SmolVLMImageProcessor"}, "cuts large images into tiles"),
-        ({"image_processor_type": "Idefics3ImageProcessorFast"}, "cuts large images into tiles"),
-        (
-            {"image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": True},
-            "crop_to_patches: true",
-        ),
-    ],
-)
-def test_processors_that_cut_images_into_tiles_are_refused(
-    settings: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ProcessorError, match=said):
-        read_recipe(tmp_path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.hugging_face.cut_rules import Cut, enlarged_of, nearest_of
 from mimo_launch.hugging_face.image_tiles import best_grid
 from mimo_launch.hugging_face.input_conditioner import Conditioner, conditioner_of
 from mimo_launch.hugging_face.resize_rules import (
@@ -29,13 +30,13 @@ from mimo_launch.hugging_face.resize_rules import (
     smart_size,
     within_size,
 )
-from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR
+from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, processor_class
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
-BILINEAR, BICUBIC = 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -44,7 +45,8 @@ class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
     `resample` is the number of a filter of Pillow. An image alone in its sample is cut into tiles
-    on one of the `grids`, given by height and width in pixels, if there are some.
+    on one of the `grids`, given by height and width in pixels, if there are some. With `cut`, each
+    image becomes several, for which the other steps hold.
     """
 
     resize: Resize | None
@@ -55,6 +57,7 @@ class ImageRecipe:
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
     grids: tuple[tuple[int, int], ...] = ()
+    cut: Cut | None = None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. Raises: ImageTooThin."""
@@ -125,6 +128,13 @@ _CLIP = {
     "image_mean": _CLIP_MEAN,
     "image_std": _CLIP_STD,
 }
+_IDEFICS = {
+    "size": {"longest_edge": 4 * 364},
+    "max_image_size": {"longest_edge": 364},
+    "image_mean": HALF,
+    "image_std": HALF,
+    "resample": LANCZOS,
+}
 # The defaults of transformers, by the name of the image processor without `ImageProcessor`.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
@@ -149,6 +159,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,
     },
+    "Idefics3": _IDEFICS,
     "LlavaOnevision": {
         "size": {"height": 384, "width": 384},
         "image_mean": _CLIP_MEAN,
@@ -180,12 +191,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,
     },
+    "SmolVLM": _IDEFICS,
 }
-
-
-# Processors that make several images of one.
-_CUT = "cuts large images into tiles and pads them to one size, which is not done here"
-_CUTS = {"Idefics3": _CUT, "SmolVLM": _CUT}
 
 
 class ProcessorError(ValueError):
@@ -255,8 +262,6 @@ def read_recipe(folder: Path) -> ImageRecipe:
     name = str(config.get("image_processor_type", config.get("feature_extractor_type")))
     kind = name.removesuffix("Fast").removesuffix("Pil")
     kind = kind.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
-    if kind in _CUTS:
-        raise ProcessorError(f"its image processor, {name}, {_CUTS[kind]}")
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its image processor is {name}; supported are {known}")
@@ -265,21 +270,24 @@ def read_recipe(folder: Path) -> ImageRecipe:
     config = old | config
     config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
-        if config.get("crop_to_patches", False):
-            raise ValueError("crop_to_patches: true, which cuts images into tiles")
         if config.get("do_pan_and_scan", False):
             raise ValueError("do_pan_and_scan: true, which adds crops of large images")
-        # Pixtral pads images of a batch, behind which the model looks for none.
+        cut = _cut(folder, kind, config)
+        # Pixtral pads images of a batch, behind which the model looks for none; tiles are alike.
         tiles = kind == "LlavaOnevision"
-        pads = tiles or (kind != "Pixtral" and bool(config.get("do_pad", False)))
+        pads_none = kind == "Pixtral" or kind in _ENLARGE
+        pads = tiles or (not pads_none and bool(config.get("do_pad", False)))
         if pads and kind not in ("Llava", "LlavaOnevision"):
             raise ValueError("do_pad: true")
         crop = config.get("crop_size") if config.get("do_center_crop", False) else None
         if isinstance(crop, int):
             crop = {"height": crop, "width": crop}
         scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+        resize: Resize | None = None if cut is None else Exact(*cut.tile)
+        if cut is None and config.get("do_resize", True):
+            resize = _resize(folder, kind, config)
         return ImageRecipe(
-            resize=_resize(folder, kind, config) if config.get("do_resize", True) else None,
+            resize=resize,
             pad_square=pads,
             crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
             resample=int(config.get("resample", BICUBIC)),
@@ -287,9 +295,25 @@ def read_recipe(folder: Path) -> ImageRecipe:
             mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
             std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
             grids=_grids(config["image_grid_pinpoints"]) if tiles else (),
+            cut=cut,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+# Of these, images are made larger and cut.
+_ENLARGE = ("Idefics3", "SmolVLM")
+
+
+def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
+    """Return the rule by which one image becomes several, if there is one."""
+    if kind in _ENLARGE:
+        return enlarged_of(config)
+    if kind != "GotOcr2":
+        return None
+    # The processor of an InternVL asks for tiles, whatever the file says.
+    asks = processor_class(folder) == "InternVL"
+    return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
 def _grids(pins: Any) -> tuple[tuple[int, int], ...]:

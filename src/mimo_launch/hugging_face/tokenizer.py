@@ -23,8 +23,10 @@ PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 # What processors write around the rows of an image: by class, the special token of an image in a
 # conversation, and the text in its place.
+_IDEFICS = "image_token", "{fake_image_token}<global-img>{image_token}{fake_image_token}"
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Gemma3": ("boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"),
+    "Idefics3": _IDEFICS,
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
     ),
@@ -32,17 +34,25 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
         "image_token", "{image_start_token}{image_token}{image_end_token}",
     ),
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
+    "SmolVLM": _IDEFICS,
 }  # fmt: skip
+# The same of an image in tiles, if they write more than a token for each: a tile, what ends a line
+# of tiles, and what stands in front of the text of an image, which is here the tile of all of it.
+_IDEFICS_TILES = "{fake_image_token}<row_{line}_col_{column}>{image_token}", "\n", "\n"
+_AROUND_TILES = {"Idefics3": _IDEFICS_TILES, "SmolVLM": _IDEFICS_TILES}
 # What they write between two lines of rows.
 _BETWEEN_LINES = {"Pixtral": "image_break_token"}
 # Settings of their own that are special tokens, with those of a folder that does not say.
+_IDEFICS_TOKENS = {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"}
 _OWN_TOKENS = {
+    "Idefics3": _IDEFICS_TOKENS,
     "NemotronH_Omni_Reasoning_V3": {
         "image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>",
     },
     "Pixtral": {
         "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
     },
+    "SmolVLM": _IDEFICS_TOKENS,
 }  # fmt: skip
 
 
@@ -130,12 +140,38 @@ def line_break(folder: Path) -> str | None:
     return specials.get(_BETWEEN_LINES.get(name, ""))
 
 
-def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return the class of the processor, without its last word, and the special tokens by name."""
+def tile_texts(folder: Path) -> tuple[str, str, str] | None:
+    """Return what the model gets for an image in tiles, if it is more than a token for each.
+
+    That is a tile, with places for its `line` and `column`; what ends a line of tiles; and what
+    stands in front of the text of an image, which is here that of all of it. As the class of the
+    folder's processor does it. Raises: TokenizerError.
+    """
+    name, specials = _of_processor(folder)
+    if (found := _AROUND_TILES.get(name)) is None:
+        return None
+    # Braces of a special token are none of a place.
+    safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
+    try:
+        return found[0].format(**{**safe, "line": "{line}", "column": "{column}"}), *found[1:]
+    except KeyError:
+        return None  # A tokenizer of another model.
+
+
+def processor_class(folder: Path) -> str:
+    """Return the class of the processor of a folder, without its last word; "" if none is named.
+
+    Raises: TokenizerError.
+    """
     files = [folder / name for name in (PROCESSOR, PREPROCESSOR, SETTINGS)]
     settings = [_read(file) for file in files if file.is_file()]
     classes = (each.get("processor_class") for each in settings)
-    name = str(next((each for each in classes if each is not None), "")).removesuffix("Processor")
+    return str(next((each for each in classes if each is not None), "")).removesuffix("Processor")
+
+
+def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return the class of the processor, without its last word, and the special tokens by name."""
+    name = processor_class(folder)
     specials = special_texts(folder) if name in _AROUND_IMAGES else {}
     usual = _OWN_TOKENS.get(name, {})
     said = _read(folder / PROCESSOR) if usual and (folder / PROCESSOR).is_file() else {}

@@ -29,6 +29,7 @@ from mimo_launch.data.webdataset.tar_files import (
     TARGET,
     VIDEO_SUFFIXES,
 )
+from mimo_launch.hugging_face.cut_rules import Cut
 from mimo_launch.hugging_face.image_processor import ImageRecipe
 from mimo_launch.hugging_face.image_tiles import fitted
 from mimo_launch.hugging_face.resize_rules import PatchCount
@@ -248,6 +249,25 @@ def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
     ]
     plain = replace(recipe, resize=None, pad_square=False, crop=None)
     return np.stack([process(each, plain) for each in tiles])
+
+
+def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[Pixels]:
+    """Yield the images that one image becomes, each [channels, height, width].
+
+    They are its tiles, line by line and from left to right; then, if there are several, all of it.
+    """
+    resample = Image.Resampling(recipe.resample)
+    grid = image
+    for height, width in cut.steps(image.height, image.width):
+        grid = grid.resize((width, height), resample=resample)
+    tall, wide = cut.tile
+    plain = replace(recipe, resize=None)
+    for y in range(0, grid.height, tall):
+        for x in range(0, grid.width, wide):
+            yield process(grid.crop((x, y, x + wide, y + tall)), plain)
+    if grid.size != (wide, tall):
+        whole = grid if cut.shrinks_grid else image
+        yield process(whole.resize((wide, tall), resample=resample), plain)
 
 
 def _overlap(have: int, want: int) -> tuple[slice, slice]:

@@ -23,7 +23,7 @@ from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 7
+VERSION = 8
 
 # Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
@@ -31,7 +31,8 @@ TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "w
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
 # Per member of a sample that training reads, per run of rows of one image (or per target, with the
 # number of tokens that it is made of; of a video, with one more than the places by which it is
-# later, or with tenths of a second), per run of learned tokens, and per byte of a key.
+# later; with the number that its text is written from), per run of learned tokens, and per byte of
+# a key.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
@@ -42,7 +43,7 @@ LISTS = {
         "span_width": "u4",
         "span_reads": "u4",
         "span_later": "u4",
-        "span_tenths": "u4",
+        "span_told": "u4",
         "span_loose": "u4",
         **dict.fromkeys(TILING, "u4"),
     },

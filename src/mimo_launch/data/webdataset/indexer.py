@@ -136,14 +136,18 @@ class SampleIndexer:
         )
         counts = {marker: len(found) for marker, found in members.items()}
         videos = [self._video(suffix, partial(read, suffix)) for suffix in members["video"]]
-        tenths = [video.tenths for video in videos]
-        encoded = self.sample_encoder.encode(record, counts, unread, tenths)
+        told: dict[Marker, list[Sequence[int]]] = {"video": [video.tenths for video in videos]}
+        sizes: dict[str, MediumSize] = {}
+        if self.inputs.cuts_images:
+            sizes = {each: self._size(each, partial(read, each)) for each in members["image"]}
+            told["image"] = [self.inputs.pieces(size) for size in sizes.values()]
+        encoded = self.sample_encoder.encode(record, counts, unread, told)
         num_text = len(encoded.tokens)
-        sizes = {
+        sizes |= {
             suffix: self._size(suffix, partial(read, suffix))
             for marker, found in members.items()
             for suffix in found
-            if marker != "video"
+            if marker != "video" and suffix not in sizes
         }
         placed = self.inputs.place(encoded.markers, num_text, members, sizes, videos)
         is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
@@ -255,7 +259,7 @@ def _add(
         rows["span_width"].append(each.span.width)
         rows["span_reads"].append(each.span.reads or 0)
         rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
-        rows["span_tenths"].append(each.tenths)
+        rows["span_told"].append(each.told)
         rows["span_loose"].append(each.span.loose)
         for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
             rows[name].append(value)

@@ -8,7 +8,6 @@ Relies on: `member_readers` for the rows of each member.
 Leaves: which members of which files are read to `samples`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
+from mimo_launch.data.webdataset.cut_reader import cutter_of
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import (
     ImageReader,
@@ -36,7 +36,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 
 # What a marker stands for: of each image, what says its size by module, how much later it is, and
-# the tenths of a second that the text says.
+# the number that its text is written from.
 _Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 
 
@@ -44,13 +44,14 @@ _Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 class PlacedMedium:
     """Rows of one module in a sample; `member` is the index of their image, clip or video.
 
-    `tenths` of a second stand in the text in front of them, if it says the time of a video.
+    The text around them is written from what is `told` of them: of a temporal patch the tenths of a
+    second, of a tile the columns of its grid.
     """
 
     module: int
     member: int
     span: ImageSpan
-    tenths: int = 0
+    told: int = 0
 
 
 class ShardInputs:
@@ -67,6 +68,7 @@ class ShardInputs:
         self.names = (*spec.encoders, *spec.generators)
         self.readers = {each.module: each for each in readers_of(spec)}
         self._video_reader = next((r for r in self.readers.values() if _videos(r)), None)
+        self._cutter = cutter_of(self.readers.values())
         self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
         chats = isinstance(data.template, ChatTemplate)
@@ -109,6 +111,22 @@ class ShardInputs:
         return self._video_reader is not None
 
     @property
+    def cuts_images(self) -> bool:
+        """Whether an image becomes several, in places of their own."""
+        return self._cutter is not None
+
+    def pieces(self, size: MediumSize) -> list[int]:
+        """Return what is told of each image that one image becomes. Raises: BadSample."""
+        return [0] if self._cutter is None else self._cutter.pieces(size)
+
+    @property
+    def cutter(self) -> str:
+        """A module for which an image becomes several. Raises: TypeError if there is none."""
+        if self._cutter is None:
+            raise TypeError("no module cuts images")
+        return self._cutter.module
+
+    @property
     def says_time(self) -> Videos | None:
         """How videos are read, if the time of each temporal patch stands in the text."""
         videos = None if self._video_reader is None else _videos(self._video_reader)
@@ -149,7 +167,8 @@ class ShardInputs:
 
         Args:
             markers: Images, clips, videos and targets in order, each with the text token that it
-                precedes. Where the text says the time, a marker is a temporal patch of a video.
+                precedes. Where the text says the time, a marker is a temporal patch of a video;
+                where images are cut, a tile.
             num_text: Number of text tokens.
             members: Suffixes of images, clips, videos and targets, in order.
             sizes: Sizes of all of these but videos.
@@ -159,40 +178,46 @@ class ShardInputs:
             BadSample: No row can be made of an image or a clip, or a target has no place.
         """
         placed: list[PlacedMedium] = []
-        taken: Counter[Marker] = Counter()
-        rows_so_far = behind_target = 0
-        parts = self._parts(videos)
-        num_images = len(members.get("image", ()))
+        rows_so_far = behind_target = targets = 0
+        parts: dict[Marker, Iterator[tuple[int, _Images]]] = {
+            "image": self._pieces(members.get("image", ()), sizes, is_cut=self.cuts_images),
+            "audio": self._pieces(members.get("audio", ()), sizes, is_cut=False),
+            "video": self._parts(videos, len(members.get("image", ()))),
+        }
         for before, marker in (*markers, *self._at_end(markers, num_text, members)):
-            number, at = taken[marker], before + rows_so_far
-            taken[marker] += 1
+            at = before + rows_so_far
             if marker == "target":
-                placed += self._targets(number, range(behind_target, at), members, sizes)
-                behind_target = at
+                placed += self._targets(targets, range(behind_target, at), members, sizes)
+                targets, behind_target = targets + 1, at
                 continue
-            if marker == "video":
-                video, images = next(parts)
-                number = num_images + video
-            else:
-                alone = len(members[marker]) == 1
-                size = sizes[members[marker][number]]
-                images = [(partial(self._size_of, size, alone), None, 0)]
+            number, images = next(parts[marker])
             for name, media in self.in_text.items():
-                for size_of, later, tenths in images if marker in media else ():
+                for size_of, later, told in images if marker in media else ():
                     here = self._made(name, size_of, at, later)
-                    placed += (
-                        PlacedMedium(self.names.index(n), number, s, tenths) for n, s in here
-                    )
+                    placed += (PlacedMedium(self.names.index(n), number, s, told) for n, s in here)
                     end = here[0][1].end
                     at, rows_so_far = end, rows_so_far + end - at
         return placed
 
-    def _parts(self, videos: Sequence[ShownVideo]) -> Iterator[tuple[int, _Images]]:
-        """Yield a video's number and what each of its markers stands for.
+    def _pieces(
+        self, suffixes: Sequence[str], sizes: Mapping[str, MediumSize], *, is_cut: bool
+    ) -> Iterator[tuple[int, _Images]]:
+        """Yield the number of an image or clip, and what each of its markers stands for.
+
+        That is all of it, or a tile.
+        """
+        for number, suffix in enumerate(suffixes):
+            size = sizes[suffix]
+            size_of = partial(self._size_of, size, len(suffixes) == 1)
+            for told in self.pieces(size) if is_cut else [0]:
+                yield number, [(size_of, None, told)]
+
+    def _parts(self, videos: Sequence[ShownVideo], first: int) -> Iterator[tuple[int, _Images]]:
+        """Yield a video's number, from `first` on, and what each of its markers stands for.
 
         That is all of it, or a temporal patch.
         """
-        for number, video in enumerate(videos):
+        for number, video in enumerate(videos, first):
             sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
             shown: _Images = list(zip(sizes, video.later, video.tenths, strict=True))
             for part in [[each] for each in shown] if self.says_time else [shown]:

@@ -187,9 +187,13 @@ class ImageReader(MemberReader):
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the pixels of an image that becomes `span`, [channels, (frames,) h, w]."""
         image = decode_image(suffix, data, channels=self.images.channels)
+        return self.as_input(process(image, self.recipe), span)
+
+    def as_input(self, pixels: Array, span: ImageSpan) -> Array:
+        """Return the input of the encoder, of pixels [channels, height, width]."""
         height, width = self.images.input_shape(span.height, span.width)[-2:]
         # Pixels at the right and below that make no whole row go; convolutions drop them, too.
-        pixels = process(image, self.recipe)[:, :height, :width]
+        pixels = np.ascontiguousarray(pixels[:, :height, :width])
         if not self.images.reads_videos:
             return pixels
         # An image is a video of equal frames.

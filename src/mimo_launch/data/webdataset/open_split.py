@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.webdataset.decode_media import marker_of
 from mimo_launch.data.webdataset.index import Say, open_index, split_files
 from mimo_launch.data.webdataset.index_columns import BAD, TILING, shown_as
 from mimo_launch.data.webdataset.indexer import SampleIndexer
@@ -117,11 +118,19 @@ class OpenSplit:
         """Return how many tokens of a sample are used: all, or as many as cut no image."""
         if (length := int(self.index.columns["tokens"][row])) <= self._seq:
             return length
-        for module, _, span in self.spans(row):
-            in_text = self._inputs.names[module] in self._inputs.in_text
-            if in_text and span.position < self._seq < span.end:
-                return span.position
-        return self._seq
+        shown = [
+            (member, span)
+            for module, member, span in self.spans(row)
+            if self._inputs.names[module] in self._inputs.in_text
+        ]
+        end = next((s.position for _, s in shown if s.position < self._seq < s.end), self._seq)
+        if self._inputs.cuts_images:
+            # Nor between the tiles of an image.
+            split = {member for member, span in shown if span.end > end}
+            images = range(sum(marker_of(suffix) == "image" for suffix in self.members(row)))
+            begun = (s.position for m, s in shown if m in split and m in images)
+            end = min([end, *begun])
+        return end
 
     def num_labels(self, row: int, behind: int = 0) -> int:
         """Return how many of the tokens that are used are learned.
@@ -165,18 +174,15 @@ class OpenSplit:
             )
         )
 
-    def tenths(self, row: int, module: int, first: int) -> list[list[int]]:
-        """Return, for each video of a sample, the time of its spans in tenths of a second.
-
-        `module` reads it, and its videos are numbered from `first` on.
-        """
+    def told(self, row: int, module: int) -> list[list[int]]:
+        """Return, for each image and video of a module, what is told of each of its spans."""
         columns, here = self.index.columns, self.index.range("span", row)
-        names = ("module", "member", "tenths")
+        names = ("module", "member", "told")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
         found: dict[int, list[int]] = {}
-        for of, member, tenths in values:
-            if of == module and member >= first:
-                found.setdefault(member, []).append(tenths)
+        for of, member, told in values:
+            if of == module:
+                found.setdefault(member, []).append(told)
         return [found[member] for member in sorted(found)]
 
     def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:

@@ -1,12 +1,13 @@
 """What the modules of a spec read of samples of shards.
 
 Decides: the reader of each module.
-Relies on: `member_readers` and `tile_reader`.
+Relies on: `member_readers`, `cut_reader` and `tile_reader`.
 Leaves: the places of rows in a sample to `media_rows`.
 """
 
 from collections.abc import Iterator
 
+from mimo_launch.data.webdataset.cut_reader import cut_reader
 from mimo_launch.data.webdataset.member_readers import (
     ClipReader,
     CodesReader,
@@ -32,6 +33,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
             rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
             if (rule := kind.tile_rule) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
+            elif recipe.cut is not None:
+                yield cut_reader(name, images, recipe, videos, rate, makes=makes)
             else:
                 yield ImageReader(name, makes, images, recipe, videos, rate)
         elif (codes := kind.codes) is not None:

@@ -8,8 +8,9 @@ Leaves: which token marks an image or a clip to `media_markers`, its rows to `me
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from mimo_launch.data.webdataset.media_markers import find_markers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
-from mimo_launch.data.webdataset.video_times import times_of, with_times
+from mimo_launch.data.webdataset.text_parts import tile_text, with_parts
+from mimo_launch.data.webdataset.video_times import times_of
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TOKENIZER,
@@ -35,6 +37,8 @@ from mimo_launch.hugging_face.tokenizer import (
 )
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
+# Of media that stand in several places, the numbers that their text is written from.
+Told = Mapping[Marker, Sequence[Sequence[int]]]
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip", "video": "video"}
 _USUAL: dict[Medium, str] = {
     "image": ".png or .jpg",
@@ -94,6 +98,7 @@ class SampleEncoder:
             if is_special and token != self._end
         ][:1]
         self._markers = find_markers(spec, data, inputs, self._tokenizer, self._chat)
+        self._tiles = tile_text(folder, self._markers["image"]) if inputs.cuts_images else None
         ids = {marker: self._tokenizer.token_to_id(text) for marker, text in self._markers.items()}
         self._ids = {token: marker for marker, token in ids.items() if token is not None}
         if len(self._ids) < len(self._markers):
@@ -141,7 +146,7 @@ class SampleEncoder:
         record: Record,
         members: Mapping[Marker, int],
         unread: Sequence[str] = (),
-        tenths: Sequence[Sequence[int]] = (),
+        told: Told | None = None,
     ) -> EncodedSample:
         """Return a sample as tokens.
 
@@ -150,11 +155,13 @@ class SampleEncoder:
             members: Numbers of its images, clips, videos and targets.
             unread: Suffixes of its other members. Where an image or a clip is missing, they may be
                 what the user meant.
-            tenths: Of each video, the time of its temporal patches, in tenths of a second.
+            told: Of each image in tiles the columns of its grid, for each part; of each video the
+                time of its temporal patches, in tenths of a second.
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
         """
+        told = told or {}
         for medium, word in _WORDS.items():
             if (count := members.get(medium, 0)) and medium not in self._markers:
                 raise BadSample(f"it has {_count(count, word)}, but no encoder reads any")
@@ -163,15 +170,19 @@ class SampleEncoder:
                 read = [each for each in _USUAL if each in self._markers or each != "video"]
                 what = " or ".join(["image", "clip", "video"][: len(read)])
                 raise BadSample(f"it has no {what}{_unread(unread, *read)}")
-            encoded = self._caption(self._template, record, members)
+            encoded = self._caption(self._template, record, members, told)
         else:
-            encoded = self._conversation(record, members, unread, tenths)
+            encoded = self._conversation(record, members, unread, told)
         if not encoded.loss_mask.any() and not members.get("target"):
             raise BadSample("it has no token to learn from")
         return encoded
 
     def _caption(
-        self, template: CaptionTemplate, record: Record, members: Mapping[Marker, int]
+        self,
+        template: CaptionTemplate,
+        record: Record,
+        members: Mapping[Marker, int],
+        told: Told,
     ) -> EncodedSample:
         text = template.prompt + record.caption
         tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
@@ -182,7 +193,8 @@ class SampleEncoder:
         )
         if any(marker != "target" for _, marker in encoded.markers):
             raise BadSample("its text has a token that stands for an image or a clip")
-        media: list[Marker] = ["image"] * members.get("image", 0)
+        images = sum(map(len, told["image"])) if "image" in told else members.get("image", 0)
+        media: list[Marker] = ["image"] * images
         media += ["audio"] * members.get("audio", 0)
         media += ["video"] * members.get("video", 0)
         shown = ((len(self._start), medium) for medium in media)
@@ -193,7 +205,7 @@ class SampleEncoder:
         record: Record,
         members: Mapping[Marker, int],
         unread: Sequence[str],
-        tenths: Sequence[Sequence[int]],
+        told: Told,
     ) -> EncodedSample:
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
@@ -206,11 +218,12 @@ class SampleEncoder:
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
         conversation = self._conversed(record)
-        text, learn, wanted = conversation.text, conversation.answers(), record.media()
-        if self._times and tenths:
-            text, learn = with_times(text, learn, tenths, self._markers["video"], self._times)
-            times = map(len, tenths)
-            wanted = tuple(m for m in wanted for _ in range(next(times) if m == "video" else 1))
+        text, learn = conversation.text, conversation.answers()
+        parts: dict[Marker, Iterator[int]] = {}
+        for shown, whole, written in self._written(told):
+            text, learn = with_parts(text, learn, whole, written, shown)
+            parts[shown] = map(len, told[shown])
+        wanted = tuple(m for m in record.media() for _ in range(next(parts.get(m, repeat(1)))))
         encoded = self._without_markers(*self._encode(text, learn))
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
         if found != wanted:
@@ -219,6 +232,14 @@ class SampleEncoder:
                 f"{len(wanted)}: its text has a token that stands for an image or a clip"
             )
         return encoded
+
+    def _written(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
+        """Yield each medium of several parts, what stands for one, and what is written for each."""
+        if self._tiles and told.get("image"):
+            yield "image", self._tiles.whole, [self._tiles.written(x) for x in told["image"]]
+        if self._times and told.get("video"):
+            marker = self._markers["video"]
+            yield "video", marker, [self._times.written(marker, x) for x in told["video"]]
 
     def _without_markers(
         self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]

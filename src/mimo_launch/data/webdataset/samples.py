@@ -132,11 +132,16 @@ class ShardSamples:
             videos=self._inputs.reads_videos,
         )
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
-        tenths: list[list[int]] = []
+        told: dict[Marker, list[list[int]]] = {}
+        of = partial(found.told, row)
         if counts["video"]:
-            module = self._inputs.names.index(self._inputs.video_reader)
-            tenths = found.tenths(row, module, counts["image"])
-        encoded = self._sample_encoder.encode(record, counts, tenths=tenths)
+            # Behind the images.
+            told["video"] = of(self._inputs.names.index(self._inputs.video_reader))[
+                counts["image"] :
+            ]
+        if self._inputs.cuts_images:
+            told["image"] = of(self._inputs.names.index(self._inputs.cutter))[: counts["image"]]
+        encoded = self._sample_encoder.encode(record, counts, told=told)
         spans = found.spans(row)
         is_row = self._inputs.rows_among(
             len(encoded.tokens), [(module, span) for module, _, span in spans]

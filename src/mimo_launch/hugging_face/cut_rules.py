@@ -1,0 +1,175 @@
+"""The rules by which an image processor makes several images of one: its tiles, then all of it.
+
+Decides: the grid of tiles of an image of some size, and the sizes that it has on the way to it.
+Relies on: `resize_rules` for what is too large.
+Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tile_texts`.
+
+Unlike the tiles of LLaVA-OneVision (`image_tiles`), each is an image by itself to the encoder and
+to language: all its rows are there, and it has a place of its own in the text.
+
+Source: arXiv:2408.12637, section 3.1, arXiv:2404.16821, section 3.3, and `transformers` 5.24,
+models/idefics3, models/smolvlm, models/got_ocr2.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
+
+Size = tuple[int, int]
+# The longest side, in pixels, that Idefics3 enlarges an image to.
+_MOST_SIDE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Enlarged:
+    """The rule of Idefics3: make the longer side `longest`, then both multiples of `side`.
+
+    Without `splits`, every image is one tile.
+    """
+
+    # Whether the tile of all of an image is made of the grid, or of the image as it was before.
+    shrinks_grid: ClassVar[bool] = True
+    longest: int
+    side: int
+    splits: bool
+
+    @property
+    def tile(self) -> Size:
+        """Height and width of a tile in pixels."""
+        return self.side, self.side
+
+    @property
+    def fewest(self) -> int:
+        """The fewest images that one image becomes."""
+        longest = min(self.longest, _MOST_SIDE)
+        return _with_whole(math.ceil(longest / self.side) if self.splits else 1)
+
+    def steps(self, height: int, width: int) -> list[Size]:
+        """Return the sizes that an image gets, one after another; the last is that of the grid."""
+        height, width = first = self._first(height, width)
+        if not self.splits:
+            return [first, self.tile]
+        aspect = width / height
+        # The longer side first; the other follows from what that became.
+        if width >= height:
+            width = self._multiple(width)
+            height = self._multiple(int(width / aspect))
+        else:
+            height = self._multiple(height)
+            width = self._multiple(int(height * aspect))
+        return [first, (height, width)]
+
+    def _first(self, height: int, width: int) -> Size:
+        aspect, longest = width / height, self.longest
+        if width >= height:
+            tall, wide = int(longest / aspect), longest
+            tall += tall % 2
+        else:
+            tall, wide = longest, int(longest * aspect)
+            wide += wide % 2
+        tall, wide = max(tall, 1), max(wide, 1)
+        if max(tall, wide) <= _MOST_SIDE:
+            return tall, wide
+        aspect = wide / tall
+        if wide >= tall:
+            return max(int(_MOST_SIDE / aspect), 1), _MOST_SIDE
+        return _MOST_SIDE, max(int(_MOST_SIDE * aspect), 1)
+
+    def _multiple(self, length: int) -> int:
+        return math.ceil(length / self.side) * self.side
+
+
+@dataclass(frozen=True, slots=True)
+class NearestAspect:
+    """The rule of InternVL: the grid of `least` to `most` tiles whose aspect is nearest.
+
+    Of equally near ones that of most tiles, as long as the image has more than half their pixels.
+    """
+
+    shrinks_grid: ClassVar[bool] = False
+    height: int
+    width: int
+    least: int
+    most: int
+
+    @property
+    def tile(self) -> Size:
+        """Height and width of a tile in pixels."""
+        return self.height, self.width
+
+    @property
+    def fewest(self) -> int:
+        """The fewest images that one image becomes."""
+        return _with_whole(self.least)
+
+    def steps(self, height: int, width: int) -> list[Size]:
+        """Return the size of the grid of an image, the only one that it gets."""
+        aspect, area = width / height, height * width
+        nearest, best = math.inf, (1, 1)
+        for tall, wide in _grids(self.least, self.most):
+            away = abs(aspect - wide / tall)
+            more = area > 0.5 * self.height * self.width * tall * wide
+            if away < nearest or (away == nearest and more):
+                nearest, best = away, (tall, wide)
+        return [(best[0] * self.height, best[1] * self.width)]
+
+
+Cut = Enlarged | NearestAspect
+
+
+def grid_of(cut: Cut, height: int, width: int) -> tuple[int, int]:
+    """Return how many tiles an image is cut into, down and to the right."""
+    tall, wide = cut.steps(height, width)[-1]
+    return tall // cut.tile[0], wide // cut.tile[1]
+
+
+def images_of(cut: Cut, height: int, width: int) -> int:
+    """Return how many images one image becomes: its tiles and, if there are several, all of it."""
+    return _with_whole(math.prod(grid_of(cut, height, width)))
+
+
+def _with_whole(tiles: int) -> int:
+    return tiles + (tiles > 1)
+
+
+@lru_cache(maxsize=8)
+def _grids(least: int, most: int) -> list[tuple[int, int]]:
+    """Return the grids of `least` to `most` tiles, of few tiles first, narrow ones before wide."""
+    found = [
+        (tall, wide)
+        for wide in range(1, most + 1)
+        for tall in range(1, most // wide + 1)
+        if tall * wide >= least
+    ]
+    return sorted(found, key=math.prod)
+
+
+def enlarged_of(config: Mapping[str, Any]) -> Enlarged:
+    """Return the rule of an Idefics3 or SmolVLM. Raises: KeyError, TypeError, ValueError."""
+    size, side = config["size"], int(config["max_image_size"]["longest_edge"])
+    if not config.get("do_resize", True):
+        raise ValueError("do_resize: false")
+    if set(size) != {"longest_edge"} or min(int(size["longest_edge"]), side) < 1:
+        raise ValueError(f"size: {json.dumps(size)}, max_image_size: {side}")
+    return Enlarged(int(size["longest_edge"]), side, bool(config.get("do_image_splitting", True)))
+
+
+def nearest_of(config: Mapping[str, Any]) -> NearestAspect | None:
+    """Return the rule of an InternVL, None if its images are not cut.
+
+    Raises: KeyError, TypeError, ValueError.
+    """
+    least, most = int(config.get("min_patches", 1)), int(config.get("max_patches", 12))
+    if not config.get("crop_to_patches", False) or most <= 1:
+        return None
+    height, width = int(config["size"]["height"]), int(config["size"]["width"])
+    if min(height, width) < 1 or height * width * most > MOST_PIXELS:
+        raise ValueError(f"max_patches: {most} of {width} x {height} pixels")
+    if not 0 <= least <= most:
+        raise ValueError(f"min_patches: {least}, max_patches: {most}")
+    return NearestAspect(height, width, max(least, 1), most)

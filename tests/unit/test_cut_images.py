@@ -1,0 +1,286 @@
+"""Processors that make several images of one: tiles, all of it, and the text around them."""
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.support.cut_images import (
+    FAMILIES,
+    conversation,
+    cut_spec,
+    cutting_folder,
+    image_classes,
+    processor_of,
+    write_cut_shard,
+)
+from tests.support.shards import image_bytes, write_shard
+from tests.support.specs import box
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.webdataset.decode_media import process, process_cut
+from mimo_launch.hugging_face.cut_rules import grid_of, images_of
+from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, read_recipe
+from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
+
+SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32), (16, 16), (48, 48), (1, 70), (33, 96)]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "idefics3": ("Idefics3", {}),
+    "smolvlm": ("SmolVLM", {}),
+    "smolvlm, of no multiple": (
+        "SmolVLM",
+        {"size": {"longest_edge": 50}, "max_image_size": {"longest_edge": 14}, "resample": 3},
+    ),
+    "smolvlm, of one tile": ("SmolVLM", {"size": {"longest_edge": 16}}),
+    "smolvlm, not split": ("SmolVLM", {"do_image_splitting": False}),
+    "internvl": ("InternVL", {}),
+    "internvl, at least 2": ("InternVL", {"min_patches": 2, "max_patches": 4}),
+    "internvl, wide": ("InternVL", {"size": {"height": 12, "width": 20}, "max_patches": 12}),
+}
+
+
+def recipe_and_theirs(case: str, folder: Path) -> tuple[ImageRecipe, Any]:
+    family, settings = CASES[case]
+    cutting_folder(folder, family, **settings)
+    name = FAMILIES[family][0]
+    theirs = getattr(image_classes(name), f"{name}ImageProcessorPil").from_pretrained(folder)
+    return read_recipe(folder), theirs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    """Of all tiles in their order, and behind them of all of the image."""
+    recipe, theirs = recipe_and_theirs(case, tmp_path)
+    assert recipe.cut is not None
+    numbers = set()
+    for seed, (height, width) in enumerate(SHAPES):
+        image = Image.open(io.BytesIO(image_bytes(height, width, seed=seed))).convert("RGB")
+        more = {"crop_to_patches": True} if case.startswith("internvl") else {}
+        want = theirs(image, return_tensors="np", **more)["pixel_values"]
+        want = want[0] if want.ndim == 5 else want
+        found = np.stack(list(process_cut(image, recipe, recipe.cut)))
+        assert found.shape == want.shape, (height, width)
+        assert found.dtype == np.float32
+        assert np.abs(found - want).max() <= 1e-5, (height, width)
+        assert len(found) == images_of(recipe.cut, height, width) >= recipe.cut.fewest
+        numbers.add(len(found))
+    assert len(numbers) > 2 or case in ("smolvlm, of one tile", "smolvlm, not split")
+
+
+# As published: SmolVLM2-2.2B, SmolVLM2-500M, Idefics3-8B, InternVL3.5.
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "SmolVLM2-2.2B": (
+        "SmolVLM", {"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}},
+    ),
+    "SmolVLM2-500M": (
+        "SmolVLM", {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+    ),
+    "beyond 4096": (
+        "Idefics3", {"size": {"longest_edge": 5000}, "max_image_size": {"longest_edge": 364}},
+    ),
+    "InternVL3.5": (
+        "InternVL",
+        {"size": {"height": 448, "width": 448}, "max_patches": 12, "crop_to_patches": False},
+    ),
+}  # fmt: skip
+
+
+def their_grid(theirs: Any, monkeypatch: pytest.MonkeyPatch, height: int, width: int) -> Any:
+    """Return the tiles down and to the right of an image, by the steps that resize it.
+
+    Their method that counts tiles leaves a step out.
+    """
+    made = height, width
+
+    def resized(self: Any, image: Any, size: Any, **_: Any) -> Any:
+        nonlocal made
+        del self
+        longest = size.longest_edge
+        module = image_classes(type(theirs).__name__.removesuffix("ImageProcessorPil"))
+        made = (
+            module.get_resize_output_image_size(image, longest)
+            if longest
+            else (size.height, size.width)
+        )
+        return np.broadcast_to(np.zeros((1, 1, 1)), (3, *made))
+
+    monkeypatch.setattr(type(theirs), "resize", resized)
+    side = theirs.max_image_size["longest_edge"]
+    image = np.broadcast_to(np.zeros((1, 1, 1)), (3, height, width))
+    theirs.resize_for_vision_encoder(theirs.resize(image, theirs.size), side)
+    return made[0] // side, made[1] // side
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_grids_are_those_of_transformers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, settings = PUBLISHED[name]
+    cutting_folder(tmp_path, family, **settings)
+    recipe = read_recipe(tmp_path)
+    assert recipe.cut is not None
+    kind = FAMILIES[family][0]
+    theirs = getattr(image_classes(kind), f"{kind}ImageProcessorPil").from_pretrained(tmp_path)
+    draws = random.Random(5)
+    sizes = [(draws.randint(1, 3000), draws.randint(1, 3000)) for _ in range(300)]
+    sizes += [(side, 2 * side) for side in (100, 224, 448, 450)] + [(384, 384), (1536, 768)]
+    for height, width in sizes:
+        found = grid_of(recipe.cut, height, width)
+        if family == "InternVL":
+            want = theirs.get_number_of_image_patches(height, width, {"crop_to_patches": True})
+            assert images_of(recipe.cut, height, width) == want, (height, width)
+        else:
+            assert found == their_grid(theirs, monkeypatch, height, width), (height, width)
+
+
+SAMPLES = [
+    [(40, 30)], [(20, 90), (61, 47)], [], [(7, 90)], [(24, 24), (9, 70), (100, 21)], [(16, 16)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_is_that_of_the_processor(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens, what is learned of them, its images in order and the places of their rows."""
+    folder = cutting_folder(tmp_path / "model", family)
+    write_cut_shard(tmp_path / "0.tar", SAMPLES)
+    data = build_dataset(cut_spec(tmp_path, folder, family))
+    processor = processor_of(folder, family, monkeypatch)
+    pad = processor.image_token_id
+    with tarfile.open(tmp_path / "0.tar") as file:
+        names = [each for each in file.getnames() if each.endswith(".png")]
+        files = {each: file.extractfile(each).read() for each in names}  # type: ignore[union-attr]
+    for index, sizes in enumerate(SAMPLES):
+        text = processor.apply_chat_template(conversation(len(sizes), f"A dog, {index}."))
+        members = [files[f"{index:03d}.{place}.png"] for place in range(len(sizes))]
+        images = [Image.open(io.BytesIO(each)).convert("RGB") for each in members]
+        given: dict[str, Any] = {"images": [images]} if images else {}
+        want = processor(text=[text], **given, add_special_tokens=False, return_tensors="np")
+        plan = data.describe("train", index)
+        tokens, labels = data.text("train", index)
+        assert tokens[: plan.num_tokens].tolist() == list(want["input_ids"][0])
+        spans = plan.spans.get("vision", ())
+        places = [place for each in spans for place in range(each.position, each.end)]
+        assert places == np.flatnonzero(tokens == pad).tolist()
+        learnt = tokens[1:][labels[:-1] != IGNORE_LABEL].tolist()
+        assert data.words(learnt).strip().startswith(f"A dog, {index}.")
+        assert len(learnt) == plan.num_labels
+        found = data.images("train", index, "vision")
+        if images:
+            pixels = want["pixel_values"]
+            pixels = pixels[0] if pixels.ndim == 5 else pixels
+            assert np.abs(np.stack(found) - pixels).max() <= 1e-5
+        assert len(found) == len(spans)
+    numbers = {len(data.describe("train", each).spans.get("vision", ())) for each in range(6)}
+    assert len(numbers) > 4
+
+
+@pytest.mark.parametrize("wrong", ["columns first", "all of it first", "of the other image"])
+def test_the_bound_sees_another_order(wrong: str, tmp_path: Path) -> None:
+    """Tiles column by column, all of an image in front of them, or made of what it was before."""
+    recipe, theirs = recipe_and_theirs("smolvlm", tmp_path)
+    assert recipe.cut is not None
+    image = Image.open(io.BytesIO(image_bytes(61, 47))).convert("RGB")
+    want = theirs(image, return_tensors="np")["pixel_values"][0]
+    tall, wide = grid_of(recipe.cut, 61, 47)
+    made = np.stack(list(process_cut(image, recipe, recipe.cut)))
+    assert np.abs(made - want).max() <= 1e-5
+    if wrong == "columns first":
+        places = np.arange(tall * wide).reshape(tall, wide).T.ravel()
+        made = made[[*places.tolist(), tall * wide]]
+    elif wrong == "all of it first":
+        made = np.roll(made, 1, axis=0)
+    else:
+        made[-1] = process(image, recipe)
+    assert np.abs(made - want).max() > 1e-2
+
+
+def test_a_caption_has_its_tiles_one_behind_the_other(tmp_path: Path) -> None:
+    """No processor writes text around the images of a caption."""
+    folder = cutting_folder(tmp_path / "model", "SmolVLM")
+    write_shard(tmp_path / "0.tar", [("0", {"png": image_bytes(20, 90), "txt": b"A dog."})])
+    made = cut_spec(tmp_path, folder, "SmolVLM", data={"template": "caption"})
+    data = build_dataset(made)
+    spans = data.describe("train", 0).spans["vision"]
+    assert [each.position for each in spans] == [
+        spans[0].position + 4 * place for place in range(len(spans))
+    ]
+    assert len(data.images("train", 0, "vision")) == len(spans) == 1 + 3
+
+
+def test_a_sample_does_not_end_between_two_tiles(tmp_path: Path) -> None:
+    """All tiles of an image are left out with any of them."""
+    folder = cutting_folder(tmp_path / "model", "InternVL")
+    chat = conversation(1, "A dog.") + conversation(1, "A cat.")
+    members: dict[str, Any] = {"json": json.dumps({"messages": chat}).encode()}
+    members |= {f"{i}.png": image_bytes(*size) for i, size in enumerate([(40, 30), (20, 90)])}
+    write_shard(tmp_path / "0.tar", [("0", members)])
+    whole = build_dataset(cut_spec(tmp_path, folder, "InternVL"))
+    spans = whole.describe("train", 0).spans["vision"]
+    recipe = read_recipe(folder)
+    assert recipe.cut is not None
+    tiles, others = (images_of(recipe.cut, *size) for size in ((40, 30), (20, 90)))
+    assert (len(spans), others) == (tiles + others, 6)
+    for seq in (spans[-1].position + 1, spans[-2].position, spans[tiles].end):
+        asked = cut_spec(tmp_path, folder, "InternVL", seq=seq, data={"too_long": "truncate"})
+        cut = build_dataset(asked)
+        found = cut.describe("train", 0)
+        assert (found.num_tokens, found.spans["vision"]) == (spans[tiles].position, spans[:tiles])
+        assert len(cut.images("train", 0, "vision")) == tiles
+        text = cut.text("train", 0)[0]
+        assert (
+            text[: found.num_tokens].tolist()
+            == whole.text("train", 0)[0][: found.num_tokens].tolist()
+        )
+
+
+def test_encoders_that_do_not_cut_alike_are_refused(tmp_path: Path) -> None:
+    folder = cutting_folder(tmp_path / "model", "InternVL")
+    other = cutting_folder(tmp_path / "other", "InternVL", max_patches=1)
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
+    vit = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
+    token = token_id(folder, "<IMG_CONTEXT>")
+    modules = {
+        "vision": box(0, model=vit, placeholder=token),
+        "second": box(0, model=vit, placeholder=token),
+        "language": box(0, model={"vocab": 400}),
+    }
+
+    def asked(second: Path) -> Any:
+        processors = {"vision": str(folder), "second": str(second)}
+        return cut_spec(tmp_path, folder, "InternVL", modules, data={"processors": processors})
+
+    with pytest.raises(ProcessorError, match=r"`vision` makes several .* that of `second` not"):
+        build_dataset(asked(other))
+    found = build_dataset(asked(folder)).describe("train", 0).spans
+    assert len(found["vision"]) == len(found["second"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("SmolVLM", {"do_resize": False}, "do_resize: false"),
+        ("SmolVLM", {"size": {"height": 9, "width": 9}}, "size"),
+        ("SmolVLM", {"max_image_size": {"longest_edge": 0}}, "max_image_size: 0"),
+        ("InternVL", {"min_patches": 9}, "min_patches: 9, max_patches: 6"),
+        ("InternVL", {"max_patches": 10**6}, "max_patches: 1000000 of 16 x 16 pixels"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    family: str, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ProcessorError, match=said):
+        read_recipe(cutting_folder(tmp_path, family, **settings))
+
+
+def test_one_tile_at_most_is_no_cut(tmp_path: Path) -> None:
+    """The processor of an InternVL cuts whatever its file says, unless that allows one tile."""
+    assert read_recipe(cutting_folder(tmp_path, "InternVL", crop_to_patches=False)).cut is not None
+    assert read_recipe(cutting_folder(tmp_path, "InternVL", max_patches=1)).cut is None
