@@ -23,6 +23,8 @@ from tests.support.shards import image_bytes, write_shard
 from tests.support.specs import box
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.webdataset.decode_media import process, process_cut
 from mimo_launch.hugging_face.cut_rules import grid_of, images_of
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, read_recipe
@@ -284,3 +286,22 @@ def test_one_tile_at_most_is_no_cut(tmp_path: Path) -> None:
     """The processor of an InternVL cuts whatever its file says, unless that allows one tile."""
     assert read_recipe(cutting_folder(tmp_path, "InternVL", crop_to_patches=False)).cut is not None
     assert read_recipe(cutting_folder(tmp_path, "InternVL", max_patches=1)).cut is None
+
+
+@pytest.mark.parametrize(
+    ("family", "usual", "most", "fewest"), [("SmolVLM", 10, 10, 4), ("InternVL", 7, 7, 1)]
+)
+def test_estimates_count_the_tiles_of_an_image(
+    family: str, usual: int, most: int, fewest: int, tmp_path: Path
+) -> None:
+    """Before shards are read: those of a usual image, as far as a sequence has room."""
+    folder = cutting_folder(tmp_path / "model", family)
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
+    asked = cut_spec(tmp_path, folder, family)
+    for worst, number in ((False, usual), (True, most)):
+        sample = nominal_step_data(asked, worst=worst).samples[0]
+        assert [span.rows for span in sample.spans["vision"]] == [4] * number
+        assert sample.num_tokens <= 512
+    short = nominal_step_data(cut_spec(tmp_path, folder, family, seq=20), worst=True)
+    assert len(short.samples[0].spans["vision"]) == 4
+    assert longest_sample(asked) == 2 + 4 * fewest

@@ -7,9 +7,10 @@ Leaves: real samples to the data sets; callers that show nominal rows say that t
 In an average step every sample has, per encoder, the mean number of images that the data give,
 rounded, and at least one; of the mean size, the same in all samples; placed after the first token,
 one encoder after another. When all samples are text (`text_only: 1`) none has an image. A pack
-holds as many such records as fit. Where shards may hold videos, each sample has one in place of an
-image; it fills half of the room for rows. The worst step has the most and the largest that the data
-can give, and text up to the end of the sequence.
+holds as many such records as fit. Where a processor cuts images, a sample has one, of a usual size,
+as its tiles. Where shards may hold videos, each sample has one in place of an image; it fills half
+of the room for rows. The worst step has the most and the largest that the data can give, and text
+up to the end of the sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from math import isqrt
 from typing import overload
 
 from mimo_launch.data.sample_sizes import (
+    cut_of,
     largest_image,
     only_size,
     room_for_image,
@@ -33,6 +35,7 @@ from mimo_launch.data.shared_images import (
     spans_behind,
     spans_to_make,
 )
+from mimo_launch.hugging_face.cut_rules import images_of
 from mimo_launch.hugging_face.video_processor import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Frame
@@ -40,6 +43,8 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
+# Height and width in pixels of an image that becomes several.
+_USUAL_IMAGE = (480, 640)
 # A nominal video has at least so many temporal patches, as in 8 seconds of two frames each.
 NOMINAL_GROUPS = 8
 
@@ -121,10 +126,14 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
 def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
     """Return, for each image of a sample for one encoder, how much later it is than the first.
 
-    A video is as many as its temporal patches, and fills its part of the room: half of it, or with
-    `worst` all.
+    An image that a processor cuts is as many as it becomes, as far as there is room. A video is as
+    many as its temporal patches, and fills its part of the room: half of it, or with `worst` all.
     """
     reader = video_reader_of(spec)
+    if (cut := cut_of(spec, encoder)) is not None:
+        size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
+        room = _room(spec, encoder, worst=True) // max(1, size.rows)
+        return [None] * max(1, min(room, cut.most if worst else images_of(cut, *_USUAL_IMAGE)))
     if reader is None or reader not in made_together(spec, encoder):
         return [None] * _num_images(spec, worst)
     if (

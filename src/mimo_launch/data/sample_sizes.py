@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil, isqrt
 
-from mimo_launch.data.shared_images import ImageSize, size_made
+from mimo_launch.data.shared_images import ImageSize, made_together, size_made
+from mimo_launch.hugging_face.cut_rules import Cut
 from mimo_launch.hugging_face.image_processor import recipe_of
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_processor import video_recipe_of
@@ -129,9 +130,21 @@ def longest_sample(spec: Spec) -> int:
         return 1 + max(rows, words) + 1 + words + 1
     if isinstance(spec.data, WebdatasetData):
         # Longer samples than a sequence are left out; one image and two text tokens must fit.
-        read = (only_size(spec, name) for name in spec.sources_of(LANGUAGE))
-        return 2 + max((size.rows for size in read if size is not None), default=0)
+        read = ((name, only_size(spec, name)) for name in spec.sources_of(LANGUAGE))
+        sizes = ((size.rows, cut_of(spec, name)) for name, size in read if size is not None)
+        return 2 + max((rows * (cut.fewest if cut else 1) for rows, cut in sizes), default=0)
     return rows * spec.data.max_images + spec.data.min_text
+
+
+def cut_of(spec: Spec, name: str) -> Cut | None:
+    """Return the rule by which one image of shards becomes several, if there is one.
+
+    For a module that language reads.
+    """
+    if not isinstance(spec.data, WebdatasetData):
+        return None
+    seeing = (n for n in made_together(spec, name) if kind_of(spec.modules[n].model).images)
+    return next((cut for each in seeing if (cut := recipe_of(spec, each).cut)), None)
 
 
 def only_size(spec: Spec, name: str) -> ImageSize | None:

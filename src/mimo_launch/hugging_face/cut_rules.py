@@ -46,8 +46,16 @@ class Enlarged:
     @property
     def fewest(self) -> int:
         """The fewest images that one image becomes."""
-        longest = min(self.longest, _MOST_SIDE)
-        return _with_whole(math.ceil(longest / self.side) if self.splits else 1)
+        return _with_whole(self._most_along)
+
+    @property
+    def most(self) -> int:
+        """The most images that one image becomes."""
+        return _with_whole(self._most_along**2)
+
+    @property
+    def _most_along(self) -> int:
+        return math.ceil(min(self.longest, _MOST_SIDE) / self.side) if self.splits else 1
 
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the sizes that an image gets, one after another; the last is that of the grid."""
@@ -86,7 +94,7 @@ class Enlarged:
 
 @dataclass(frozen=True, slots=True)
 class NearestAspect:
-    """The rule of InternVL: the grid of `least` to `most` tiles whose aspect is nearest.
+    """The rule of InternVL: the grid of `least` to `most_tiles` tiles whose aspect is nearest.
 
     Of equally near ones that of most tiles, as long as the image has more than half their pixels.
     """
@@ -95,7 +103,7 @@ class NearestAspect:
     height: int
     width: int
     least: int
-    most: int
+    most_tiles: int
 
     @property
     def tile(self) -> Size:
@@ -107,11 +115,16 @@ class NearestAspect:
         """The fewest images that one image becomes."""
         return _with_whole(self.least)
 
+    @property
+    def most(self) -> int:
+        """The most images that one image becomes."""
+        return _with_whole(self.most_tiles)
+
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the size of the grid of an image, the only one that it gets."""
         aspect, area = width / height, height * width
         nearest, best = math.inf, (1, 1)
-        for tall, wide in _grids(self.least, self.most):
+        for tall, wide in _grids(self.least, self.most_tiles):
             away = abs(aspect - wide / tall)
             more = area > 0.5 * self.height * self.width * tall * wide
             if away < nearest or (away == nearest and more):
