@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support.headers import NO_TENSORS
+from tests.support.hugging_face import save
+from tests.support.seeing import tiny
 from torch import nn
 
 from mimo_launch.checks.load_and_check import check_text
@@ -230,3 +232,32 @@ def test_nearest_positions_are_those_of_transformers(side: int) -> None:
             sizes = torch.tensor([height, width]).expand(height * width, 2)
             places = torch.cat([torch.stack([y.flatten(), x.flatten()], dim=1), sizes], dim=1)
             assert torch.equal(ours(places), wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 8}},
+            "    an image of shards becomes 5 to 17 of 8 x 8 pixels: tiles, then all of it",
+        ),
+        (
+            {"do_resize": False},
+            "    images of shards are not read: a setting of its SmolVLMImageProcessor is not "
+            "supported: do_resize: false",
+        ),
+    ],
+)
+def test_inspect_says_what_becomes_of_an_image(
+    settings: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    run_cli: Callable[[str], tuple[int, str, str]],
+) -> None:
+    save(tiny("smolvlm"), tmp_path)
+    config = {"image_processor_type": "SmolVLMImageProcessor", **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    _, out, _ = run_cli(f"inspect '{tmp_path}'")
+    assert said in out.splitlines()
+    module, other = json.loads(run_cli(f"inspect '{tmp_path}' --json")[1])["modules"]
+    assert (module["images"], other["images"]) == (said.strip(), None)

@@ -143,6 +143,7 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
                     "not_computed": part.not_computed,
                     "placeholder": part.placeholder,
                     "video": part.video,
+                    "images": part.images,
                     "depths": part.depths,
                 }
                 for part in found.modules
@@ -165,6 +166,8 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         if part.video is not None:
             said = {key: value for key, value in part.video.items() if value is not None}
             console.answer(f"    reads videos, too, with `video: {flow(said)}` in `model`")
+        if part.images is not None:
+            console.answer(f"    {part.images}")
         if part.depths:
             said = {"depth": part.depths}
             console.answer(f"    left out without `mtp: {flow(said)}` in `model`: further tokens")

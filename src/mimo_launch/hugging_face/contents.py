@@ -22,6 +22,11 @@ from mimo_launch.hugging_face.folder import (
     read_config,
     weight_files,
 )
+from mimo_launch.hugging_face.image_processor import (
+    ProcessorError,
+    read_processor,
+    read_recipe,
+)
 from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_not_read, parts_of
@@ -45,7 +50,8 @@ class Module:
     `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it;
     `reads` are the modules whose rows it takes; `video` is the key of `model` that lets it read
     videos, which need not be written; neither need `mtp`, which reads `depths` that predict further
-    tokens.
+    tokens. `images` says what its processor makes of an image of shards, if that is several or not
+    supported.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Module:
     reads: tuple[str, ...] = ()
     video: Mapping[str, Any] | None = None
     depths: int = 0
+    images: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ def read_contents(folder: Path) -> Contents:
     for header in headers.values():
         dtypes[header.dtype] += header.numel
     model_type = str(config.get("model_type"))
-    parts = [_described(part, config, headers) for part in parts_of(config)]
+    images = _images(folder)
+    parts = [_described(part, config, headers, images) for part in parts_of(config)]
     return Contents(
         folder,
         model_type,
@@ -104,7 +112,30 @@ def read_contents(folder: Path) -> Contents:
     )
 
 
-def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHeader]) -> Module:
+def _images(folder: Path) -> str | None:
+    """Return what the image processor of a folder makes of an image, if it is worth a word."""
+    try:
+        has_one = bool(read_processor(folder))
+    except ProcessorError:
+        return None
+    try:
+        cut = read_recipe(folder).cut if has_one else None
+    except ProcessorError as error:
+        return f"images of shards are not read: {error}"
+    if cut is None:
+        return None
+    height, width = cut.tile
+    sides = f"{width} x {height} pixels"
+    if cut.most == 1:
+        return f"an image of shards becomes one of {sides}"
+    return (
+        f"an image of shards becomes {cut.fewest} to {cut.most} of {sides}: tiles, then all of it"
+    )
+
+
+def _described(
+    part: Part[Any], config: Config, headers: Mapping[str, TensorHeader], images: str | None
+) -> Module:
     family, not_computed = part.family, part.not_computed()
     keys = {} if not_computed else part.keys()
     if keys and family.model_type == vit.CLIP:
@@ -148,6 +179,7 @@ def _described(part: Part[Any], config: Config, headers: Mapping[str, TensorHead
         reads=tuple(dict.fromkeys(reads)),
         video=None if not_computed else part.video(),
         depths=depths,
+        images=images if keys and family.kind == "vit" else None,
     )
 
 
