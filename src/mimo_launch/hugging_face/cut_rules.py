@@ -2,7 +2,7 @@
 
 Decides: the grid of tiles of an image of some size, and the sizes that it has on the way to it.
 Relies on: `resize_rules` for what is too large.
-Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tile_texts`.
+Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tokenizer`.
 
 Unlike the tiles of LLaVA-OneVision (`image_tiles`), each is an image by itself to the encoder and
 to language: all its rows are there, and it has a place of its own in the text.

@@ -2,7 +2,7 @@
 
 Decides: what their settings mean, and the names of the parts in their files.
 Relies on: `tower_and_decoder`; `vit` for the tower, `decoder` for the text part.
-Leaves: cutting large images into tiles, and padding images, to nobody.
+Leaves: cutting images into tiles to `cut_rules`.
 
 Sources: arXiv:2408.12637, arXiv:2504.05299; `transformers` 5.23, models/idefics3, models/smolvlm.
 """

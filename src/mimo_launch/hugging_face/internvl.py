@@ -3,7 +3,7 @@
 Decides: what the settings of the whole and of its projector mean.
 Relies on: `tower_and_decoder`; `intern_vit` for the tower, `decoder` and `moe_decoder` for the text
 part; `llava` for the names of the parts, which are the same.
-Leaves: cutting large images into tiles to nobody.
+Leaves: cutting images into tiles to `cut_rules`.
 
 Sources: arXiv:2508.18265; `transformers` 5.23, models/internvl.
 """
