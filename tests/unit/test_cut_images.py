@@ -19,9 +19,11 @@ from tests.support.cut_images import (
     processor_of,
     write_cut_shard,
 )
+from tests.support.graphs import flow
 from tests.support.shards import image_bytes, write_shard
 from tests.support.specs import box
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import longest_sample
@@ -248,10 +250,10 @@ def test_encoders_that_do_not_cut_alike_are_refused(tmp_path: Path) -> None:
     other = cutting_folder(tmp_path / "other", "InternVL", max_patches=1)
     write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
     vit = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
-    token = token_id(folder, "<IMG_CONTEXT>")
+    tokens = [token_id(folder, each) for each in ("<IMG_CONTEXT>", "<|audio_pad|>")]
     modules = {
-        "vision": box(0, model=vit, placeholder=token),
-        "second": box(0, model=vit, placeholder=token),
+        "vision": box(0, model=vit, placeholder=tokens[0]),
+        "second": box(0, model=vit, placeholder=tokens[1]),
         "language": box(0, model={"vocab": 400}),
     }
 
@@ -259,10 +261,46 @@ def test_encoders_that_do_not_cut_alike_are_refused(tmp_path: Path) -> None:
         processors = {"vision": str(folder), "second": str(second)}
         return cut_spec(tmp_path, folder, "InternVL", modules, data={"processors": processors})
 
-    with pytest.raises(ProcessorError, match=r"`vision` makes several .* that of `second` not"):
-        build_dataset(asked(other))
+    assert unfit(asked(other)) == [
+        "the image processor of `vision` makes several images of one, but `second` does not take "
+        "them"
+    ]
+    assert unfit(asked(folder)) == []
     found = build_dataset(asked(folder)).describe("train", 0).spans
     assert len(found["vision"]) == len(found["second"]) > 1
+    ends = [each.end for each in found["vision"]]
+    assert [each.position for each in found["second"]] == ends
+
+
+def unfit(asked: Any) -> list[str]:
+    return [each.headline for each in check(asked) if each.code == "processor-not-supported"]
+
+
+def test_a_model_with_tiles_of_its_own_takes_none_of_a_processor(tmp_path: Path) -> None:
+    folder = cutting_folder(tmp_path / "model", "SmolVLM")
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
+    vit = {"kind": "vit", "patch": 4, "channels": 3, "positions": "learned", "image": [4, 4]}
+    model = {**vit, "tiles": {"grids": [[1, 2]]}}
+    modules = {"vision": box(0, model=model), "language": box(0, model={"vocab": 400})}
+    (said,) = unfit(cut_spec(tmp_path, folder, "SmolVLM", modules))
+    assert said.startswith("the image processor of `vision` makes several images of one")
+    plain = {**modules, "vision": box(0, model=vit)}
+    assert unfit(cut_spec(tmp_path, folder, "SmolVLM", plain)) == []
+
+
+def test_a_generator_makes_whole_images(tmp_path: Path) -> None:
+    folder = cutting_folder(tmp_path / "model", "SmolVLM")
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
+    vit = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
+    painter = flow()
+    modules = {
+        "vision": box(0, model=vit),
+        "language": box(0, model={"vocab": 400}),
+        "painter": box(0, **{**painter, "model": {**painter["model"], "patch": 4, "channels": 3}}),
+    }
+    processors = {"vision": str(folder), "painter": str(folder)}
+    (said,) = unfit(cut_spec(tmp_path, folder, "SmolVLM", modules, data={"processors": processors}))
+    assert said.endswith("makes several images of one, but `painter` does not take them")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(shards.processor_is_understood),
     SpecRule(shards.processors_have_encoders),
+    SpecRule(tiles.processors_cut_alike),
     SpecRule(joined_rows.shards_show_graph, needs=_READS),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
     SpecRule(videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),

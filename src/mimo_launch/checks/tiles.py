@@ -1,7 +1,8 @@
-"""Checks of encoders that cut images into tiles.
+"""Checks of encoders and of processors that cut images into tiles.
 
-Decides: what tiles cannot be combined with.
-Relies on: `kinds` for what language does with images.
+Decides: what tiles cannot be combined with; that all encoders see as many images, where processors
+make several of one.
+Relies on: `kinds` for what language does with images; `hugging_face.image_processor`.
 Leaves: whether a processor makes the same tiles to `data.webdataset.tile_reader`.
 """
 
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.hugging_face.cut_rules import Cut
+from mimo_launch.hugging_face.image_processor import ProcessorError, recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import DigitsData, Spec, VitModel
+from mimo_launch.spec.spec import DigitsData, Spec, VitModel, WebdatasetData
 
 
 def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
@@ -56,6 +59,39 @@ def _of_model(name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]
     ):
         if getattr(model, key):
             yield (*path, key), why, f"delete `{key}`"
+
+
+def processors_cut_alike(spec: Spec) -> Findings:
+    """Of an image that becomes several, each encoder sees as many; a generator makes one."""
+    if not isinstance(spec.data, WebdatasetData):
+        return
+    cuts: dict[str, Cut | None] = {}
+    for name, module in spec.modules.items():
+        if kind_of(module.model).images is not None:
+            try:
+                cuts[name] = recipe_of(spec, name).cut
+            except ProcessorError:  # It is said of this module by itself.
+                return
+    first = next((name for name in spec.encoders if cuts.get(name) is not None), None)
+    for name, cut in cuts.items():
+        alone = f"name the folder of a processor that makes one in `data.processors` for `{name}`"
+        if cut is not None and name in spec.generators:
+            why, remedy = "a generator learns to make one image", alone
+        elif cut is not None and kind_of(spec.modules[name].model).tile_rule is not None:
+            why, remedy = f"the `tiles` of `{name}` are rows of one image", alone
+        elif name in spec.encoders and first is not None and cut != cuts[first]:
+            why = f"each of them is an image in the text, of which `{first}` makes rows, too"
+            remedy = f"name one folder for `{first}` and `{name}` in `data.processors`"
+        else:
+            continue
+        yield Diagnostic(
+            code="processor-not-supported",
+            headline=f"the image processor of `{name if cut else first}` makes several images of "
+            f"one, but `{name}` does not take them",
+            path=("modules", name, "model"),
+            why=why,
+            help=remedy,
+        )
 
 
 def _around(spec: Spec) -> Iterator[tuple[YamlPath, str, str]]:

@@ -2,7 +2,8 @@
 
 Decides: the grid of an image, the size that it has on that grid, and the patches that show it.
 Relies on: `kinds.tiles` for what tiles are.
-Leaves: pixels to `data.webdataset.decode_media`; tiles that are images by themselves to `cut_rules`.
+Leaves: pixels to `data.webdataset.decode_media`, tiles that are images by themselves to
+`cut_rules`.
 
 Source: arXiv:2310.03744, section 3.4, and `transformers` 5.23, models/llava_onevision.
 """

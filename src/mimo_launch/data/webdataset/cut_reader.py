@@ -1,22 +1,20 @@
 """Images of shards of which each becomes several: tiles, and all of it.
 
-Decides: that all encoders of images cut them alike, as each of the images has its place in a text.
-Relies on: `hugging_face.cut_rules` for sizes, `decode_media` for pixels.
+Decides: what is told of each image, from which the text around it is written.
+Relies on: `hugging_face.cut_rules` for sizes, `decode_media` for pixels; on `checks` that all
+encoders of images cut them alike.
 Leaves: the text around them to `text_parts`, the places of rows in a sample to `media_rows`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from mimo_launch.data.dataset import Media
 from mimo_launch.data.webdataset.decode_media import decode_image, medium_of, process_cut
-from mimo_launch.data.webdataset.member_readers import ImageReader, MediumSize, MemberReader
+from mimo_launch.data.webdataset.member_readers import ImageReader, MediumSize
 from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError
-from mimo_launch.hugging_face.video_processor import VideoRecipe
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import Images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,42 +40,3 @@ class CutReader(ImageReader):
         image = decode_image(suffix, data, channels=self.images.channels)
         made = islice(process_cut(image, self.recipe, self.cut), len(spans))
         return [self.as_input(*each) for each in zip(made, spans, strict=True)]
-
-
-def cut_reader(
-    name: str,
-    images: Images,
-    recipe: ImageRecipe,
-    videos: VideoRecipe | None,
-    rate: float,
-    *,
-    makes: bool,
-) -> CutReader:
-    """Return the reader of an encoder whose processor cuts images.
-
-    Raises: ProcessorError for a generator, or if the processor does not.
-    """
-    if makes or recipe.cut is None:
-        raise ProcessorError(f"it makes several images of one, but `{name}` learns to make one")
-    return CutReader(
-        module=name, makes=makes, images=images, recipe=recipe, videos=videos, rate=rate,
-        cut=recipe.cut,
-    )  # fmt: skip
-
-
-def cutter_of(readers: Iterable[MemberReader]) -> CutReader | None:
-    """Return a reader that cuts images, if there is one.
-
-    Raises: ProcessorError if another encoder reads the same images and does not cut them alike.
-    """
-    reading = [each for each in readers if isinstance(each, ImageReader) and not each.makes]
-    found = next((each for each in reading if isinstance(each, CutReader)), None)
-    if found is None:
-        return None
-    for each in reading:
-        if each.recipe.cut != found.cut:
-            raise ProcessorError(
-                f"the image processor of `{found.module}` makes several images of one, and that of "
-                f"`{each.module}` not the same: in `data.processors`, name one folder for both"
-            )
-    return found

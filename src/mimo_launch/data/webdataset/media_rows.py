@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
-from mimo_launch.data.webdataset.cut_reader import cutter_of
+from mimo_launch.data.webdataset.cut_reader import CutReader
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import (
     ImageReader,
@@ -68,7 +68,7 @@ class ShardInputs:
         self.names = (*spec.encoders, *spec.generators)
         self.readers = {each.module: each for each in readers_of(spec)}
         self._video_reader = next((r for r in self.readers.values() if _videos(r)), None)
-        self._cutter = cutter_of(self.readers.values())
+        self._cutter = next((r for r in self.readers.values() if isinstance(r, CutReader)), None)
         self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
         chats = isinstance(data.template, ChatTemplate)

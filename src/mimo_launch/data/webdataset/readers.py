@@ -7,7 +7,7 @@ Leaves: the places of rows in a sample to `media_rows`.
 
 from collections.abc import Iterator
 
-from mimo_launch.data.webdataset.cut_reader import cut_reader
+from mimo_launch.data.webdataset.cut_reader import CutReader
 from mimo_launch.data.webdataset.member_readers import (
     ClipReader,
     CodesReader,
@@ -33,8 +33,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
             rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
             if (rule := kind.tile_rule) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
-            elif recipe.cut is not None:
-                yield cut_reader(name, images, recipe, videos, rate, makes=makes)
+            elif (cut := recipe.cut) is not None:
+                yield CutReader(name, makes, images, recipe, videos, rate, cut=cut)
             else:
                 yield ImageReader(name, makes, images, recipe, videos, rate)
         elif (codes := kind.codes) is not None:

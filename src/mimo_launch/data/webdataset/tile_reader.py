@@ -91,11 +91,6 @@ def tile_reader(
     Raises: ProcessorError if its processor makes tiles of another size, or other grids.
     """
     side = rule.side
-    if recipe.cut is not None:
-        raise ProcessorError(
-            "it makes several images of one, but the model makes one of the tiles of an image: "
-            "delete `tiles` of the model"
-        )
     if recipe.only_size not in ((side, side), images.input_shape(rule.height, rule.width)[-2:]):
         raise ProcessorError(f"it does not make images of {side} x {side} pixels, as are the tiles")
     ours = [(down * side, right * side) for down, right in rule.grids]
