@@ -20,7 +20,7 @@ from tests.support.cut_images import (
     write_cut_shard,
 )
 from tests.support.graphs import flow
-from tests.support.shards import image_bytes, write_shard
+from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
 
 from mimo_launch.checks.all_checks import check
@@ -343,3 +343,26 @@ def test_estimates_count_the_tiles_of_an_image(
     short = nominal_step_data(cut_spec(tmp_path, folder, family, seq=20), worst=True)
     assert len(short.samples[0].spans["vision"]) == 4
     assert longest_sample(asked) == 2 + 4 * fewest
+
+
+def test_tiles_stand_behind_each_other_without_their_processor(tmp_path: Path) -> None:
+    """A tokenizer of another model: what its template writes around an image is around all."""
+    folder = cutting_folder(tmp_path / "model", "SmolVLM")
+    words = tokenizer_folder(tmp_path / "words", PARTS)
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30), (20, 90)]])
+    pad, *around = (
+        token_id(words, f"<|{each}|>") for each in ("image_pad", "vision_start", "vision_end")
+    )
+    vit = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
+    modules = {
+        "vision": box(0, model=vit, placeholder=pad),
+        "language": box(0, model={"vocab": 400}),
+    }
+    asked = cut_spec(tmp_path, folder, "SmolVLM", modules, data={"tokenizer": str(words)})
+    tokens = build_dataset(asked).text("train", 0)[0].tolist()
+    for begin, number in zip(
+        (at for at, token in enumerate(tokens) if token == around[0]), (10, 4), strict=True
+    ):
+        end = begin + 1 + 4 * number
+        assert tokens[begin + 1 : end] == [pad] * (end - begin - 1)
+        assert tokens[end] == around[1]
