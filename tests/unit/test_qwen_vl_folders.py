@@ -11,6 +11,7 @@ from tests.support.headers import NO_TENSORS
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face import qwen2_5_vl, qwen2_vl
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import DecoderModel, HybridModel, Videos, VitModel
 
 TEXT = """version: 1
@@ -284,8 +285,20 @@ def test_a_qwen3_5_is_read_as_a_hybrid(config: dict[str, Any]) -> None:
     assert vision.keys()["deepstack"] == ()
     model = HybridModel.model_validate({"kind": "hybrid", **keys})
     assert text.family.keys(text.family.config(model)) == keys
-    assert text.family.is_ignored("mtp.fc.weight", model)
     assert [*text.not_computed(), *vision.not_computed()] == []
+
+
+@pytest.mark.parametrize("config", [CONFIG_3_5, CONFIG_3_5_MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("kind", ["hybrid", "vit"])
+def test_layers_for_further_tokens_are_left_out(config: dict[str, Any], kind: str) -> None:
+    """By every module of a whole model, and by a folder of its text alone."""
+    part = part_of(config, kind)
+    model = model_from_data({"kind": kind, **part.keys()})
+    assert part.is_ignored("mtp.layers.0.self_attn.q_proj.weight", model)
+    assert not part.is_ignored("strange.weight", model)
+    text = config["text_config"]
+    model = model_from_data({"kind": "hybrid", **part_of(text, "hybrid").keys()})
+    assert part_of(text, "hybrid").is_ignored("mtp.fc.weight", model)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mimo_launch.hugging_face import decoder, qwen3_vl
 from mimo_launch.hugging_face.family import Family, moe_keys
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.moe_decoder import balance
-from mimo_launch.hugging_face.qwen3_5_tensors import is_ignored, place, stacked
+from mimo_launch.hugging_face.qwen3_5_tensors import FURTHER_TOKENS, is_ignored, place, stacked
 from mimo_launch.hugging_face.qwen_vl import QwenVl, plain_rope
 from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
 from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
@@ -205,6 +205,7 @@ WHOLES = tuple(
         vision=qwen3_vl.vision_family(f"{name}_vision", vision, deepstack=()),
         text=_family(kind),
         nested=True,
+        beside=(FURTHER_TOKENS,),
     )
     for name, architecture, vision, kind in (
         ("qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3_5VisionModel", DENSE),

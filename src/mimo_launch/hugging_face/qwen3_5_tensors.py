@@ -28,7 +28,7 @@ _LAYERS = {
 _HEADS = {f"deltanet.{x}": f"linear_attn.{x}" for x in ("A_log", "dt_bias")}
 _EXPERT = re.compile(r"moe\.experts\.(\d+)\.(gate|up|down)\.weight")
 # Layers for multi-token prediction, which transformers leaves out as well.
-_IGNORED = re.compile(r"^mtp\.")
+FURTHER_TOKENS = "mtp."
 _DELTANET = re.compile(r"deltanet\.(conv\.)?([qkv])")
 
 
@@ -82,4 +82,4 @@ def stacked(name: str, model: HybridModel) -> Place | None:
 
 def is_ignored(name: str, model: HybridModel) -> bool:
     """Return whether a tensor of a file follows from others, or is left out by rule."""
-    return bool(_IGNORED.match(name)) or (model.tied and name == decoder.HEAD)
+    return name.startswith(FURTHER_TOKENS) or (model.tied and name == decoder.HEAD)

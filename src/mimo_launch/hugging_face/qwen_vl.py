@@ -44,7 +44,8 @@ _FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 class QwenVl:
     """A family of whole models: its two parts, and the class that loads both.
 
-    `nested`: it writes the names of both inside `model`.
+    `nested`: it writes the names of both inside `model`. `beside`: prefixes of parts that are left
+    out.
     """
 
     model_type: str
@@ -52,6 +53,7 @@ class QwenVl:
     vision: Family[VitModel]
     text: Family[Any]
     nested: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def families(self) -> tuple[Family[Any], ...]:
@@ -79,7 +81,7 @@ class QwenVl:
                 family=self.vision,
                 config=vision,
                 prefixes=self._ordered(_VISION_NAMES),
-                elsewhere=_BESIDE_VISION,
+                elsewhere=(*_BESIDE_VISION, *self.beside),
                 refused=tuple(self.refusals(config)),
             )
         if kind != self.text.kind:
@@ -91,7 +93,7 @@ class QwenVl:
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
             prefixes=self._ordered(_TEXT_NAMES),
-            elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
+            elsewhere=(*(prefix for prefix, _ in _VISION_NAMES), *self.beside),
         )
 
     def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
