@@ -197,7 +197,8 @@ def plain_rope(config: Config) -> Config:
 
 def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusals:
     """Return what our ViT does not compute of a tower's configuration."""
-    ropes = refusals(only("rope_type", "axial"), only("rope_theta", THETA))
+    # In `transformers` 5.24 a tower that says `default` has this type as well.
+    ropes = refusals(one_of("rope_type", ("axial", "default"), "axial"), only("rope_theta", THETA))
     return refusals(one_of("hidden_act", activations, default)) + ropes.after(
         lambda config: section(config, "rope_parameters")
     )
