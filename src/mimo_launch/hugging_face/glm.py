@@ -14,7 +14,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.glm4v import FACTOR, place, rotary_factor
+from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, place, rotary_factor
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.spec.spec import DecoderModel
 
@@ -23,7 +23,6 @@ _DEFAULTS: Config = {
     "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
     "num_attention_heads": 32, "rms_norm_eps": 1.5625e-07,
 }  # fmt: skip
-BIAS = "attention_bias"
 
 
 def whole_heads(config: Config) -> Config:
@@ -58,7 +57,7 @@ FAMILIES = tuple(
         model_type=name,
         kind="decoder",
         not_computed=refusals(one_of(BIAS, (True, False), True))
-        + decoder.not_computed(_BLOCK).after(whole_heads),
+        + decoder.not_computed(_BLOCK).without(FACTOR, BIAS).after(whole_heads),
         keys=partial(_keys, post_norms=name == "glm4"),
         place=place,
         is_ignored=decoder.is_ignored,

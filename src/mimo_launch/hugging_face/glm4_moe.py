@@ -13,8 +13,8 @@ from mimo_launch.hugging_face import decoder, deepseek_v3
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.further_tokens import NUMBER
-from mimo_launch.hugging_face.glm import BIAS, whole_heads
-from mimo_launch.hugging_face.glm4v import FACTOR, rotary_factor
+from mimo_launch.hugging_face.glm import whole_heads
+from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, rotary_factor
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel
@@ -63,7 +63,7 @@ TEXT = Family(
     model_type=MODEL_TYPE,
     kind="decoder",
     not_computed=refusals(one_of(BIAS, (True, False), False))
-    + decoder.not_computed(_BLOCK).after(_whole_heads),
+    + decoder.not_computed(_BLOCK).without(FACTOR, BIAS).after(_whole_heads),
     keys=_keys,
     place=deepseek_v3.place,
     is_ignored=deepseek_v3.is_ignored,

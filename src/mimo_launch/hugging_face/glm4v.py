@@ -31,7 +31,7 @@ TEXT_KIND = TextKind(
     (8, 12, 12),
     interleaved=False,
 )
-FACTOR = "partial_rotary_factor"
+FACTOR, BIAS = "partial_rotary_factor", "attention_bias"
 _NORMS = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_mlp_norm": "post_mlp_layernorm",
@@ -41,7 +41,7 @@ _NORMS = {
 def whole_heads(kind: TextKind, config: Config) -> Config:
     """Return a configuration with the defaults of its kind, as if whole heads rotated."""
     rope = {key: each for key, each in decoder.rope_settings(config).items() if key != FACTOR}
-    kept = {key: each for key, each in config.items() if key not in (FACTOR, "attention_bias")}
+    kept = {key: each for key, each in config.items() if key not in (FACTOR, BIAS)}
     return kind.defaults | kept | {"rope_parameters": rope, "rope_scaling": None}
 
 
@@ -86,7 +86,7 @@ def _config(model: DecoderModel) -> Config:
 TEXT = Family(
     model_type=f"{MODEL_TYPE}_text",
     kind="decoder",
-    not_computed=decoder.not_computed(TEXT_KIND.block).after(_prepared),
+    not_computed=decoder.not_computed(TEXT_KIND.block).without(FACTOR, BIAS).after(_prepared),
     keys=_keys,
     place=place,
     is_ignored=decoder.is_ignored,

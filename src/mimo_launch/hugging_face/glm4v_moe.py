@@ -14,7 +14,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder, deepseek_v3
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.glm4v import FACTOR, TEXT_KIND, rotary_factor, whole_heads
+from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, TEXT_KIND, rotary_factor, whole_heads
 from mimo_launch.hugging_face.glm4v_vision import vision_family
 from mimo_launch.hugging_face.qwen_vl import QwenVl, text_config, text_keys
 from mimo_launch.spec.spec import DecoderModel
@@ -71,7 +71,7 @@ def _config(model: DecoderModel) -> Config:
 TEXT = Family(
     model_type=f"{MODEL_TYPE}_text",
     kind="decoder",
-    not_computed=decoder.not_computed(_TEXT.block).after(_prepared),
+    not_computed=decoder.not_computed(_TEXT.block).without(FACTOR, BIAS).after(_prepared),
     keys=_keys,
     place=deepseek_v3.place,
     is_ignored=deepseek_v3.is_ignored,

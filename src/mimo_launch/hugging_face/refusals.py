@@ -14,10 +14,14 @@ from mimo_launch.hugging_face.folder import Config, short
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is refused in words, and where a configuration asks for it, as `key: value`."""
+    """What is refused in words, and where a configuration asks for it, as `key: value`.
+
+    `key`: the setting, of a rule about the value of one.
+    """
 
     words: str
     found: Callable[[Config], Iterator[str]]
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,15 @@ class Refusals:
         """Return the rules of both."""
         return Refusals(self.rules + other.rules)
 
+    def without(self, *keys: str) -> "Refusals":
+        """Return the rules but those about some settings, which mean something else to a family."""
+        return Refusals(tuple(rule for rule in self.rules if rule.key not in keys))
+
     def after(self, prepared: Callable[[Config], Config]) -> "Refusals":
-        """Return the rules for configurations that are prepared first, as with defaults."""
+        """Return the rules for configurations that are prepared first, as with defaults.
+
+        A rule about a setting that is taken away there can find nothing: leave it out (`without`).
+        """
         return Refusals(tuple(_after(prepared, rule) for rule in self.rules))
 
 
@@ -61,7 +72,7 @@ def off(key: str) -> Refusal:
         if said := config.get(key):
             yield f"{key}: {short(said)}"
 
-    return Refusal(f"`{key}` other than `0`", found)
+    return Refusal(f"`{key}` other than `0`", found, key)
 
 
 def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
@@ -71,7 +82,7 @@ def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
         if (said := config.get(key, default)) not in computed:
             yield f"{key}: {short(said)}"
 
-    return Refusal(f"`{key}` other than {listed(computed)}", found)
+    return Refusal(f"`{key}` other than {listed(computed)}", found, key)
 
 
 def listed(values: Collection[Any]) -> str:
