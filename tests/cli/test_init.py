@@ -284,3 +284,13 @@ def test_a_person_is_asked(
     monkeypatch.setattr("sys.stdin", Terminal(""))
     assert run_cli(f"init {tmp_path}/unasked.yaml --yes")[0] == 0
     assert run_cli(f"init {tmp_path}/left.yaml")[0] == 130
+
+
+def test_a_model_folder_is_no_spec(llama: Path, run_cli: Cli) -> None:
+    """Whoever names one means the model of the spec."""
+    code, out, err = run_cli(f"init {llama} --force")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: {llama} is a model folder, not a spec to write\n"
+        f"   = help: mimo-launch init spec.yaml --model {llama}\n"
+    )

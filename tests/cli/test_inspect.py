@@ -102,8 +102,28 @@ def test_a_model_of_another_type(run_cli: Cli) -> None:
     assert (code, err) == (1, "")
     first, second = out.splitlines()
     assert first == "hugging_face/gpt2: gpt2, 0 parameters, no weights, 0 files"
-    assert second.startswith("  not read: model_type: gpt2; supported are llama, qwen2, ")
-    assert second.endswith(", clip")
+    assert second == (
+        "  not read: model_type: gpt2; none like it is read; "
+        "`mimo-launch inspect --families` lists all types"
+    )
+
+
+def test_a_whole_of_another_type_with_parts_that_are_read(tmp_path: Path, run_cli: Cli) -> None:
+    config = {
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": {
+            "text_config": {"model_type": "qwen3_moe"},
+            "vision_config": {"model_type": "strange"},
+        },
+        "tower_config": {"model_type": "siglip_vision_model"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_cli(f"inspect {tmp_path} --json")
+    assert code == 1
+    [said] = json.loads(out)["not_read"]
+    assert said.startswith("model_type: qwen3_omni_moe; the types most like it that are read are ")
+    assert "; of its parts, thinker_config.text_config (qwen3_moe) and tower_config " in said
+    assert len(said) < 400
 
 
 def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
@@ -115,7 +135,10 @@ def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
     code, out, _ = run_cli(f"inspect {folder}")
     assert code == 0
     assert "  vision: vit (clip_vision_model)" in out
-    said = "  not read: text_config.model_type: phi3; supported are llama, qwen2, qwen3, mistral\n"
+    said = (
+        "  not read: text_config.model_type: phi3; in a llava it may be llama, qwen2, qwen3 or "
+        "mistral; read is vision; `mimo-launch inspect --families` lists all types\n"
+    )
     assert said in out
 
 

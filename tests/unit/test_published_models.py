@@ -13,6 +13,8 @@ import pytest
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_draft import Answers, draft
 from mimo_launch.hugging_face.contents import read_contents
+from mimo_launch.hugging_face.family import value_of
+from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.plan.plan import Plan
 
 Config = dict[str, Any]
@@ -372,8 +374,8 @@ ENCODERS: dict[str, tuple[str, Config]] = {
 # Parts that no module of ours computes.
 NOT_READ = {
     "Nemotron-3-Nano-Omni-30B-A3B": (
-        "audio_config.model_type: parakeet; supported are whisper, voxtral_encoder, "
-        "qwen2_audio_encoder",
+        "audio_config.model_type: parakeet; no audio of a nemotron_h_omni is read; "
+        "read are vision and language; `mimo-launch inspect --families` lists all types",
     ),
 }
 OFTEN = {"Llama-3.2-1B", "gemma-3-4b"}
@@ -404,6 +406,14 @@ def test_published_models_plan_at_full_size(name: str, tmp_path: Path) -> None:
     assert [part.not_computed for part in contents.modules] == [()] * len(contents.modules)
     plan = planned(Answers(name=name, model=folder, gpus=gpus, gpu_memory="141GB"))
     assert plan.layout.world_size == gpus
+    drafted = {module.model.kind: module.model for module in plan.spec.modules.values()}
+    for part in parts_of(config):
+        if (model := drafted.get(part.family.kind)) is not None:
+            wanted = part.keys()
+            found = {key: value_of(model, key) for key in wanted}
+            # Placeholders of encoders may need room behind the words.
+            assert found.get("vocab", 0) >= wanted.get("vocab", 0)
+            assert found | {"vocab": 0} == wanted | {"vocab": 0}
 
 
 @pytest.mark.sweep

@@ -93,6 +93,7 @@ def init(
 ) -> None:
     """Write a first spec, from model folders and a number of GPUs."""
     from mimo_launch.cli.init_draft import Answers, CannotDraft, draft
+    from mimo_launch.hugging_face.folder import is_hugging_face
 
     console = console_of(ctx)
     folders = {"language": language, "vision": vision, "audio": audio}
@@ -111,6 +112,9 @@ def init(
         global_batch=global_batch,
         steps=steps,
     )
+    if is_hugging_face(file):
+        help_ = f"mimo-launch init spec.yaml --model {file}"
+        _refuse(console, f"{file} is a model folder, not a spec to write", help_)
     if file.exists() and not force:
         _refuse(console, f"{file} exists", "--force replaces it; or name another file")
     if answers.are_defaults and not yes and sys.stdin.isatty():

@@ -7,7 +7,7 @@ Leaves: files and questions to `init`, comments to `init_text`.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_text import MARKERS, spec_text
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.hugging_face import vit
-from mimo_launch.hugging_face.contents import NAMES, Module, read_contents
+from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
+from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_layout import FirstLayout, NothingFits
 from mimo_launch.search.first_spec import first_spec
@@ -114,7 +115,9 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
                     f"{folder} asks for {', '.join(part.not_computed)}, which is not computed here",
                     f"mimo-launch inspect {folder}",
                 )
-            found[name] = (part, folder)
+            # As in a LLaVA, the model that `export` writes; a whole model decides it itself.
+            said = {"final_norm": False} if contents.model_type in vit.ALONE else {}
+            found[name] = (replace(part, keys={**part.keys, **said}), folder)
     if not found and (answers.data or answers.tokenizer):
         raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")
     if found and "language" not in found:
@@ -131,8 +134,6 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         modules = {}
         for name, (part, folder) in parts.items():
             model = {"kind": part.kind, **part.keys}
-            if part.model_type in (vit.SIGLIP, vit.CLIP):
-                model["final_norm"] = False  # As in a LLaVA, the model that `export` writes.
             modules[name] = {"model": model}
             if has_weights(folder):
                 modules[name]["init_from"] = str(folder)

@@ -27,9 +27,10 @@ from mimo_launch.hugging_face.image_processor import (
     read_processor,
     read_recipe,
 )
+from mimo_launch.hugging_face.not_read import NAMES, not_read
 from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
-from mimo_launch.hugging_face.registry import parts_not_read, parts_of
+from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
@@ -39,7 +40,6 @@ _TOKENS = {
     "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
-NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +105,7 @@ def read_contents(folder: Path) -> Contents:
         tuple(parts),
         files,
         dict(dtypes),
-        tuple(
-            f"{setting}; supported are {', '.join(types)}"
-            for setting, types in parts_not_read(config)
-        ),
+        tuple(not_read(config)),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_launch.hugging_face.architectures import stands_alone
-from mimo_launch.hugging_face.contents import NAMES
+from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.own_folders import FAMILIES as OWN
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
 

@@ -135,29 +135,6 @@ def parts_of(config: Config) -> list[Part[Any]]:
     return found
 
 
-def parts_not_read(config: Config) -> list[tuple[str, list[str]]]:
-    """Return the parts of a folder that are no module of ours. Raises: ConfigError.
-
-    Each is a setting, such as `text_config.model_type: gemma`, with the model types that we read.
-    """
-    name, found = config.get("model_type"), []
-    own = f"model_type: {name if isinstance(name, str) else short(name)}"
-    for kind in KINDS:
-        try:
-            part_of(config, kind)
-        except NoSuchPart as error:
-            if error.setting != own:
-                inside = WHOLES[str(name)].families if name in WHOLES else ()
-                some = [x.model_type for x in inside if x.kind == kind]
-                every = [x.model_type for x in _ALL if x.kind == kind]
-                found.append((error.setting, some or every))
-    if not found and not parts_of(config):
-        ours = {each.model_type for each in own_folders.FAMILIES}
-        known = (name for name in dict.fromkeys([*FAMILIES, *PARTS]) if name not in ours)
-        found.append((own, list(known)))
-    return found
-
-
 def family_of(config: Config) -> Family[Any] | None:
     """Return the family that a configuration names, None if it is unknown."""
     name = config.get("model_type")

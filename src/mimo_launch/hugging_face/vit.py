@@ -227,3 +227,5 @@ PAIRS = tuple(
     Pair(whole, BY_TYPE[tower], _TEXT_LEFT_OUT)
     for whole, tower in (("siglip", SIGLIP), ("clip", CLIP))
 )
+# Folders of a tower that no language model follows.
+ALONE = (SIGLIP, CLIP, *(each.model_type for each in PAIRS))
