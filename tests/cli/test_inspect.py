@@ -49,6 +49,7 @@ def test_a_folder_and_the_spec_that_starts_from_it(llama: Path, run_cli: Cli) ->
         f"{llama}: llama, 6,464 parameters, bf16, 1 file",
         # The output layer is the embedding: it is not counted, and a tied folder may lack it.
         "  language: decoder (llama), 3,264 parameters in 2 tensors",
+        "  left out: lm_head.weight: the output layer is the embedding",
         "",
         "modules:",
         "  language:",
@@ -58,6 +59,28 @@ def test_a_folder_and_the_spec_that_starts_from_it(llama: Path, run_cli: Cli) ->
         f"    init_from: {llama}",
     ]
     assert check_text(REST + out[out.index("modules:") :]).diagnostics == ()
+
+
+def test_every_tensor_of_a_folder_is_accounted_for(llama: Path, run_cli: Cli) -> None:
+    """Taken, left out for a reason, or nobody's: then `validate` says so before `train` would."""
+    strange = {"strange.weight": (2,), "model.layers.0.self_attn.strange.weight": (2,)}
+    layer = {"model.layers.0.input_layernorm.weight": (64,)}
+    header_only(llama / "model.safetensors", TENSORS | layer | strange)
+    code, out, _ = run_cli(f"inspect '{llama}' --json")
+    found = json.loads(out)
+    [module] = found["modules"]
+    assert (code, module["tensors"]) == (0, 3)
+    assert found["left_out"] == {"lm_head.weight": "the output layer is the embedding"}
+    assert found["unknown"] == sorted(strange)
+    _, out, _ = run_cli(f"inspect '{llama}'")
+    assert "  nobody's: model.layers.0.self_attn.strange.weight and 1 more: no module" in out
+    text = REST + out[out.index("modules:") :]
+    [refused] = check_text(text).diagnostics
+    assert refused.code == "init-from-not-supported"
+    assert "have strange.weight, model.layers.0.self_attn.strange.weight, which" in refused.why
+    assert "`init_partial: true` in `language`" in refused.help
+    partial = ["modules.language.init_partial=true"]
+    assert check_text(text, overrides=partial).diagnostics == ()
 
 
 def test_the_same_as_json(llama: Path, run_cli: Cli) -> None:

@@ -8,12 +8,13 @@ Leaves: the shapes of tensors, and damaged files, to `checkpoint`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.hugging_face.accounts import unknown
 from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -144,18 +145,24 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
     for setting in settings:
         why = f"a `{model.kind}` has no such setting; it reads the model types {', '.join(types)}"
         yield _cannot(name, folder, f"with `{setting}`", why)
+    differ = False
     for key, value in wanted.items():
         early = key == "layers" and part.may_end_early
-        yield from _compare(spec, name, model, key, value, at_most=early)
+        for found in _compare(spec, name, model, key, value, at_most=early):
+            differ = True
+            yield found
     yield from _training_is_written(spec, name, training)
     if not settings:
         yield from _videos_are_theirs(spec, name, part)
         yield from _depths_are_theirs(spec, name, part)
-        yield from _tensors_are_there(spec, name, part)
+        yield from _tensors_are_there(spec, name, part, same=not differ)
 
 
-def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
-    """The headers of the files are intact, and list the ends of the model and its layers."""
+def _tensors_are_there(spec: Spec, name: str, part: Part[Any], *, same: bool) -> Findings:
+    """The headers of the files are intact, and list the ends of the model and its layers.
+
+    In files of the `same` model there is nothing that the module does not know.
+    """
     module = spec.modules[name]
     folder, model = Path(module.init_from or ""), module.model
     try:
@@ -163,6 +170,8 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
     except FilesError as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
+    if same and not module.init_partial:
+        yield from _tensors_are_known(name, folder, unknown(part, model, headers))
     there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
     kind = kind_of(model)
     if not kind.reads_tokens or module.init_partial or not there:
@@ -182,6 +191,19 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any]) -> Findings:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
         why = f"its files lack {', '.join(lacking[:_SHOWN])}{more}"
         yield _cannot(name, folder, "as it is", why)
+
+
+def _tensors_are_known(name: str, folder: Path, strange: Sequence[str]) -> Findings:
+    """Every tensor of the files is taken, or left out by rule."""
+    if strange:
+        more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+        yield _cannot(
+            name,
+            folder,
+            "as it is",
+            f"its files have {', '.join(strange[:_SHOWN])}{more}, which the model does not have",
+            f"write `init_partial: true` in `{name}` to leave them out, or name another folder",
+        )
 
 
 def _videos_are_theirs(spec: Spec, name: str, part: Part[Any]) -> Findings:
@@ -272,13 +294,19 @@ def _compare(
     )
 
 
-def _cannot(name: str, folder: Path, what: str, why: str) -> Diagnostic:
+def _cannot(
+    name: str,
+    folder: Path,
+    what: str,
+    why: str,
+    help_: str = "name another folder, or delete `init_from`",
+) -> Diagnostic:
     return Diagnostic(
         code="init-from-not-supported",
         headline=f"`{name}` cannot start from {folder} {what}",
         path=("modules", name, "init_from"),
         why=why,
-        help="name another folder, or delete `init_from`",
+        help=help_,
     )
 
 

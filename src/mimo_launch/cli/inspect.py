@@ -7,7 +7,7 @@ Leaves: checking a spec against a folder to `validate`.
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,6 +149,8 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
                 for part in found.modules
             ],
             not_read=found.unread,
+            left_out=found.left_out,
+            unknown=found.unknown,
             yaml=fragment,
         )
         return
@@ -171,6 +173,13 @@ def _show_model(found: "Contents", console: Console, *, as_json: bool) -> None:
         if part.depths:
             said = {"depth": part.depths}
             console.answer(f"    left out without `mtp: {flow(said)}` in `model`: further tokens")
+    for why, names in found.left_out_by_reason.items():
+        console.answer(f"  left out: {_named(names)}: {why}")
+    if found.unknown:
+        console.answer(
+            f"  nobody's: {_named(found.unknown)}: no module takes it, and `train` starts only "
+            "with `init_partial: true`"
+        )
     for each in found.unread:
         console.answer(f"  not read: {each}")
     if fragment:
@@ -245,6 +254,11 @@ def _show_run(found: "Checkpoint", folder: Path, console: Console, *, as_json: b
 
 def _tensors(number: int) -> str:
     return f"{number} tensor" + "s" * (number != 1)
+
+
+def _named(names: Sequence[str]) -> str:
+    """Return the first name of tensors and how many there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _run_fragment(found: "Checkpoint") -> str:

@@ -6,12 +6,12 @@ Leaves: showing it to `cli.inspect`.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face import vit
+from mimo_launch.hugging_face import accounts, vit
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -34,6 +34,7 @@ from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
+from mimo_launch.spec.spec import Model
 
 # Keys of whole models for the token that stands for a row, by the kind of the encoder.
 _TOKENS = {
@@ -72,7 +73,8 @@ class Module:
 class Contents:
     """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
 
-    `unread` describes what belongs to none of our modules.
+    `unread` describes what belongs to none of our modules. `left_out` are tensors that no module
+    takes on purpose, with the reason; `unknown` are those that nobody takes, so nothing starts.
     """
 
     folder: Path
@@ -81,6 +83,16 @@ class Contents:
     files: tuple[str, ...]
     dtypes: Mapping[str, int]
     unread: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def left_out_by_reason(self) -> dict[str, list[str]]:
+        """Names of tensors that are left out, by the reason."""
+        found: dict[str, list[str]] = {}
+        for name, why in self.left_out.items():
+            found.setdefault(why, []).append(name)
+        return found
 
     @property
     def parameters(self) -> int:
@@ -98,14 +110,32 @@ def read_contents(folder: Path) -> Contents:
         dtypes[header.dtype] += header.numel
     model_type = str(config.get("model_type"))
     images = _images(folder)
-    parts = [_described(part, config, headers, images) for part in parts_of(config)]
+    pairs = [(part, _model_of(part)) for part in parts_of(config)]
+    mine = [
+        set[str]() if model is None else accounts.taken(part, model, headers)
+        for part, model in pairs
+    ]
+    rest = sorted(headers.keys() - set[str]().union(*mine))
+    why, unknown = accounts.left_out(pairs, rest)
     return Contents(
         folder,
         model_type,
-        tuple(parts),
+        tuple(
+            _described(
+                part,
+                model,
+                config,
+                {name: headers[name] for name in headers if name in own},
+                headers,
+                images,
+            )
+            for (part, model), own in zip(pairs, mine, strict=True)
+        ),
         files,
         dict(dtypes),
         tuple(not_read(config)),
+        why,
+        tuple(unknown),
     )
 
 
@@ -130,30 +160,44 @@ def _images(folder: Path) -> str | None:
     )
 
 
-def _described(
-    part: Part[Any], config: Config, headers: Mapping[str, TensorHeader], images: str | None
-) -> Module:
-    family, not_computed = part.family, part.not_computed()
-    keys = {} if not_computed else part.keys()
-    if keys and family.model_type == vit.CLIP:
+def _keys_of(part: Part[Any]) -> dict[str, Any]:
+    """Return the keys of a part that is computed, none of another. Raises: ConfigError."""
+    keys = {} if part.not_computed() else part.keys()
+    if keys and part.family.model_type == vit.CLIP:
         keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
-    mine: dict[str, TensorHeader] = {}
+    return keys
+
+
+def _model_of(part: Part[Any]) -> Model | None:
+    """Return a part as our model, None if it is not computed. Raises: ConfigError."""
+    if not (keys := _keys_of(part)):
+        return None
+    try:
+        # With lists, as in a spec, because error messages show values as a spec has them.
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+        return model_from_data({"kind": part.family.kind, **plain})
+    except ValueError as error:
+        raise ConfigError(f"in {CONFIG}, {error}") from error
+
+
+def _described(
+    part: Part[Any],
+    model: Model | None,
+    config: Config,
+    mine: Mapping[str, TensorHeader],
+    every: Collection[str],
+    images: str | None,
+) -> Module:
+    """Return a part that our model is, with its tensors, which are among `every` of the folder.
+
+    `images` says what the folder's processor makes of an image.
+    """
+    family, not_computed, keys = part.family, part.not_computed(), _keys_of(part)
     reads: list[str] = []
     depths = 0
-    if keys:
-        try:
-            # With lists, as in a spec, because error messages show values as a spec has them.
-            plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
-            model = model_from_data({"kind": family.kind, **plain})
-        except ValueError as error:
-            raise ConfigError(f"in {CONFIG}, {error}") from error
-        mine = {
-            name: header
-            for name, header in headers.items()
-            if part.inner_name(name) is not None and not part.is_ignored(name, model)
-        }
+    if model is not None:
         depths = part.depths_among(
-            {name for each in headers if (name := part.inner_name(each))}, model
+            {name for each in every if (name := part.inner_name(each))}, model
         )
         if (kind := kind_of(model)).reads_rows:
             # The weights of rows are named after the modules that make them.

@@ -1,0 +1,138 @@
+"""Accounts for every tensor of a folder: taken by a module, left out for a reason, or by nobody.
+
+Decides: our names of all tensors that a module may have, and the reasons in words.
+Relies on: the places of the families, which know the names in files.
+Leaves: shapes, and names that only other settings of the same family have, to `checkpoint`.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Any
+
+from mimo_launch.hugging_face import further_tokens, own_folders
+from mimo_launch.hugging_face.decoder import HEAD
+from mimo_launch.hugging_face.family import Part
+from mimo_launch.kinds.registry import kind_of
+
+_KINDS = ("weight", "bias")
+_MLP = ("gate", "up", "down")
+# Names of layers at both ends of a module, and inside each of its layers.
+_ENDS = (
+    *("embedding", "head", "norm", "pre_norm", "patch", "patch_norm", "positions", "class_token"),
+    *("registers", "conv1", "conv2", "codes", "project", "heads.0"),
+)
+_PROJECTOR = (
+    *("up", "down", "linear", "norm", "merge", "middle", "middle_norm", "convolution", "newline"),
+    *(f"mlp.{x}" for x in _MLP),
+)
+_DEEP = ("norm", "mlp.up", "mlp.down")
+_LAYER = (
+    *("norm", "attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm"),
+    *(f"attention.{x}" for x in ("q", "k", "v", "o", "q_norm", "k_norm", "sinks")),
+    *(f"attention.latent.{x}_{y}" for x in ("q", "kv") for y in ("down", "norm", "up")),
+    *("attention_scale", "mlp_scale"),
+    *(f"mamba.{x}" for x in ("x", "z", "B", "C", "dt", "norm", "out")),
+    *(f"mamba.conv.{x}" for x in ("x", "B", "C")),
+    *(f"deltanet.{x}" for x in ("q", "k", "v", "z", "a", "b", "norm", "out")),
+    *(f"deltanet.conv.{x}" for x in ("q", "k", "v")),
+    *(f"mlp.{x}" for x in (*_MLP, "router", "shared_gate")),
+    *(f"mlp.shared.{x}" for x in _MLP),
+    *(f"moe.{x}" for x in ("router", "shared_gate")),
+    *(f"moe.shared.{x}" for x in _MLP),
+)
+# Names of tensors that are neither the weight nor the bias of a layer.
+_ALONE = (
+    *("mamba.A_log", "mamba.D", "mamba.dt_bias", "deltanet.A_log", "deltanet.dt_bias"),
+    *("mlp.router.expert_bias", "moe.router.expert_bias"),
+)
+_DEPTH = ("token_norm", "hidden_norm", "project", "norm")
+
+
+def _names(model: Any) -> Iterator[str]:
+    """Yield every name that a tensor of our model may have, without the module."""
+    kind = kind_of(model)
+    layers = [*_LAYER]
+    if kind.moe is not None:
+        numbers = range(kind.moe.experts)
+        stacks = product(("mlp", "moe"), numbers, _MLP)
+        layers += [f"{x}.experts.{number}.{part}" for x, number, part in stacks]
+    inside = [*(f"{layer}.{each}" for layer in layers for each in _KINDS), *_ALONE]
+    before = [f"layers.{number}" for number in range(model.layers)]
+    before += [f"{further_tokens.OURS}{depth}.block" for depth in range(kind.depths)]
+    ends = [*_ENDS, *(f"projector.{each}" for each in _PROJECTOR)]
+    deep = range(len(getattr(model, "deepstack", ())))
+    ends += [f"projector.deepstack.{number}.{each}" for number, each in product(deep, _DEEP)]
+    ends += [f"{further_tokens.OURS}{n}.{each}" for n, each in product(range(kind.depths), _DEPTH)]
+    yield from (f"{each}.{x}" for each in ends for x in _KINDS)
+    yield from (f"{each}.{rest}" for each in before for rest in inside)
+
+
+def names_in_files(part: Part[Any], model: Any) -> set[str]:
+    """Return the family's names of the tensors that our model may take."""
+    found = {place.name for place in part.projector.values()}
+    for name in _names(model):
+        for place in (part.place, part.family.other_place):
+            try:
+                at = place(name, model)
+            except (LookupError, ValueError):  # The family has no such tensor.
+                continue
+            if at is not None:
+                found.add(at.name)
+    return found
+
+
+def taken(part: Part[Any], model: Any, tensors: Iterable[str]) -> set[str]:
+    """Return the tensors of files that our model takes."""
+    inner = {name: found for name in tensors if (found := part.inner_name(name)) is not None}
+    if part.family in own_folders.FAMILIES:  # They have any names.
+        return set(inner)
+    known = names_in_files(part, model)
+    return {
+        name for name, found in inner.items() if found in known and not part.is_ignored(name, model)
+    }
+
+
+def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
+    """Return the tensors of files that our model neither takes nor leaves out by rule."""
+    tensors = list(tensors)
+    mine = taken(part, model, tensors)
+    return [name for name in tensors if name not in mine and not part.is_ignored(name, model)]
+
+
+def reason(part: Part[Any], model: Any, name: str) -> str:
+    """Return why a tensor that no module takes is left out."""
+    inner = part.inner_name(name)
+    if (inner or name).startswith(further_tokens.OURS):
+        return "it predicts further tokens, and `transformers` leaves it out as well"
+    if inner is None:
+        return "it is of a part that is no module here"
+    if inner == HEAD and getattr(model, "tied", False):
+        return "the output layer is the embedding"
+    if inner.endswith(("inv_freq", "position_ids")):
+        return "it follows from the settings"
+    numbers = [int(each) for each in inner.split(".") if each.isdecimal()]
+    if not numbers or numbers[0] < -(-model.layers // part.family.layers_in_one):
+        return "nothing here computes with it"
+    behind = "its layer is behind the last one that is used"
+    further = "it predicts further tokens, which a model without `mtp` does not"
+    return further if part.family.has_depths else behind
+
+
+def left_out(
+    parts: Iterable[tuple[Part[Any], Any]], tensors: Iterable[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return why each tensor is left out that no part takes, and those that a part does not know.
+
+    Parts come with their models, None for one that is not computed.
+    """
+    pairs = list(parts)
+    why, strange = dict[str, str](), []
+    for name in tensors if pairs else ():
+        owner = next((pair for pair in pairs if pair[0].inner_name(name) is not None), pairs[0])
+        if owner[1] is None and owner[0].inner_name(name) is not None:
+            why[name] = "its module is not computed here"
+        elif all(model is None or part.is_ignored(name, model) for part, model in pairs):
+            why[name] = reason(*owner, name)
+        else:
+            strange.append(name)
+    return why, strange
