@@ -1,12 +1,12 @@
 """Turns YAML text into plain data, with the place of every key and value.
 
 Decides: which YAML is accepted: one mapping, no duplicate keys, text keys; `<<` merges as usual.
-Relies on: `yaml_syntax` for nodes and the meaning of plain words.
+Relies on: `yaml_syntax` for nodes and the meaning of plain words, `conversion` for files that are
+not YAML.
 Leaves: what the keys mean to `load`.
 """
 
 import errno
-import shlex
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,15 +24,14 @@ from mimo_launch.diag.diagnostic import (
     YamlPath,
     shortened,
 )
+from mimo_launch.spec.conversion import STDIN_NAME, is_toml, not_utf8, toml_fault
 from mimo_launch.spec.files import MEGABYTE, read_small
 from mimo_launch.spec.yaml_syntax import (
     MAX_DEPTH,
     MAX_VALUES,
     compose,
     document_fault,
-    is_toml,
     scalar_value,
-    toml_fault,
     variable_fault,
     variable_in,
 )
@@ -54,7 +53,7 @@ class Document:
 
 def read_file(path: str | Path) -> Document:
     """Read a YAML file; every fault becomes a diagnostic."""
-    name = "<stdin>" if str(path) == STDIN else str(path)
+    name = STDIN_NAME if str(path) == STDIN else str(path)
     try:
         raw = _stdin() if str(path) == STDIN else read_small(path, MAX_BYTES)
     except (OSError, ValueError) as error:  # A name may hold a NUL.
@@ -68,29 +67,9 @@ def read_file(path: str | Path) -> Document:
             help="check the path; it is relative to the current folder unless it starts with `/`",
         )
         return Document(None, SpecSource(name=name), (fault,))
-    wide = _wide_encoding(raw)
-    if wide:
-        fault = Diagnostic(
-            code="not-utf8",
-            headline=f"the file is {wide.upper()} text",
-            why="YAML files are UTF-8 here, as everywhere but on Windows",
-            help=f"convert it: `iconv -f {wide} -t utf-8 {shlex.quote(name)} > utf8.yaml`",
-            line=1,
-        )
-        return Document(None, SpecSource(name=name), (fault,))
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start]
-        fault = Diagnostic(
-            code="not-utf8",
-            headline=f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
-            why="YAML files are UTF-8; this one has another encoding or is not a text file",
-            help=f"convert it: `iconv -f latin1 -t utf-8 {name}`",
-            line=before.count(b"\n") + 1,
-            column=len(before) - (before.rfind(b"\n") + 1) + 1,
-        )
-        return Document(None, SpecSource(name=name), (fault,))
+    text, not_text = not_utf8(raw, name)
+    if not_text is not None:
+        return Document(None, SpecSource(name=name), (not_text,))
     return read_text(text, name)
 
 
@@ -101,17 +80,6 @@ def _stdin() -> bytes:
     if len(raw) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES / MEGABYTE:g} MB")
     return raw
-
-
-def _wide_encoding(raw: bytes) -> str:
-    """Return the name of an encoding with several bytes for each letter, or nothing."""
-    if raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        return "utf-32"
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    head = raw[:64]
-    halves = {"utf-16le": head[1::2], "utf-16be": head[::2]}
-    return next((name for name, half in halves.items() if half and not any(half)), "")
 
 
 def read_text(text: str, name: str = "<text>") -> Document:

@@ -7,7 +7,6 @@ Leaves: values to `yaml_source`.
 """
 
 import re
-import shlex
 from typing import Any
 
 import yaml
@@ -235,29 +234,6 @@ def _glued(lines: list[str], error: yaml.MarkedYAMLError) -> Diagnostic | None:
                 column=match.start(1) + 1,
             )
     return None
-
-
-def is_toml(text: str) -> bool:
-    """Return whether a text that is no spec in YAML looks like TOML."""
-    values = re.search(r"^\s*[\w.\"-]+\s*=\s*\S", text, re.MULTILINE)
-    tables = re.search(r"^\s*\[\[?[\w.\"-]+\]\]?\s*(?:#.*)?$", text, re.MULTILINE)
-    keys = re.search(r"^\s*[\w-]+:(?:\s|$)", text, re.MULTILINE)
-    return values is not None and (tables is not None or keys is None)
-
-
-def toml_fault(name: str) -> Diagnostic:
-    """Report a file in TOML."""
-    program = (
-        "import sys, tomllib, yaml; "
-        "yaml.safe_dump(tomllib.load(sys.stdin.buffer), sys.stdout, sort_keys=False)"
-    )
-    return Diagnostic(
-        code="yaml-syntax",
-        headline="this is TOML, not YAML",
-        why="a spec is written in YAML: `key: value` lines, and sections by indentation",
-        help=f'convert it: `python -c "{program}" < {shlex.quote(name)} > spec.yaml`',
-        line=1,
-    )
 
 
 def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:

@@ -1,0 +1,88 @@
+"""Reports files that are no YAML in UTF-8, with the command that converts them.
+
+Decides: how TOML and other encodings are recognised; that a command reads the old file and writes
+one that does not exist yet, so that it destroys neither.
+Relies on: the tools of the shell, and Python's reader of TOML.
+Leaves: YAML with faults to `yaml_syntax`.
+"""
+
+import re
+import shlex
+from itertools import count
+from os.path import lexists
+from pathlib import Path
+
+from mimo_launch.diag.diagnostic import Diagnostic
+
+# The name of the standard input in messages.
+STDIN_NAME = "<stdin>"
+
+
+def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
+    """Return the text of a file, or the finding that it has another encoding."""
+    wide = _wide_encoding(raw)
+    if wide:
+        return "", Diagnostic(
+            code="not-utf8",
+            headline=f"the file is {wide.upper()} text",
+            why="YAML files are UTF-8 here, as everywhere but on Windows",
+            help=_conversion(name, f"iconv -f {wide} -t utf-8", "-utf8"),
+            line=1,
+        )
+    try:
+        return raw.decode("utf-8-sig"), None
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        return "", Diagnostic(
+            code="not-utf8",
+            headline=f"byte 0x{raw[error.start]:02x} is not UTF-8 text",
+            why="YAML files are UTF-8; this one has another encoding or is not a text file",
+            help=_conversion(name, "iconv -f latin1 -t utf-8", "-utf8"),
+            line=before.count(b"\n") + 1,
+            column=len(before) - (before.rfind(b"\n") + 1) + 1,
+        )
+
+
+def _wide_encoding(raw: bytes) -> str:
+    """Return the name of an encoding with several bytes for each letter, or nothing."""
+    if raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "utf-32"
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    head = raw[:64]
+    halves = {"utf-16le": head[1::2], "utf-16be": head[::2]}
+    return next((name for name, half in halves.items() if half and not any(half)), "")
+
+
+def is_toml(text: str) -> bool:
+    """Return whether a text that is no spec in YAML looks like TOML."""
+    values = re.search(r"^\s*[\w.\"-]+\s*=\s*\S", text, re.MULTILINE)
+    tables = re.search(r"^\s*\[\[?[\w.\"-]+\]\]?\s*(?:#.*)?$", text, re.MULTILINE)
+    keys = re.search(r"^\s*[\w-]+:(?:\s|$)", text, re.MULTILINE)
+    return values is not None and (tables is not None or keys is None)
+
+
+def toml_fault(name: str) -> Diagnostic:
+    """Report a file in TOML."""
+    program = (
+        "import sys, tomllib, yaml; "
+        "yaml.safe_dump(tomllib.load(sys.stdin.buffer), sys.stdout, sort_keys=False)"
+    )
+    return Diagnostic(
+        code="yaml-syntax",
+        headline="this is TOML, not YAML",
+        why="a spec is written in YAML: `key: value` lines, and sections by indentation",
+        help=_conversion(name, f'python -c "{program}"'),
+        line=1,
+    )
+
+
+def _conversion(name: str, command: str, ending: str = "") -> str:
+    """Return help that runs a command, which reads and writes the standard streams."""
+    if name.startswith("<"):  # No file: the standard input, or a text in memory.
+        return f"pipe it through `{command}` first"
+    old = Path(name)
+    numbers = (f"-{number}" if number > 1 else "" for number in count(1))
+    names = (old.with_name(f"{old.stem}{ending}{number}.yaml") for number in numbers)
+    new = next(each for each in names if each != old and not lexists(each))
+    return f"convert it: `{command} < {shlex.quote(name)} > {shlex.quote(str(new))}`"
