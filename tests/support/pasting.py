@@ -55,6 +55,8 @@ def pasted(text: str, item: Diagnostic) -> list[str]:
             else:
                 _at(new, item.path[:-1])[key] = code
                 result.append(new)
+        elif "in its place" in item.help and section != code:
+            result.append(_instead(data, item.path, code, section))
         elif verb == "delete":
             result.append(_deleted(data, item, code))
         elif re.fullmatch(r"[\d.]+", code):
@@ -96,6 +98,23 @@ def _renamed(data: Any, path: Path, name: str) -> Any:
     entries = [(name if key == path[-1] else key, value) for key, value in parent.items()]
     parent.clear()
     parent.update(entries)
+    return new
+
+
+def _instead(data: Any, path: Path, line: str, section: str | None) -> Any:
+    """Write a line, into a section named by its path, in place of a key."""
+    new = copy.deepcopy(data)
+    here = _at(new, path[:-1])
+    key, _, text = line.partition(": ")
+    if section is None:
+        new = _renamed(data, path, key)
+        here = _at(new, path[:-1])
+    else:
+        del here[path[-1]]
+        here = new
+        for step in section.split("."):
+            here = here.setdefault(step, {})
+    here[key] = parse_value(text)[0]
     return new
 
 

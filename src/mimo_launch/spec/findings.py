@@ -15,6 +15,7 @@ from typing import Any
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.meant import meant
+from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
@@ -33,17 +34,23 @@ def section_name(path: YamlPath) -> str:
 
 
 def unknown_key(
-    path: YamlPath, known: Collection[str], free: Collection[str], kinds: Sequence[str] = ()
+    path: YamlPath,
+    known: Collection[str],
+    free: Collection[str],
+    kinds: Sequence[str] = (),
+    meant: Renamed | None = None,
 ) -> Diagnostic:
     """Report a key that its section does not have; `free` are the known ones not yet used.
 
-    `kinds` are other kinds of the section that do have it.
+    `kinds` are other kinds of the section that do have it; `meant` is another key, for its value.
     """
     key = str(path[-1])
     near = close_matches(key, free) or close_matches(key, known)
     glued = re.fullmatch(r"(\w+):(\S+)", key)
     if glued and glued[1] in known:
         help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
+    elif meant is not None:
+        help_ = meant.help
     elif kinds:
         help_ = f"delete it: it is a key of {listing([f'`kind: {kind}`' for kind in kinds])}"
     elif near:
@@ -60,6 +67,12 @@ def unknown_key(
         why="a key that nothing reads would silently leave its default in force",
         help=help_,
     )
+
+
+def is_spelling(key: str, known: Collection[str]) -> bool:
+    """Return whether a key is a known one in other letters or with another stroke."""
+    plain = key.lower().replace("-", "_")
+    return plain in (name.lower() for name in known)
 
 
 def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:

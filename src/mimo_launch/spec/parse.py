@@ -7,7 +7,7 @@ Leaves: files to `load`, everything that needs two keys at once to `checks`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from mimo_launch.spec.base import (
     words_in,
 )
 from mimo_launch.spec.custom import CLASS_PATH
+from mimo_launch.spec.renaming import renamed
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
@@ -46,15 +47,15 @@ _PLACES: TypeAdapter[int] = TypeAdapter(Places, config={"strict": True})
 
 def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return the sound parts of a spec, and every fault of the others."""
-    reader = _Reader()
     modules = data.get("modules") if isinstance(data, dict) else None
     if isinstance(modules, dict):
         data = {**data, "modules": {name: _resolved(each) for name, each in modules.items()}}
+    reader = _Reader(data)
     try:
         spec = reader.section(Spec, data, ())
     except _Enough:
         spec = _construct(Spec, {}, set(Spec.model_fields))
-    return spec, tuple(reader.diagnostics)
+    return spec, tuple(reader.found())
 
 
 def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...]]:
@@ -72,8 +73,17 @@ class _Enough(Exception):
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, data: Any = None) -> None:
+        """Read data from below; unknown keys of a whole spec may be meant for another section."""
         self.diagnostics: list[Diagnostic] = []
+        self._data = data
+        self._missing: dict[Diagnostic, YamlPath] = {}
+        self._meant: set[YamlPath] = set()
+
+    def found(self) -> list[Diagnostic]:
+        """Return the faults, without keys that are only missing where they were meant."""
+        above = {path[:size] for path in self._meant for size in range(1, len(path) + 1)}
+        return [each for each in self.diagnostics if self._missing.get(each) not in above]
 
     def _report(self, fault: Diagnostic) -> None:
         self.diagnostics.append(fault)
@@ -110,12 +120,9 @@ class _Reader:
         known = {field.alias or name: (name, field) for name, field in cls.model_fields.items()}
         free = [key for key in known if key not in data]
         suspects: set[str] = set()
-        for key in data:
+        for key, value in data.items():
             if key not in known:
-                kinds = [kind for kind, other in others.items() if key in other.model_fields]
-                self._report(findings.unknown_key((*path, key), known, free, kinds))
-                # A misspelt key stands for one of these known keys, which then has no known value.
-                suspects.update(close_matches(key, free))
+                suspects.update(self._unknown_key((*path, key), value, known, free, others))
         values: dict[str, Any] = {}
         left_out: set[str] = set()
         for key, (name, field) in known.items():
@@ -124,11 +131,36 @@ class _Reader:
                 if values[key] is UNREADABLE:
                     left_out.add(name)
             elif field.is_required() and key not in suspects:
-                self._report(findings.missing_key(path, key, field_schema(field)))
+                fault = findings.missing_key(path, key, field_schema(field))
+                self._missing[fault] = (*path, key)
+                self._report(fault)
                 left_out.add(name)
             elif key in suspects:
                 left_out.add(name)
         return _construct(cls, values, left_out)
+
+    def _unknown_key(
+        self,
+        path: YamlPath,
+        value: Any,
+        known: Collection[str],
+        free: Sequence[str],
+        others: Mapping[str, type[Strict]],
+    ) -> list[str]:
+        """Report a key; return the known ones beside it that may be meant: they have no value."""
+        key = str(path[-1])
+        kinds = [kind for kind, other in others.items() if key in other.model_fields]
+        near = close_matches(key, free)
+        meant = None
+        if self._data is not None and not kinds and not findings.is_spelling(key, known):
+            meant = renamed(path, value, self._data)
+        self._report(findings.unknown_key(path, known, free, kinds, meant))
+        if meant is None:
+            # In a grid any size may be meant.
+            return near if near or not set(known) <= set(AXES) else list(free)
+        self._meant.update(meant.targets)
+        depth = len(path) - 1
+        return [str(each[depth]) for each in meant.targets if each[:depth] == path[:-1]]
 
     def _field(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
         """Return the value of a key, or UNREADABLE."""
