@@ -16,6 +16,7 @@ from mimo_launch.spec.spec import Spec
 VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
 VALID += "optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.95]}\n"
 VALID += "nodes: {gpus: 8, gpu_memory: 80GB}\n"
+BETAS = "optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.95]}"
 LANGUAGE_GRID = "ranks: 4-7\n    grid: {tp: 2, dp: 2}"
 
 
@@ -86,6 +87,32 @@ WRONG = {
     "a misspelt key": ("microbatches: 2", "micro_batches: 2", None),
     "a dash in a key": ("gpu_memory", "gpu-memory", None),
     "capitals of a key": ("hidden: 64, heads: 4, patch", "Hidden: 64, heads: 4, patch", None),
+    **{
+        f"type of {old}": (f"kind: {old}", f"type: {old}", None)
+        for old in ("vit, layers", "decoder, layers", "1f1b", "digits", "adamw")
+    },
+    **{
+        f"no kind of {old}": (f"kind: {old}, layers", "layers", None) for old in ("vit", "decoder")
+    },
+    **{
+        f"precision: {word}": ("steps: 100", f"steps: 100, precision: {word}",
+                               f"steps: 100, precision: {meant}")
+        for meant, words in (
+            ("bf16", "fp16 half float16 mixed 16 fp8 bfloat16 torch.float16 16-mixed BF16"),
+            ("fp32", "float32 tf32 32 float FP32"),
+        )
+        for word in words.split()
+    },
+    **{
+        f"betas as {text}": (BETAS, f"optimizer:\n  lr: 0.001\n  betas: {text}",
+                             "optimizer: {lr: 0.001, betas: [0.8, 0.99]}")
+        for text in ("0.8, 0.99", "(0.8, 0.99)", "0.8 0.99", "'[0.8, 0.99]'", "0.8,0.99")
+    },
+    **{
+        f"image: {text}": ("patch: 4}", f"patch: 4, image: {text}}}",
+                           "patch: 4, image: [28, 28]}")
+        for text in ("28", "28x28", "'28, 28'", "(28 28)", "'28'", "[28]")
+    },
 }  # fmt: skip
 
 
@@ -132,6 +159,19 @@ def test_a_bad_set_is_shown_as_one_with_the_set_to_write(setting: str, help_: st
     (found,) = checked.diagnostics
     assert found.help == help_
     assert checked.source.place_of(found).override == setting
+
+
+def test_a_default_is_offered_as_yaml_writes_it() -> None:
+    text = VALID.replace("betas: [0.9, 0.95]", "betas: some")
+    (found,) = check_text(text).diagnostics
+    assert found.help.endswith("such as `betas: [0.9, 0.95]`")
+
+
+def test_a_kind_is_offered_only_where_it_can_stand() -> None:
+    (found, *_) = check_text(VALID.replace("kind: decoder, ", "")).diagnostics
+    assert found.help == "add `kind: decoder`"
+    (found, *_) = check_text(VALID.replace("kind: decoder, layers: 2", "a: 2")).diagnostics
+    assert "vit" not in found.help
 
 
 TOML = 'version = 1\nname = "x"\n[batch]\nglobal = 8\n'

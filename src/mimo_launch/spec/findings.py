@@ -14,12 +14,13 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
-from mimo_launch.spec.meant import meant
+from mimo_launch.spec.meant import meant, why_other
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
     expected,
+    flow,
     found,
     json_type,
     listing,
@@ -84,6 +85,18 @@ def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
         at_key=True,
         why=_meaning(key, schema) or "this key has no default",
         help=f"add `{key}: {_example(schema)}`",
+    )
+
+
+def missing_kind(path: YamlPath, kinds: Sequence[str]) -> Diagnostic:
+    """Report a section without a kind; `kinds` are those that have the most of its keys."""
+    return Diagnostic(
+        code="missing-key",
+        headline=f"{section_name(path)} lacks `kind`",
+        path=path,
+        at_key=True,
+        why="`kind`: the kind decides the other keys",
+        help=f"add {listing([f'`kind: {kind}`' for kind in kinds]).replace(' or ', ', or ')}",
     )
 
 
@@ -189,10 +202,10 @@ def _meaning(name: str, schema: dict[str, Any]) -> str:
 
 def _example(schema: dict[str, Any]) -> str:
     if schema.get("examples"):
-        return str(schema["examples"][0])
+        example = schema["examples"][0]
+        return example if isinstance(example, str) else flow(example)
     if schema.get("default") is not None:
-        default = schema["default"]
-        return str(default).lower() if isinstance(default, bool) else str(default)
+        return flow(schema["default"])
     if "const" in schema or "enum" in schema:
         return str(schema.get("const", schema.get("enum", [""])[0]))
     return "..."
@@ -203,7 +216,9 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
     guesses = [_line(key, guess) for guess in meant(key, value, schema)]
     if guesses:
         quoted = isinstance(value, str) and guesses[0] == _line(key, value.strip())
-        return f"write {listing(guesses).replace(' or ', ', or ')}{' without quotes' * quoted}"
+        reason = f" ({why})" if (why := why_other(key, value)) else ""
+        lines = listing(guesses).replace(" or ", ", or ")
+        return f"write {lines}{' without quotes' * quoted}{reason}"
     parts = (schema, *schema.get("anyOf", ()))
     choices = [str(choice) for each in parts for choice in each.get("enum", ())]
     near = close_matches(value, choices) if isinstance(value, str) else []

@@ -19,9 +19,20 @@ _BOOLEANS = {
 }
 _WORDS = {
     "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32",
-    "bfloat16": "bf16", "bfloat": "bf16", "bf16-mixed": "bf16",
+    "bfloat16": "bf16", "bfloat": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16",
+    "fp16": "bf16", "float16": "bf16", "half": "bf16", "16": "bf16", "f16": "bf16",
+    "16-mixed": "bf16", "16-true": "bf16", "mixed": "bf16", "amp": "bf16", "fp8": "bf16",
+    "32": "fp32", "32-true": "fp32", "tf32": "fp32", "64": "fp64",
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_fused": "adamw",
 }  # fmt: skip
+_OF_HALVES = "fp16 needs loss scaling, which is not here; bf16 takes as much memory and needs none"
+# Why the nearest value is another one.
+_WHY = {
+    **dict.fromkeys(("fp16", "float16", "half", "16", "f16", "16-mixed", "16-true"), _OF_HALVES),
+    **dict.fromkeys(("mixed", "amp"), "weights, reductions and norms stay fp32, products are bf16"),
+    "fp8": "8 bits are `fp8` of a module, beside bf16",
+    "tf32": "products of fp32 are in full precision here",
+}
 _NOTHING = ("none", "nil", "nothing")
 # Counts that are powers of two by custom: for these `4k` is 4096, for steps and samples 4000.
 _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "window")
@@ -34,6 +45,15 @@ def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(guesses))
 
 
+def why_other(key: str, value: Any) -> str:
+    """Return why the guess for a value is not the same thing; nothing if it is."""
+    return _WHY.get(_word(value), "") if key == "precision" else ""
+
+
+def _word(value: Any) -> str:
+    return str(value).strip().strip("'\"").lower().removeprefix("torch.")
+
+
 def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
     types = allowed_types(schema)
     form = next((each["format"] for each in _parts(schema) if "format" in each), None)
@@ -41,20 +61,13 @@ def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
     if form in readers:
         yield readers[form](value)
         return
+    known = _WORDS.get(_word(value), "")
+    if known in [str(choice) for choice in schema.get("enum", [])]:
+        yield known
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield from _list(value, schema)
     if isinstance(value, str):
-        word = value.strip().strip("'\"").lower()
-        if "boolean" in types:
-            yield _BOOLEANS.get(word, "")
-        if "null" in types and word in _NOTHING:
-            yield "null"
-        choices = [str(choice) for choice in schema.get("enum", [])]
-        known = _WORDS.get(word.removeprefix("torch."), "")
-        yield known if known in choices else ""
-        if key in ("name", "project") and "pattern" in schema:
-            name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
-            yield name if re.fullmatch(schema["pattern"], name) else ""
-        if "integer" in types or "number" in types:
-            yield from _numbers(key, word, schema)
+        yield from _text(key, value, schema)
     elif isinstance(value, bool):
         choices = schema.get("enum", [])
         others = [choice for choice in choices if choice != "none"]
@@ -65,7 +78,36 @@ def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
     elif isinstance(value, float) and value == value // 1 and "integer" in types:
         yield from _allowed(int(value), schema)
     elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
+        yield from _list(value[0], schema)
         yield from _allowed(value[0], schema)
+
+
+def _text(key: str, value: str, schema: dict[str, Any]) -> Iterator[str]:
+    types, word = allowed_types(schema), value.strip().strip("'\"").lower()
+    if "boolean" in types:
+        yield _BOOLEANS.get(word, "")
+    if "null" in types and word in _NOTHING:
+        yield "null"
+    if key in ("name", "project") and "pattern" in schema:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
+        yield name if re.fullmatch(schema["pattern"], name) else ""
+    if "integer" in types or "number" in types:
+        yield from _numbers(key, word, schema)
+
+
+def _list(value: str | float, schema: dict[str, Any]) -> Iterator[str]:
+    """Yield a list of the right length: its items as text, or one number for a square."""
+    array = next((each for each in _parts(schema) if each.get("type") == "array"), None)
+    items = array.get("prefixItems", []) if array else []
+    words = re.split(r"\s*[,x;]\s*|\s+", str(value).strip().strip("()[]{}").strip().lower())
+    if len(words) == 1 and [each.get("type") for each in items] == ["integer"] * 2:
+        words *= 2
+    if not items or len(words) != len(items):
+        return
+    pairs = zip(words, items, strict=True)
+    read = [next(_numbers("", word, item), "") for word, item in pairs]
+    if all(read):
+        yield f"[{', '.join(read)}]"
 
 
 def _numbers(key: str, word: str, schema: dict[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
 from mimo_launch.spec.base import (
     AXES,
+    LANGUAGE,
     OPEN_DP,
     Places,
     Ranks,
@@ -34,13 +35,16 @@ from mimo_launch.spec.base import (
     words_in,
 )
 from mimo_launch.spec.custom import CLASS_PATH
-from mimo_launch.spec.renaming import renamed
+from mimo_launch.spec.language_models import LanguageModel
+from mimo_launch.spec.renaming import Renamed, renamed
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.synonyms import synonym
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
 
 S = TypeVar("S", bound=Strict)
 _MOST_FAULTS = 1000
+_KIND = Renamed("did you mean `kind`?")
 _RANKS: TypeAdapter[str] = TypeAdapter(Ranks, config={"strict": True})
 _PLACES: TypeAdapter[int] = TypeAdapter(Places, config={"strict": True})
 
@@ -208,12 +212,7 @@ class _Reader:
         kinds = {kind_of(cls): cls for cls in models}
         of_own = kinds.pop(None, None)
         if "kind" not in value:
-            typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
-            if typos:
-                self._report(findings.unknown_key((*path, typos[0]), ["kind"], ["kind"]))
-            else:
-                schema = {"enum": list(kinds), "description": "The kind decides the other keys."}
-                self._report(findings.missing_key(path, "kind", schema))
+            self._missing_kind(kinds, value, path)
             return UNREADABLE
         kind = value["kind"]
         if isinstance(kind, str) and kind in kinds:
@@ -226,6 +225,34 @@ class _Reader:
             known = [str(each) for each in kinds]
             self._report(findings.unknown_kind(at, kind, known, own=of_own is not None))
         return UNREADABLE
+
+    def _missing_kind(
+        self, kinds: Mapping[str | None, type[Strict]], value: dict[str, Any], path: YamlPath
+    ) -> None:
+        """Report a section without a kind; offer the kinds that have most of its keys."""
+        typos = [key for key in value if "kind" in close_matches(key, ["kind"])]
+        synonyms = [key for key in value if (each := synonym("", key)) and each.key == "kind"]
+        if typos or synonyms:
+            at = (*path, (typos or synonyms)[0])
+            self._report(findings.unknown_key(at, ["kind"], ["kind"], meant=_KIND))
+            return
+        speaks = path[-2:] == (LANGUAGE, "model")
+        fitting = {
+            str(kind): len([key for key in value if key not in cls.model_fields])
+            + len(
+                [
+                    1
+                    for name, each in cls.model_fields.items()
+                    if each.is_required() and name not in value
+                ]
+            )
+            for kind, cls in kinds.items()
+            if path[-1] != "model" or issubclass(cls, LanguageModel) == speaks
+        }
+        best = [kind for kind, unknown in fitting.items() if unknown == min(fitting.values())]
+        fault = findings.missing_kind(path, best)
+        self._missing[fault] = (*path, "kind")
+        self._report(fault)
 
     def _leaf(self, field: FieldInfo, value: Any, path: YamlPath) -> Any:
         try:
