@@ -152,6 +152,40 @@ def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> No
         ("modules.language.ranks=[4,5,6,7]", "write `--set modules.language.ranks=4-7`"),
         ("train.steps 50", "write `--set train.steps=50`"),
         ("train.steps", "write `--set train.steps=VALUE`"),
+        ("train.steps={", "write a value in YAML: `--set train.steps=VALUE`"),
+        ("name=${USER}", "write a value in YAML: `--set name=VALUE`"),
+        ("name=$USER", "write a value in YAML: `--set name=VALUE`"),
+        ("name={{ user }}", "write a value in YAML: `--set name=VALUE`"),
+        *(
+            (f"{wrong}={value}", f"write `--set {right}={value}`")
+            for wrong, right, value in (
+                ("modules/language/ranks", "modules.language.ranks", "4-7"),
+                ("vision.ranks", "modules.vision.ranks", "0-3"),
+                ("language.ranks", "modules.language.ranks", "4-7"),
+                ("language.grid.tp", "modules.language.grid.tp", "1"),
+                ("modules[0].ranks", "modules.vision.ranks", "0-3"),
+                ("modules.1.ranks", "modules.language.ranks", "0-3"),
+                ("steps", "train.steps", "10"),
+                ("max_steps", "train.steps", "10"),
+                ("gpus", "nodes.gpus", "8"),
+                ("lr", "optimizer.lr", "0.1"),
+                ("learning_rate", "optimizer.lr", "0.1"),
+                ("optimizer.learning_rate", "optimizer.lr", "0.1"),
+                ("train.learning_rate", "optimizer.lr", "0.1"),
+                ("train..steps", "train.steps", "3"),
+            )
+        ),
+        ("modules.language.fsdp=true", "write `--set modules.language.sharding=full`"),
+        (
+            "model.hidden=32",
+            "write `--set modules.vision.model.hidden=32` or `--set "
+            "modules.language.model.hidden=32`",
+        ),
+        (
+            "train.precision=half",
+            "write `--set train.precision=bf16` (fp16 needs loss scaling, "
+            "which is not here; bf16 takes as much memory and needs none)",
+        ),
     ],
 )
 def test_a_bad_set_is_shown_as_one_with_the_set_to_write(setting: str, help_: str) -> None:
@@ -172,6 +206,13 @@ def test_a_kind_is_offered_only_where_it_can_stand() -> None:
     assert found.help == "add `kind: decoder`"
     (found, *_) = check_text(VALID.replace("kind: decoder, layers: 2", "a: 2")).diagnostics
     assert "vit" not in found.help
+
+
+def test_a_finding_about_a_size_of_a_set_offers_another_set() -> None:
+    found = check_text(VALID, overrides=["modules.language.grid.tp=3"]).diagnostics
+    helps = {item.code: item.help for item in found}
+    assert helps["heads-over-tp"] == "write `--set 'modules.language.grid={tp: 2, dp: 2}'`"
+    assert "`--set modules.language.grid.tp=2`" in helps["grid-size-mismatch"]
 
 
 TOML = 'version = 1\nname = "x"\n[batch]\nglobal = 8\n'

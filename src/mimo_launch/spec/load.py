@@ -8,7 +8,6 @@ Leaves: checks that need two keys at once to `checks`, tensors to `checkpoint`.
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPa
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.findings import in_order
 from mimo_launch.spec.parse import read_module, read_spec
+from mimo_launch.spec.set_paths import meant_paths, set_line
 from mimo_launch.spec.spec import Model, Spec
-from mimo_launch.spec.wording import did_you_mean
+from mimo_launch.spec.wording import did_you_mean, listing
 from mimo_launch.spec.yaml_source import Document, parse_value, read_file, read_text
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
@@ -72,14 +72,21 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
     if not equals:
         meant = re.fullmatch(r"\s*([\w.-]+)(?:\s*:\s*|\s+)(\S.*)", text)
         at, said = meant.groups() if meant else (text.strip() or "train.steps", "VALUE")
-        help_ = f"write `--set {shlex.quote(f'{at}={said}')}`"
+        help_ = f"write {set_line(at, said)}"
         raise _BadPathError(f"`{text}` has no `=`\n{help_}")
-    keys = dotted.strip().split(".")
+    dotted = dotted.strip()
+    keys = dotted.split(".")
+    meant_for = meant_paths(dotted, data)
+    lines = [set_line(path, value_text) for path in meant_for]
+    help_ = f"write {listing(lines)}" if lines else ""
     if not all(keys):
-        raise _BadPathError(f"the path `{dotted}` is empty or has an empty part")
+        raise _BadPathError(f"the path `{dotted}` is empty or has an empty part\n{help_}")
+    if help_:
+        raise _BadPathError(f"the spec has no place `{dotted}`\n{help_}")
     value, fault = parse_value(value_text)
     if fault:
-        raise _BadPathError(f"the value `{value_text}` is not YAML: {fault}")
+        help_ = f"write a value in YAML: {set_line(dotted, 'VALUE')}"
+        raise _BadPathError(f"the value `{value_text}` is not YAML: {fault}\n{help_}")
     parent: Any = data
     created: YamlPath | None = None
     path: YamlPath = ()

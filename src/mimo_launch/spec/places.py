@@ -22,12 +22,13 @@ ANY = "*"
 @cache
 def places_of(key: str) -> tuple[YamlPath, ...]:
     """Return every path that ends in a key, those with few steps first; `*` is any module."""
-    found = dict.fromkeys(path for path in _all_paths() if path[-1] == key)
+    found = dict.fromkeys(path for path in all_paths() if path[-1] == key)
     return tuple(sorted(found, key=len))
 
 
 @cache
-def _all_paths() -> tuple[YamlPath, ...]:
+def all_paths() -> tuple[YamlPath, ...]:
+    """Return the path of every key; `*` is any module."""
     return tuple(_paths(Spec, ()))
 
 

@@ -32,6 +32,7 @@ from mimo_launch.spec.yaml_syntax import (
     compose,
     document_fault,
     scalar_value,
+    template_in,
     variable_fault,
     variable_in,
 )
@@ -142,6 +143,12 @@ class NodeReader:
         try:
             if isinstance(node, yaml.SequenceNode):
                 return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
+            if (variable := template_in(node)) is not None:
+                span = _span(node)
+                self.diagnostics.append(
+                    variable_fault(variable, path, variable, span.line, span.column)
+                )
+                return UNREADABLE
             return self._mapping(node, path)
         finally:
             self._open.pop()

@@ -154,7 +154,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     indent = shown[: len(shown) - len(shown.lstrip())]
     problem = error.problem or ""
     if variable_in(shown):
-        return variable_fault(variable_in(shown), (), "", line, shown.index("$") + 1)
+        return variable_fault(variable_in(shown), (), "", line, shown.index(variable_in(shown)) + 1)
     glued = _glued(lines, error)
     if glued is not None:
         return glued
@@ -193,7 +193,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     )
 
 
-_VARIABLE = re.compile(r"\$\{[A-Za-z_][\w.:-]*\}")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][\w.:-]*\}|\$[A-Za-z_]\w*|\{\{ *[A-Za-z_][\w.]* *\}\}")
 _GLUED = re.compile(r"\s*(?:- )?(([A-Za-z_]\w*):([^\s:/\\]\S*))\s*(?:#.*)?")
 
 
@@ -201,6 +201,17 @@ def variable_in(text: str) -> str:
     """Return the variable that stands in a text, such as `${NAME}`."""
     match = _VARIABLE.search(text)
     return match[0] if match else ""
+
+
+def template_in(node: yaml.Node) -> str | None:
+    """Return the variable that a node is in a template, such as `{{ name }}`."""
+    for _ in range(2):
+        if not isinstance(node, yaml.MappingNode) or len(node.value) != 1:
+            return None
+        ((node, value),) = node.value
+        if not isinstance(value, yaml.ScalarNode) or value.value:
+            return None
+    return f"{{{{ {node.value} }}}}" if isinstance(node, yaml.ScalarNode) else None
 
 
 def variable_fault(variable: str, path: YamlPath, value: str, line: int, column: int) -> Diagnostic:
