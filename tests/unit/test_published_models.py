@@ -127,6 +127,25 @@ def glm4v(layers: int, text: Config, **more: Any) -> Config:
     return {**more, "vision_config": vision, "text_config": common | text}
 
 
+def gpt_oss(layers: int, experts: int) -> Config:
+    """Return a GPT-OSS; all that is left out is as in its class."""
+    return {
+        "model_type": "gpt_oss", "num_hidden_layers": layers, "num_local_experts": experts,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "quantization_config": {"quant_method": "mxfp4"},
+    }  # fmt: skip
+
+
+def qwen3_vl_moe(*sizes: int, width: int) -> Config:
+    """Return a Qwen3-VL with 128 experts, which has the tower of the others."""
+    found = qwen3_vl({"model_type": "qwen3_vl_moe"}, *sizes)
+    text = found["text_config"] | {
+        "model_type": "qwen3_vl_moe_text", "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": width, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    }  # fmt: skip
+    return {**found, "model_type": "qwen3_vl_moe", "text_config": text}
+
+
 CLIP = tower("clip_vision_model", 24, 1024, 4096, 336, 14)
 SIGLIP = tower("siglip_vision_model", 27, 1152, 4304, 384, 14)
 INTERN = {
@@ -315,6 +334,9 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "gpt-oss-20b": (gpt_oss(24, 32), 16),
+    "gpt-oss-120b": (gpt_oss(36, 128), 128),
+    "Qwen3-VL-30B-A3B": (qwen3_vl_moe(48, 2048, 32, 4, 6144, 151936, width=768), 64),
     "InternVL3.5-8B": (
         {
             "model_type": "internvl", "vision_config": INTERN, "text_config": qwen3(*QWEN3_8B),
