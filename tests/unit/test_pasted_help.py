@@ -113,6 +113,35 @@ WRONG = {
                            "patch: 4, image: [28, 28]}")
         for text in ("28", "28x28", "'28, 28'", "(28 28)", "'28'", "[28]")
     },
+    **{
+        f"ranks: {text}": ("ranks: 4-7", f"ranks: {text}", None)
+        for text in ("4:8", "4:7", "'4,5-7'", "4-5,6-7", "7-4", "{start: 4, end: 7}",
+                     "{start: 4, stop: 8}", "{first: 4, last: 7}", "[4, 5-7]", "4 to 7")
+    },
+    **{
+        f"{key}: {text}": (old, f"{key}: {text}", f"{key}: {meant}")
+        for old, key, text, meant in (
+            ("steps: 100", "steps", "4*8", "32"),
+            ("steps: 100", "steps", "1000 steps", "1000"),
+            ("steps: 100", "steps", "10^3", "1000"),
+            ("steps: 100", "steps", "[40]", "40"),
+            ("lr: 0.001", "lr", "'1,5e-4'", "0.00015"),
+            ("lr: 0.001", "lr", "10^-4", "0.0001"),
+            ("lr: 0.001", "lr", "1.5*10^-4", "0.00015"),
+            ("lr: 0.001", "lr", "10**-4", "0.0001"),
+            ("name: fixture", "name", "123", "'123'"),
+            ("grid: {tp: 2, dp: 2}", "grid", "auto", "{dp: 4}"),
+            ("gpus: 8", "gpus", "8, network: 400", "8, network: ib-400g"),
+            ("gpus: 8", "gpus", "8, gpu: h200", "8, gpu: h200-141gb"),
+        )
+    },
+    **{
+        f"recompute: {word}": ("ranks: 4-7", f"ranks: 4-7\n    recompute: {word}",
+                               f"ranks: 4-7\n    recompute: {meant}")
+        for meant, words in (("full", "yes on true"), ("none", "no off false"))
+        for word in words.split()
+    },
+    "a rank too many": ("ranks: 4-7", "ranks: 4-8", None),
 }  # fmt: skip
 
 

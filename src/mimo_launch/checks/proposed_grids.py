@@ -38,20 +38,24 @@ def with_grids(
     faulty = {str(item.path[1]) for item in findings if item.code in _CODES}
     grids = {name: _nearest(spec, name, rules) for name in sorted(faulty)}
     return [
-        replace(item, help=_help(item, grid))
+        replace(item, help=_help(item, grid, spec.modules[str(item.path[1])].grid))
         if item.code in _CODES and (grid := grids[str(item.path[1])]) is not None
         else item
         for item in findings
     ]
 
 
-def _help(item: Diagnostic, grid: Grid) -> str:
+def _help(item: Diagnostic, grid: Grid, written: Grid) -> str:
     shown = show_grid(grid)
     if item.code != "grid-size-mismatch":
         return f"write `{shown}`"
     # One size alone is the smaller change.
     other = item.help.removeprefix("these fit: ")
-    return f"write `{shown}`, or {other}" if other.startswith("`ranks") else item.help
+    if not other.startswith("`ranks"):
+        return item.help
+    # Another rank is the smaller change if the model would be cut in another way.
+    same = all(getattr(grid, axis) == getattr(written, axis) for axis in AXES if axis != "dp")
+    return f"write `{shown}`, or {other}" if same else f"write {other}, or `{shown}`"
 
 
 def show_grid(grid: Grid) -> str:

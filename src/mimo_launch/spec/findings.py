@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource, YamlPath
+from mimo_launch.spec.base import AXES
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.meant import meant, why_other
 from mimo_launch.spec.places import field_at
@@ -220,6 +221,8 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
         reason = f" ({why})" if (why := why_other(key, value)) else ""
         lines = listing(guesses).replace(" or ", ", or ")
         return f"write {lines}{' without quotes' * quoted}{reason}"
+    if value == "auto" and key in AXES:
+        return "only `dp` can be `auto`: write the number of ranks that share the work"
     parts = (schema, *schema.get("anyOf", ()))
     choices = [str(choice) for each in parts for choice in each.get("enum", ())]
     near = close_matches(value, choices) if isinstance(value, str) else []
@@ -227,11 +230,11 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
         return f"did you mean {listing([f'`{choice}`' for choice in near])}?"
     example = _example(schema)
     if example == "..." or choices or "`" in expected(schema):
-        return f"write {expected(schema)}"
+        other = "; for another GPU leave it out and write its `gpu_memory`"
+        return f"write {expected(schema)}{other * (key == 'gpu')}"
     # Zero of something that is counted from one means that it is not wanted.
-    if isinstance(value, int) and value == 0 and example == "1":
-        return f"write {_line(key, example)}"
-    return f"write {expected(schema)}, such as {_line(key, example)}"
+    no_words = isinstance(value, int) and value == 0 and example == "1"
+    return f"write {'' if no_words else expected(schema) + ', such as '}{_line(key, example)}"
 
 
 def _line(key: str, value: str) -> str:

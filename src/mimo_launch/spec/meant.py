@@ -57,22 +57,19 @@ def _word(value: Any) -> str:
 def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
     types = allowed_types(schema)
     form = next((each["format"] for each in _parts(schema) if "format" in each), None)
-    readers: dict[Any, Callable[[Any], str]] = {"ranks": _ranks, "size": _size}
+    readers: dict[Any, Callable[[Any], list[str]]] = {"ranks": _ranks, "size": _size}
     if form in readers:
-        yield readers[form](value)
+        yield from readers[form](value)
         return
-    known = _WORDS.get(_word(value), "")
-    if known in [str(choice) for choice in schema.get("enum", [])]:
-        yield known
+    yield from _choices(value, schema)
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         yield from _list(value, schema)
     if isinstance(value, str):
         yield from _text(key, value, schema)
     elif isinstance(value, bool):
-        choices = schema.get("enum", [])
-        others = [choice for choice in choices if choice != "none"]
-        if len(others) == 1 < len(choices):
-            yield str(others[0]) if value else "none"
+        return
+    elif isinstance(value, int) and key in ("name", "project") and "pattern" in schema:
+        yield f"'{value}'" if re.fullmatch(schema["pattern"], str(value)) else ""
     elif "boolean" in types and value in (0, 1):
         yield "true" if value else "false"
     elif isinstance(value, float) and value == value // 1 and "integer" in types:
@@ -80,6 +77,19 @@ def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
     elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
         yield from _list(value[0], schema)
         yield from _allowed(value[0], schema)
+
+
+def _choices(value: Any, schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the words of a key that another word, a boolean or a number stands for."""
+    choices = [str(choice) for each in _parts(schema) for choice in each.get("enum", ())]
+    if _WORDS.get(_word(value)) in choices:
+        yield _WORDS[_word(value)]
+    others = [choice for choice in choices if choice != "none"]
+    truth = _BOOLEANS.get(_word(value)) if isinstance(value, bool | str) else None
+    if truth and len(others) == 1 < len(choices):
+        yield others[0] if truth == "true" else "none"
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
 
 
 def _text(key: str, value: str, schema: dict[str, Any]) -> Iterator[str]:
@@ -110,16 +120,30 @@ def _list(value: str | float, schema: dict[str, Any]) -> Iterator[str]:
         yield f"[{', '.join(read)}]"
 
 
+def _plain(key: str, word: str) -> str:
+    """Return a number without the signs of groups and its unit, with a decimal point."""
+    plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
+    plain = re.sub(rf"(?<=\d)\s+{re.escape(key)}$", "", plain) if key else plain
+    # A comma before other than three digits is a decimal one.
+    plain = re.sub(r"^(\d{1,9}),(\d{1,2}(?:e[-+]?\d{1,3})?)$", r"\1.\2", plain)
+    ten = re.fullmatch(r"(?:(\d{1,9}(?:\.\d{1,9})?)[*x])?10(?:\^|\*\*)(-?\d{1,2})", plain)
+    return f"{ten[1] or 1}e{ten[2]}" if ten else plain
+
+
 def _numbers(key: str, word: str, schema: dict[str, Any]) -> Iterator[str]:
     """Yield the number that a text writes, in words that YAML reads as one."""
-    plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
+    plain = _plain(key, word)
+    factors = re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", plain)
+    powers = re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain)
+    if factors or powers:
+        product = int(factors[1]) * int(factors[2]) if factors else 0
+        yield from _allowed(2 ** int(powers[1]) if powers else product, schema)
+        return
     if match := re.fullmatch(r"0([xob])([0-9a-f]{1,16})", plain):
         base = {"x": 16, "o": 8, "b": 2}[match[1]]
         digits = "0123456789abcdef"[:base]
         if set(match[2]) <= set(digits):
             yield from _allowed(int(match[2], base), schema)
-    elif match := re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain):
-        yield from _allowed(2 ** int(match[1]), schema)
     elif match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmbg])(i?)", plain):
         number, power = float(match[1]), _THOUSANDS[match[2]]
         bases = (1024, 1000) if match[3] or key in _BINARY else (1000, 1024)
@@ -160,14 +184,32 @@ def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [schema, *schema.get("anyOf", ())]
 
 
-def _ranks(value: Any) -> str:
+def _ranks(value: Any) -> list[str]:
     """Return `0-3` for a list of these ranks, or for another spelling of a range."""
-    ranks = sorted(_listed(value))
+    if (ends := _open_range(value)) is not None:
+        # The last rank may be left out, as Python does, or not.
+        return [_range(list(range(ends[0], last + 1))) for last in (ends[1] - 1, ends[1])]
+    return [_range(sorted(_listed(value)))]
+
+
+def _range(ranks: list[int]) -> str:
     if not ranks or not 0 <= ranks[0] <= ranks[-1] < MAX_RANKS:
         return ""
     if ranks != list(range(ranks[0], ranks[-1] + 1)):
         return ""  # No range names them.
     return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _open_range(value: Any) -> tuple[int, int] | None:
+    """Return the numbers of `4:8` or `{start: 4, end: 8}`, which may mean 8 or not."""
+    if isinstance(value, dict) and len(value) == 2:
+        first, last = value.get("start"), value.get("end", value.get("stop"))
+    else:
+        match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", str(value))
+        first, last = map(int, match.groups()) if match else (None, None)
+    if type(first) is int and type(last) is int and 0 <= first < last < MAX_RANKS:
+        return first, last
+    return None
 
 
 def _listed(value: Any) -> list[int]:
@@ -176,27 +218,34 @@ def _listed(value: Any) -> list[int]:
         return [rank for each in value[:MAX_RANKS] for rank in _listed(each)]
     if isinstance(value, float | int) and not isinstance(value, bool):
         return [int(value)] if abs(value) < MAX_RANKS and value == value // 1 else [-1]
+    if isinstance(value, dict) and set(value) == {"first", "last"}:
+        value = f"{value['first']}-{value['last']}"
     text = value.strip().strip("[]{}\"'").strip() if isinstance(value, str) else ""
     if match := re.fullmatch(r"range\(\s*(?:(\d{1,9})\s*,)?\s*(\d{1,9})\s*\)", text):
         return list(range(int(match[1] or 0), min(int(match[2]), MAX_RANKS + 1)))
-    numbers = re.split(r"\s*,\s*|\s+", text)
-    if all(re.fullmatch(r"\d{1,9}", each) for each in numbers):
-        return [int(each) for each in numbers]
     # Not `:`, before which Python counts the first rank, and after which it leaves out the last.
-    if match := re.fullmatch(r"(\d{1,9})\s*(?:-|\.\.\.?|\u2013|\u2014|to)\s*(\d{1,9})", text):
-        return list(range(int(match[1]), min(int(match[2]), MAX_RANKS) + 1))
-    return [-1]
+    span = r"(\d{1,9})(?:\s*(?:-|\.\.\.?|\u2013|\u2014|to)\s*(\d{1,9}))?"
+    ranks: list[int] = []
+    for part in re.split(r"\s*,\s*|(?<=\d)\s+(?=\d)", text):
+        match = re.fullmatch(span, part)
+        first, last = sorted((int(match[1]), int(match[2] or match[1]))) if match else (-1, -1)
+        ranks += range(first, min(last, MAX_RANKS) + 1)
+        if len(ranks) > MAX_RANKS:
+            return [-1]
+    return ranks
 
 
-def _size(value: Any) -> str:
+def _size(value: Any) -> list[str]:
     """Return a size with its unit; a bare number means GB, MiB or bytes by its magnitude."""
     text = "" if isinstance(value, bool) else str(value)
     match = re.fullmatch(r"\s*(\d{1,14}(?:\.\d{1,9})?)\s*(?:([mgtMGT])(i?)[bB]?)?\s*", text)
     number = float(match[1]) if match else 0.0
     if match is None or number == 0:
-        return ""
+        return []
     if match[2]:
-        return f"{match[1]}{match[2].upper()}{match[3]}B"
-    if number >= 10**9:
-        return f"{number / 10**9:.9g}GB"
-    return f"{match[1]}GB" if number < 1000 else f"{match[1]}MiB"
+        size = f"{match[1]}{match[2].upper()}{match[3]}B"
+    elif number >= 10**9:
+        size = f"{number / 10**9:.9g}GB"
+    else:
+        size = f"{match[1]}GB" if number < 1000 else f"{match[1]}MiB"
+    return [size]

@@ -22,6 +22,7 @@ from mimo_launch.spec.base import (
     AXES,
     LANGUAGE,
     OPEN_DP,
+    Grid,
     Places,
     Ranks,
     Strict,
@@ -296,6 +297,8 @@ def _resolved(module: Any) -> Any:
 
 def _only_key_for(cls: type[Strict], value: Any) -> str | None:
     """Return the one key of a section that takes a number; None if several do, or none."""
+    if cls is Grid and value in OPEN_DP:
+        return "dp"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     found = []
