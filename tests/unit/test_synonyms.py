@@ -138,6 +138,16 @@ def test_a_word_of_another_trainer_keeps_its_meaning(name: str) -> None:
     assert all(spec == meant for spec in specs[-1:])
 
 
+@pytest.mark.parametrize(
+    ("section", "word"),
+    [("grid", "parallelism"), ("checkpoint", "checkpointing"), ("train", "training")],
+)
+def test_a_word_for_a_section_means_nothing_inside_it(section: str, word: str) -> None:
+    text = VALID.replace("    grid: {tp: 2", f"    grid: {{{word}: 1, tp: 2", section == "grid")
+    text += f"checkpoint: {{{word}: 1}}\n"
+    assert "unknown-key" in {item.code for item in check_text(text).diagnostics}
+
+
 # Words of the page that are no keys: sentences, classes, flags of programs, files.
 NO_KEYS = (
     "ModuleParallelismConfig",

@@ -41,6 +41,8 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
         return Renamed(known.note)
     else:
         target = _meant_place(section, known.key, data)
+    if target is not None and section[: len(target)] == target:
+        return None  # The word means the section that it stands in.
     field = None if target is None else field_at(target, data)
     if target is not None and field is not None:
         return Renamed(_help(path, value, data, target, field, known), (target,))
