@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.exports import exported, tensors, trained
 from tests.support.hugging_face import (
     KINDS,
     LAYOUTS,
@@ -21,7 +22,13 @@ from tests.support.hugging_face import (
 )
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
-from tests.support.whole_models import deviation
+from tests.support.whole_models import (
+    OPTIMIZERS,
+    deviation,
+    labels_of,
+    moved_by_torch,
+    with_optimizer,
+)
 from torch import Tensor
 
 from mimo_launch.launcher.run_on_ranks import run_ranks
@@ -62,6 +69,40 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     mean = mean if cap is None else (mean / cap).tanh() * cap
     wanted = torch.cat([wanted, *[mean] * grown], dim=-1)
     assert deviation(joined(asked, parts, VOCAB + grown), wanted) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        pytest.param(*each, marks=() if each == ("qwen3", "adamw") else pytest.mark.sweep)
+        for each in product(KINDS, OPTIMIZERS)
+    ],
+)
+def test_a_step_is_that_of_plain_torch_with_the_models_own_loss(
+    kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names of its tensors, in float64; `transformers` takes the mean over labels."""
+    model = tiny(kind, torch.float64)
+    save(model, tmp_path / "model")
+    asked = with_optimizer(made(kind, "one rank", tmp_path / "model", "fp64"), optimizer)
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
+
+    widen(model)
+    widen_softmax(monkeypatch)
+    # The loss would be taken in fp32.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    tokens, labels = tokens_of(asked), labels_of(asked)
+    # Labels that are the tokens would leave out the last place, whose label is in no sequence.
+    loss = model(input_ids=tokens, labels=tokens, shift_labels=labels).loss
+    loss.backward()
+    moved_by_torch(model, optimizer)
+    save(model, tmp_path / "wanted")
+    wanted, before = tensors(tmp_path / "wanted"), tensors(tmp_path / "model")
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert not torch.equal(tensor, before[name]), name
+        # One bias for all keys of a query changes nothing.
+        assert name.endswith("k_proj.bias") or (found[name] - tensor).abs().max() < 1e-9, name
 
 
 WINDOW = {"size": 5, "full": [0]}

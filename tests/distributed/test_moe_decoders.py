@@ -1,9 +1,9 @@
 """Decoders with experts are those of `transformers`, and back, from Mixtral to DeepSeek-V3."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.distributed.test_decoder_logits import wanted_logits
@@ -18,7 +18,6 @@ from tests.support.exports import (
 )
 from tests.support.hugging_face import (
     VOCAB,
-    ids_of,
     joined,
     logits_on_rank,
     made,
@@ -29,10 +28,9 @@ from tests.support.hugging_face import (
     widen,
     widen_softmax,
 )
-from tests.support.whole_models import deviation
+from tests.support.whole_models import OPTIMIZERS, deviation, step_of_torch, with_optimizer
 from torch import Tensor
 
-from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
@@ -101,28 +99,25 @@ def test_logits_are_those_of_transformers_in_float64(
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["gpt_oss", *(pytest.param(x, marks=pytest.mark.sweep) for x in ("deepseek_v3", "glm4_moe"))],
+    ("kind", "optimizer"),
+    [
+        pytest.param(*each, marks=() if each == ("gpt_oss", "adamw") else pytest.mark.sweep)
+        for each in product(KINDS, OPTIMIZERS)
+    ],
 )
 def test_a_step_is_that_of_plain_torch(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the same texts, by the names of its tensors, in float64."""
     model = tiny(kind, torch.float64)
     save(model, tmp_path / "model")
     moe = {**model_keys(kind)["moe"], "aux_loss": 0.0}
     asked = made(kind, "one rank", tmp_path / "model", "fp64", model={"moe": moe})
-    asked = with_sections(asked, optimizer={"kind": "sgd", "lr": 0.05, "clip": None})
+    asked = with_optimizer(asked, optimizer)
     found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp64")
 
     in_float64(model, monkeypatch)
-    dataset = build_dataset(asked)
-    labels = torch.from_numpy(np.stack([dataset.text("train", i)[1] for i in ids_of(asked)]))
-    logits = model(input_ids=tokens_of(asked)).logits
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.sub_(0.05 * weight.grad)
+    step_of_torch(model, model(input_ids=tokens_of(asked)).logits, asked, optimizer)
     save(model, tmp_path / "wanted")
     wanted, before = tensors(tmp_path / "wanted"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()

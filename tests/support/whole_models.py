@@ -56,17 +56,31 @@ def with_optimizer(asked: Spec, optimizer: str) -> Spec:
 
 def step_of_torch(model: Any, logits: Tensor, asked: Spec, optimizer: str) -> None:
     """Take the first step by torch alone; norms and biases do not decay."""
+    F.cross_entropy(logits.flatten(0, 1), labels_of(asked).flatten()).backward()
+    moved_by_torch(model, optimizer)
+
+
+def labels_of(asked: Spec) -> Tensor:
+    """Return the labels of the first step, each the token behind its place."""
     data = build_dataset(asked)
-    labels = torch.from_numpy(np.stack([data.text("train", each)[1] for each in ids_of(asked)]))
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    return torch.from_numpy(np.stack([data.text("train", each)[1] for each in ids_of(asked)]))
+
+
+def moved_by_torch(model: Any, optimizer: str) -> None:
+    """Update the weights of a model that has gradients, by torch alone."""
     ours, theirs = OPTIMIZERS[optimizer]
     trains = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for n, p in trains if (p.dim() > 1 or n.endswith(DECAYED)) == decays],
+        {"params": [p for n, p in trains if decays_in(n, p) == decays],
          "weight_decay": ours["weight_decay"] if decays else 0.0}
         for decays in (True, False)
     ]  # fmt: skip
     theirs(groups).step()
+
+
+def decays_in(name: str, weight: Tensor) -> bool:
+    """Return whether a tensor decays; biases of all experts together are a matrix."""
+    return (weight.dim() > 1 and not name.endswith("bias")) or name.endswith(DECAYED)
 
 
 @dataclass(frozen=True)
