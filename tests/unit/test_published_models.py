@@ -417,6 +417,29 @@ def planned(answers: Answers) -> Plan:
     return Plan.of(found.spec)
 
 
+# Types whose configuration class has the values of a published model by default, and GPUs for it.
+BY_DEFAULT = {"deepseek_v3": 512, "qwen3_5": 32, "qwen3_5_moe": 32, "qwen2_5_omni": 16}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("model_type", BY_DEFAULT)
+def test_defaults_of_configuration_classes_plan_at_full_size(
+    model_type: str, tmp_path: Path
+) -> None:
+    from transformers import CONFIG_MAPPING
+
+    config = json.loads(json.dumps(CONFIG_MAPPING[model_type]().to_dict()))
+    if model_type.startswith("qwen3_5"):
+        # The defaults of its two parts do not fit each other.
+        config["vision_config"]["out_hidden_size"] = config["text_config"]["hidden_size"]
+    folder, gpus = written(tmp_path / model_type, config), BY_DEFAULT[model_type]
+    modules = read_contents(folder).modules
+    assert modules
+    assert [part.not_computed for part in modules] == [()] * len(modules)
+    plan = planned(Answers(name="default", model=folder, gpus=gpus, gpu_memory="141GB"))
+    assert plan.layout.world_size == gpus
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=() if x in OFTEN else pytest.mark.sweep) for x in MODELS]
 )
