@@ -1,6 +1,7 @@
 """`doctor`: what a host has for training, and what it lacks."""
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,37 @@ def test_a_host_on_which_these_tests_run_is_fit_for_training(run_cli: Cli, tmp_p
     found = json.loads(out)
     checks = {each["name"]: each for each in found["checks"]}
     names = ("python", "torch", "memory", "open files", "shared memory", "loopback", "disk")
+    assert {"processes", "locked memory"} <= checks.keys()
     assert found["works"]
     assert [checks[name]["verdict"] for name in names] == ["ok"] * len(names)
+
+
+def limits(monkeypatch: pytest.MonkeyPatch, **soft: int) -> None:
+    """Have the host allow no more than this of a resource, by the name of its limit."""
+    true = resource.getrlimit
+    known = {getattr(resource, f"RLIMIT_{name}"): size for name, size in soft.items()}
+    monkeypatch.setattr(
+        host_checks.resource,
+        "getrlimit",
+        lambda kind: (known[kind], known[kind]) if kind in known else true(kind),
+    )
+
+
+def test_limits_that_end_runs_are_said_with_a_remedy(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads count as processes; adapters of InfiniBand register memory that must be locked."""
+    limits(monkeypatch, NPROC=50, MEMLOCK=1 << 16)
+    has_gpus = host_checks._Torch(version="2.11.0", nccl="2.28.9", gpus=(("NVIDIA H200", 1 << 37),))
+    monkeypatch.setattr(host_checks, "_ask_torch", lambda: has_gpus)
+    code, out, _ = run_cli(f"doctor --runs {tmp_path} --json")
+    checks = {each["name"]: each for each in json.loads(out)["checks"]}
+    assert (checks["processes"]["verdict"], checks["processes"]["found"]) == ("warning", "50")
+    assert "`ulimit -u`" in checks["processes"]["help"]
+    assert checks["locked memory"]["verdict"] == "warning"
+    assert "`ulimit -l unlimited`" in checks["locked memory"]["help"]
+    errors = [name for name, each in checks.items() if each["verdict"] == "error"]
+    assert (code, errors) == (0, [])
 
 
 def test_what_is_missing_is_said_with_a_remedy_and_ends_with_1(

@@ -11,7 +11,7 @@ import platform
 import resource
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +35,10 @@ MIN_KERNEL = (5, 3)
 # NCCL keeps some tens of MB per pair of GPUs of a host in shared memory.
 MIN_SHARED = 1 << 30
 MIN_DISK = 1 << 30
+# NCCL registers buffers of some hundreds of MB per GPU with the adapters of a host.
+MIN_LOCKED = 1 << 32
+# Of a worker: autograd, loaders, NCCL, the products of a processor.
+THREADS = 64
 WORKERS = 8  # As the quickstart has.
 _PACKAGES = {
     TENSORBOARD: "`log.tensorboard`",
@@ -79,7 +83,10 @@ def checks_of_host(runs: Path) -> Iterator[Check]:
     for requirement, what in wanted.items():
         yield _package(requirement, what)
     yield Check(name="memory", verdict="ok", found=bytes_text(host_memory()))
-    yield _open_files(len(torch.gpus) or WORKERS)
+    workers = len(torch.gpus) or WORKERS
+    yield _open_files(workers)
+    yield _processes(workers)
+    yield _locked_memory(has_gpus=bool(torch.gpus))
     yield _shared_memory(has_gpus=bool(torch.gpus))
     yield _loopback()
     yield _disk(runs)
@@ -160,8 +167,31 @@ def _open_files(workers: int) -> Check:
     if lacking is not None:
         return Check(name="open files", verdict="error", found=lacking[0], help=lacking[1])
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    found = "unlimited" if files == resource.RLIM_INFINITY else f"{files:,}"
-    return Check(name="open files", verdict="ok", found=found)
+    return Check(name="open files", verdict="ok", found=_allowed(files, "{:,}".format))
+
+
+def _processes(workers: int) -> Check:
+    """Return the limit of processes of this user, of which threads are some."""
+    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    found, needed = _allowed(allowed, "{:,}".format), workers * THREADS
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        help_ = f"raise it with `ulimit -u` to {needed:,} or more: threads of workers count, too"
+        return Check(name="processes", verdict="warning", found=found, help=help_)
+    return Check(name="processes", verdict="ok", found=found)
+
+
+def _locked_memory(*, has_gpus: bool) -> Check:
+    """Return the limit of locked memory, in which adapters of InfiniBand register theirs."""
+    allowed = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found = _allowed(allowed, bytes_text)
+    if has_gpus and allowed != resource.RLIM_INFINITY and allowed < MIN_LOCKED:
+        help_ = "raise it with `ulimit -l unlimited` where hosts exchange data over InfiniBand"
+        return Check(name="locked memory", verdict="warning", found=found, help=help_)
+    return Check(name="locked memory", verdict="ok", found=found)
+
+
+def _allowed(limit: int, text: Callable[[int], str]) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else text(limit)
 
 
 def _shared_memory(*, has_gpus: bool) -> Check:
