@@ -176,7 +176,8 @@ def test_cells_of_a_pipeline_agree_on_what_moves() -> None:
 
 def test_the_bubble_of_a_rank_is_in_estimated_time_as_that_of_the_step() -> None:
     """Model units have another, of which the page says nothing."""
-    job = spec({"vision": box(0, dp=2), "language": box(2, pp=2)}, mbs=2)
+    deep = {"layers": 12}
+    job = spec({"vision": box(0, dp=2), "language": box(2, pp=2, model=deep)}, mbs=2)
     _, report, page = made(job)
     shares = [percent(each.bubble) for each in report.estimates.ranks]
     assert [row["bubble"] for row in page.table("Classes of alike ranks")] == shares
