@@ -103,7 +103,9 @@ def test_what_is_proposed_for_recurrent_layers_fits(grid: str, letter: str, key:
     overrides = [f"modules.language.{each}" for each in sizes] + ["batch.seq=48"]
     (finding,) = check_text(SPEC, overrides=overrides).diagnostics
     assert finding.code == f"{key}-without-sizes"
-    (proposal,) = re.findall(rf"`{key}: (.*)` in", finding.help)
+    # The key was set to null by a `--set`, so its line is another one, or else one of the file.
+    found = re.findall(rf"`--set '[\w.]+{key}=(.*)'`|`{key}: (.*)` in", finding.help)
+    (proposal,) = (line or of_file for line, of_file in found)
     overrides.append(f"modules.language.model.{key}={proposal}")
     assert check_text(SPEC, overrides=overrides).diagnostics == ()
 

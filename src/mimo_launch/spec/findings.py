@@ -252,7 +252,7 @@ def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnosti
     return source.sorted(tuple(found))
 
 
-_LINE = re.compile(r"`(\w+): ([^`]+)`(?: under `([\w.]+)`| for `(\w+)`)?( in its place)?")
+_LINE = re.compile(r"`(\w+): ([^`]+)`(?: under `([\w.]+)`| for `(\w+)`| in `\w+`)?( in its place)?")
 
 
 def _help(item: Diagnostic, source: SpecSource) -> str:
