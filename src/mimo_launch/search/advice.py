@@ -31,7 +31,7 @@ FOR_SIMPLER = 0.15
 MOST_AT_ONCE = 0.25
 # Plans of more ranks, stages, actions or layers take longer, so fewer are made.
 _MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
-_PLANS_OF_MANY = 30
+_PLANS_OF_MANY = 18
 _STAGES_PER_PLAN = 8
 _ACTIONS_PER_PLAN = 256
 _LAYERS_PER_PLAN = 200
