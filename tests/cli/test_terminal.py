@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.faulty_train import EVERY_RANK, Launcher
 from tests.support.terminal import COLUMNS, CTRL_C, Terminal, hold_locks_at_forks, seen
 
@@ -80,15 +81,20 @@ def test_a_rank_that_raises_is_reported_on_a_terminal_that_has_become_narrow(
     assert "said: ValueError: no such sample" in report
 
 
-def test_findings_fit_a_narrow_terminal_and_no_code_is_broken() -> None:
-    """Nothing is lost: the words are those that a pipe gets."""
-    spec = str(Path(SPEC).parent / "ten_mistakes.yaml")
+def test_findings_fit_a_narrow_terminal_and_no_code_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is lost: the words are those that a pipe gets.
+
+    The spec is named without its folder: a path is not broken either, however long it is.
+    """
+    monkeypatch.chdir(Path(SPEC).parent)
     shown = []
     for columns in (1000, 60):
         terminal = Terminal()
         terminal.resize(columns)
         process = multiprocessing.get_context("fork").Process(
-            target=_validate, args=(terminal, spec)
+            target=_validate, args=(terminal, "ten_mistakes.yaml")
         )
         process.start()
         process.join(60)
