@@ -205,6 +205,7 @@ def test_a_wrong_number_of_processes_starts_none(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.example
 def test_under_torchrun_a_process_joins_as_its_rank(tmp_path: Path) -> None:
     """Two workers of an outer torchrun: the same metrics as two of our own."""
     assert train(tmp_path)[0] == 0

@@ -70,6 +70,7 @@ def test_the_generator_learns(folder: Path) -> None:
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
 
 
+@pytest.mark.example
 def test_a_class_that_fails_is_reported_once_and_starts_nothing(folder: Path) -> None:
     ended = train("wide.yaml", "--set", "modules.vision.model.options={}")
     assert (ended.returncode, ended.stdout) == (2, "")
