@@ -335,3 +335,28 @@ class Part(Generic[M]):
         if inner is None:
             return name.startswith(self.elsewhere)
         return self.family.is_ignored(inner, model) or inner in self.copies(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone(Generic[M]):
+    """How the files of a folder that holds one family, and perhaps parts left out, name it.
+
+    The fields are those of `Part`.
+    """
+
+    family: Family[M]
+    prefixes: tuple[tuple[str, str], ...]
+    elsewhere: tuple[str, ...] = ()
+    may_end_early: bool = False
+
+    def part(self, config: Config, kind: str) -> Part[M]:
+        """Return the only part of a folder. Raises: NoSuchPart."""
+        if kind != self.family.kind:
+            raise NoSuchPart(f"model_type: {self.family.model_type}")
+        return Part(
+            family=self.family,
+            config=config,
+            prefixes=self.prefixes,
+            elsewhere=self.elsewhere,
+            may_end_early=self.may_end_early,
+        )
