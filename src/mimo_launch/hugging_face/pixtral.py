@@ -8,26 +8,54 @@ Leaves: the projector to `llava` and `mistral3`.
 Sources: arXiv:2410.07073; `transformers` 5.23, models/pixtral.
 """
 
-from typing import Any
-
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.names import Names, in_layers, is_behind, patches
 from mimo_launch.hugging_face.qwen_vl import ROPES, THETA, vision_not_computed
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "pixtral"
 # Of every norm, in any configuration.
 NORM_EPS = 1e-5
 _ACTIVATIONS, _ACTIVATION = {"silu": "swiglu"}, "gelu"
 _HIDDEN, _HEADS = 1024, 16
-_SIZES = Settings({
-    "layers": ("num_hidden_layers", 24), "hidden": ("hidden_size", _HIDDEN),
-    "heads": ("num_attention_heads", _HEADS), "mlp": ("intermediate_size", 4096),
-    "patch": ("patch_size", 16), "channels": ("num_channels", 3),
-})  # fmt: skip
+_SETTINGS = Settings(
+    {
+        "layers": ("num_hidden_layers", 24),
+        "hidden": ("hidden_size", _HIDDEN),
+        "heads": ("num_attention_heads", _HEADS),
+        "mlp": ("intermediate_size", 4096),
+        "patch": ("patch_size", 16),
+        "channels": ("num_channels", 3),
+    },
+    besides={
+        "temporal_patch": 1,
+        "positions": "rope2d",
+        "rope_frequencies": "in_turn",
+        "windows": None,
+        "interpolation": "bicubic",
+        "deepstack": (),
+        "class_token": False,
+        "registers": 0,
+        "patch_bias": False,
+        "qk_norm": False,
+        "layer_scale": None,
+        "qkv_bias": False,
+        "block_bias": False,
+        "norm": "rms",
+        "norm_eps": NORM_EPS,
+        "pre_norm": True,
+        "final_norm": False,
+        "activation": "swiglu",
+    },
+    written={
+        "model_type": MODEL_TYPE,
+        "head_dim": lambda model: model.hidden // model.heads,
+        "hidden_act": "silu",
+        "rope_parameters": ROPES,
+    },
+)
 _NAMES = Names(
     {"patch.weight": patches("patch_conv.weight"), "pre_norm.weight": "ln_pre.weight"}
 ) | in_layers(
@@ -53,41 +81,6 @@ def _ropes(config: Config) -> Config:
     return {**config, "rope_parameters": older | section(config, "rope_parameters")}
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return {
-        **_SIZES.keys(config),
-        "temporal_patch": 1,
-        "positions": "rope2d",
-        "rope_frequencies": "in_turn",
-        "windows": None,
-        "interpolation": "bicubic",
-        "deepstack": (),
-        "class_token": False,
-        "registers": 0,
-        "patch_bias": False,
-        "qk_norm": False,
-        "layer_scale": None,
-        "qkv_bias": False,
-        "block_bias": False,
-        "norm": "rms",
-        "norm_eps": NORM_EPS,
-        "pre_norm": True,
-        "final_norm": False,
-        "activation": "swiglu",
-    }
-
-
-def _config(model: VitModel) -> Config:
-    """Return the configuration of our tower, as transformers 5 writes it."""
-    return {
-        "model_type": MODEL_TYPE,
-        **_SIZES.config(model),
-        "head_dim": model.hidden // model.heads,
-        "hidden_act": "silu",
-        "rope_parameters": {**ROPES},
-    }
-
-
 VISION = Family(
     model_type=MODEL_TYPE,
     kind="vit",
@@ -95,9 +88,9 @@ VISION = Family(
     + refusals(
         where("head_dim", "other than `hidden_size` / `num_attention_heads`", _has_other_heads)
     ),
-    keys=_keys,
+    keys=_SETTINGS.keys,
     place=_NAMES,
     is_ignored=lambda name, model: is_behind(name, "transformer.layers.", model.layers),
-    config=_config,
+    config=_SETTINGS.config,
     architecture="PixtralVisionModel",
 )

@@ -23,11 +23,26 @@ from mimo_launch.spec.spec import AudioModel
 _ENCODER, _SECTION = "voxtral_encoder", "audio_config"
 PROJECTOR = "multi_modal_projector."
 _HIDDEN, _MLP, _POSITIONS = 1280, 5120, 1500
-_SIZES = Settings({
-    "layers": ("num_hidden_layers", 32), "hidden": ("hidden_size", _HIDDEN),
-    "heads": ("num_attention_heads", 20), "mlp": ("intermediate_size", _MLP),
-    "mels": ("num_mel_bins", 128),
-})  # fmt: skip
+_SETTINGS = Settings(
+    {
+        "layers": ("num_hidden_layers", 32),
+        "hidden": ("hidden_size", _HIDDEN),
+        "heads": ("num_attention_heads", 20),
+        "mlp": ("intermediate_size", _MLP),
+        "mels": ("num_mel_bins", 128),
+    },
+    besides={
+        "frames": lambda config: (
+            FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS)
+        ),
+        "pooling": None,
+    },
+    written={
+        "model_type": _ENCODER,
+        "max_source_positions": lambda model: model.frames // FRAMES_PER_TOKEN,
+        "activation_function": "gelu",
+    },
+)
 AUDIO_NAMES = (
     ("audio_tower.", ""),
     ("model.audio_tower.", ""),
@@ -36,30 +51,13 @@ AUDIO_NAMES = (
 )
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return {
-        **_SIZES.keys(config),
-        "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS),
-        "pooling": None,
-    }
-
-
-def _config(model: AudioModel) -> Config:
-    return {
-        "model_type": _ENCODER,
-        **_SIZES.config(model),
-        "max_source_positions": model.frames // FRAMES_PER_TOKEN,
-        "activation_function": "gelu",
-    }
-
-
 AUDIO: Family[AudioModel] = replace(
     whisper.ENCODER,
     model_type=_ENCODER,
     # It has `layerdrop`, too, and does nothing with it.
     random=whisper.DROPOUTS,
-    keys=_keys,
-    config=_config,
+    keys=_SETTINGS.keys,
+    config=_SETTINGS.config,
     architecture="VoxtralEncoder",
 )
 

@@ -8,15 +8,12 @@ Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpo
 Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
 """
 
-from typing import Any
-
 from mimo_launch.hugging_face.family import Alone, Family
-from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.folder import number
 from mimo_launch.hugging_face.names import Names, in_layers
 from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import AudioModel
 
 WHISPER = "whisper"
 # The decoder, and the layers after the encoder in models that classify sounds.
@@ -24,14 +21,25 @@ _BESIDE = (
     *("decoder.", "model.decoder.", "proj_out."),
     *("projector.", "classifier.", "layer_weights"),
 )
-_SIZES = Settings(
+# Those of the decoder, which we do not have, keep their defaults.
+SETTINGS = Settings(
     {
         "layers": "encoder_layers",
         "hidden": "d_model",
         "heads": "encoder_attention_heads",
         "mlp": "encoder_ffn_dim",
         "mels": ("num_mel_bins", 80),
-    }
+    },
+    besides={
+        "frames": lambda config: FRAMES_PER_TOKEN * number(config, "max_source_positions", 1500),
+        # Its last norm is of tokens.
+        "pooling": None,
+    },
+    written={
+        "model_type": WHISPER,
+        "max_source_positions": lambda model: model.frames // FRAMES_PER_TOKEN,
+        "activation_function": "gelu",
+    },
 )
 _NAMES = Names(
     {"conv1": "conv1", "conv2": "conv2", "positions": "embed_positions", "norm": "layer_norm"}
@@ -51,41 +59,15 @@ NOT_COMPUTED = refusals(only("activation_function", "gelu"))
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
-def keys(config: Config) -> dict[str, Any]:
-    """Return a configuration as keys of `model`.
-
-    Raises: ConfigError if a size is missing or is no number.
-    """
-    return {
-        **_SIZES.keys(config),
-        "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", 1500),
-        # Its last norm is of tokens.
-        "pooling": None,
-    }
-
-
-def config_of(model: AudioModel) -> Config:
-    """Return the configuration of our encoder, as transformers 5 writes it.
-
-    The settings of the decoder, which we do not have, keep their defaults.
-    """
-    return {
-        "model_type": WHISPER,
-        **_SIZES.config(model),
-        "max_source_positions": model.frames // FRAMES_PER_TOKEN,
-        "activation_function": "gelu",
-    }
-
-
 ENCODER = Family(
     model_type=WHISPER,
     kind="audio",
     not_computed=NOT_COMPUTED,
     random=(*DROPOUTS, "encoder_layerdrop"),
-    keys=keys,
+    keys=SETTINGS.keys,
     place=_NAMES,
     is_ignored=lambda *_: False,
-    config=config_of,
+    config=SETTINGS.config,
     architecture="WhisperEncoder",
 )
 FOLDER = Alone(ENCODER, (("", ""), ("encoder.", ""), ("model.encoder.", "")), _BESIDE)
