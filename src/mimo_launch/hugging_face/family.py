@@ -162,6 +162,8 @@ class Family(Generic[M]):
     `layers_in_one`: how many of our layers are one of theirs.
     `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
     `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
+    `norms_patches`: whether the patches of an image pass the last norm of a tower, which may be for
+    what pools them only. It is so of a folder of the tower alone, unless `keys` say.
     """
 
     model_type: str
@@ -181,6 +183,7 @@ class Family(Generic[M]):
     layers_in_one: int = 1
     video: Callable[[Config], dict[str, Any] | None] = lambda _: None
     has_depths: bool = False
+    norms_patches: bool = True
 
     @property
     def refusals(self) -> Refusals:

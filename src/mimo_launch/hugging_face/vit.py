@@ -132,6 +132,7 @@ FAMILIES = tuple(
         fits=partial(fits, kind),
         config=partial(config_of, name),
         architecture=kind.architecture,
+        norms_patches=name != CLIP,
     )
     for name, kind in KINDS.items()
 )
