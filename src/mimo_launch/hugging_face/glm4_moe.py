@@ -1,7 +1,7 @@
 """Decoders of GLM-4.5 and later: half of each head rotates, experts chosen as in DeepSeek-V3.
 
 Decides: what their configurations mean, and which settings our decoder cannot compute.
-Relies on: `glm` for heads that rotate in part, `deepseek_experts` for experts and the names of
+Relies on: `glm4v` for heads that rotate in part, `deepseek_experts` for experts and the names of
 tensors.
 Leaves: the names of what predicts further tokens to `further_tokens`.
 
@@ -14,8 +14,7 @@ from mimo_launch.hugging_face import decoder, deepseek_experts, rotary
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.further_tokens import NUMBER
-from mimo_launch.hugging_face.glm import whole_heads
-from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, rotary_factor
+from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, rotary_factor, whole_heads
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel

@@ -39,11 +39,11 @@ place = decoder.place | in_layers(
 )
 
 
-def whole_heads(kind: TextKind, config: Config) -> Config:
-    """Return a configuration with the defaults of its kind, as if whole heads rotated."""
+def whole_heads(config: Config) -> Config:
+    """Return a configuration as if whole heads rotated, without biases."""
     rope = {key: each for key, each in rotary.rope_settings(config).items() if key != FACTOR}
     kept = {key: each for key, each in config.items() if key not in (FACTOR, BIAS)}
-    return kind.defaults | kept | {"rope_parameters": rope, "rope_scaling": None}
+    return kept | {"rope_parameters": rope, "rope_scaling": None}
 
 
 def rotary_factor(config: Config, default: float) -> float:
@@ -53,7 +53,7 @@ def rotary_factor(config: Config, default: float) -> float:
 
 def _prepared(config: Config) -> Config:
     # Its heads fill its width, and queries, keys and values have biases, whatever is said.
-    return {key: x for key, x in whole_heads(TEXT_KIND, config).items() if key != "head_dim"}
+    return {key: x for key, x in (_DEFAULTS | whole_heads(config)).items() if key != "head_dim"}
 
 
 def _keys(config: Config) -> dict[str, Any]:

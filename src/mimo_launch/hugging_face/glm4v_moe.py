@@ -34,7 +34,7 @@ _TEXT = replace(
 
 
 def _prepared(config: Config) -> Config:
-    return whole_heads(_TEXT, config)
+    return _TEXT.defaults | whole_heads(config)
 
 
 def _keys(config: Config) -> dict[str, Any]:
