@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import qwen2_5_omni, vit
+from mimo_launch.hugging_face import qwen2_5_omni
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, WITH_TOWER, part_of
@@ -131,8 +131,7 @@ def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
     yield from _differences(family, model)
     has_norm = kind_of(model).has_final_norm
     decides = family.kind != "vit" or "final_norm" in family.keys(family.config(model))
-    if not decides and has_norm == (family.model_type == vit.CLIP):
-        # The patches of a CLIP do not pass its last norm, which is for pooling.
+    if not decides and has_norm != family.norms_patches:
         yield f"`final_norm: {text_of(has_norm)}`"
 
 

@@ -162,6 +162,8 @@ class Family(Generic[M]):
     `layers_in_one`: how many of our layers are one of theirs.
     `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
     `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
+    `norms_patches`: whether the patches of an image pass the last norm of a tower, which may be for
+    what pools them only. It is so of a folder of the tower alone, unless `keys` say.
     """
 
     model_type: str
@@ -181,6 +183,7 @@ class Family(Generic[M]):
     layers_in_one: int = 1
     video: Callable[[Config], dict[str, Any] | None] = lambda _: None
     has_depths: bool = False
+    norms_patches: bool = True
 
     @property
     def refusals(self) -> Refusals:
@@ -335,3 +338,28 @@ class Part(Generic[M]):
         if inner is None:
             return name.startswith(self.elsewhere)
         return self.family.is_ignored(inner, model) or inner in self.copies(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone(Generic[M]):
+    """How the files of a folder that holds one family, and perhaps parts left out, name it.
+
+    The fields are those of `Part`.
+    """
+
+    family: Family[M]
+    prefixes: tuple[tuple[str, str], ...]
+    elsewhere: tuple[str, ...] = ()
+    may_end_early: bool = False
+
+    def part(self, config: Config, kind: str) -> Part[M]:
+        """Return the only part of a folder. Raises: NoSuchPart."""
+        if kind != self.family.kind:
+            raise NoSuchPart(f"model_type: {self.family.model_type}")
+        return Part(
+            family=self.family,
+            config=config,
+            prefixes=self.prefixes,
+            elsewhere=self.elsewhere,
+            may_end_early=self.may_end_early,
+        )
