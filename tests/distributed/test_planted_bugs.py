@@ -137,7 +137,8 @@ SELDOM = {
     "delta state over documents", "decays taken for strengths", "shared gate ignored",
     "narrow widths not normed", "best expert makes a group", "loose tokens in front",
     "loose tokens at the start",
-    "slope forgotten", "scores capped before their scale",
+    "slope forgotten", "scores capped before their scale", "only what rotates grows",
+    "queries of the first cp rank", "keys grow, too",
 }  # fmt: skip
 
 

@@ -114,6 +114,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"latent attention"} if model.mla else set()
         found |= {"attention sinks"} if model.attention_sinks else set()
         found |= {"further tokens"} if model.mtp else set()
+        found |= {"queries that grow"} if model.query_scaling else set()
         found |= {"capped scores"} if model.attention_softcap else set()
         found |= {"capped logits"} if model.logit_softcap else set()
         found |= {"bias of attention's output"} if model.output_bias else set()

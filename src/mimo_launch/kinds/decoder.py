@@ -27,7 +27,7 @@ from mimo_launch.kinds.saved_activations import (
 )
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.layers import Mtp
-from mimo_launch.spec.spec import DecoderModel, RopeScaling, SlidingWindow
+from mimo_launch.spec.spec import DecoderModel, QueryScaling, RopeScaling, SlidingWindow
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),
@@ -55,6 +55,7 @@ TORCH_ONLY = (
     "output_bias",
     "attention_sinks",
     "query_pre_attn_scalar",
+    "query_scaling",
     "attention_softcap",
     "rotary_factor",
     "rotary_interleaved",
@@ -133,6 +134,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def sliding_window(self) -> SlidingWindow | None:
         """The last tokens that tokens of some layers attend to, if that is not all."""
         return self.model.sliding_window
+
+    @property
+    def query_scaling(self) -> QueryScaling | None:
+        """How queries grow with the position of their token, if they do."""
+        return self.model.query_scaling
 
     @property
     def mtp(self) -> Mtp | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, Layers, Strict, Tokens
-from mimo_launch.spec.layers import Mla, Moe, Mtp, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import Mla, Moe, Mtp, QueryScaling, RopeScaling, SlidingWindow
 
 
 class CausalModel(Strict):
@@ -225,6 +225,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Attention scores are divided by the square root of this number; default "
         "the size of a head.",
         examples=[168.0],
+    )
+    query_scaling: QueryScaling | None = Field(
+        None,
+        description="The query of a token at position p of its document is multiplied by "
+        "1 + beta ln(1 + floor(p / length)), as in Ministral 3.",
+        examples=["{beta: 0.1, length: 16384}"],
     )
     attention_softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

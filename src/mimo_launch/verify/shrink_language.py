@@ -33,6 +33,9 @@ MAX_WINDOW = 5
 # Further tokens that are predicted: the second depth reads the first one.
 MAX_DEPTH = 2
 
+# Queries grow within documents.
+MIN_BETA, MAX_LENGTH = 0.5, 3
+
 # About as large as scores and logits of small models.
 MAX_CAP = 2.0
 
@@ -56,6 +59,10 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
+    if (scaling := model.query_scaling) is not None:
+        # Shorter than documents, and large enough that wrong positions are seen.
+        small_one = {"beta": max(scaling.beta, MIN_BETA), "length": min(scaling.length, MAX_LENGTH)}
+        update["query_scaling"] = scaling.model_copy(update=small_one)
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that what is capped differs from what is not.
         if (cap := getattr(model, key)) is not None:
