@@ -117,6 +117,13 @@ class LanguageModel(CausalModel):
         False,
         description="Norms multiply by 1 + weight instead of weight, as in Gemma and Qwen3.5.",
     )
+    mtp: Mtp | None = Field(
+        None,
+        description="Multi-token prediction, as in DeepSeek-V3: while it trains, the model also "
+        "learns to predict further tokens. A block is like the last one of a decoder; in a hybrid "
+        "it is attention, then experts if the pattern has any, else an MLP.",
+        examples=["{depth: 1, loss_weight: 0.3}"],
+    )
 
     @property
     def rotary_size(self) -> int:
@@ -242,12 +249,6 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         None,
         description="The same of the logits of words, as in Gemma 2.",
         examples=[30.0],
-    )
-    mtp: Mtp | None = Field(
-        None,
-        description="Multi-token prediction, as in DeepSeek-V3: while it trains, the model also "
-        "learns to predict further tokens.",
-        examples=["{depth: 1, loss_weight: 0.3}"],
     )
 
     @property

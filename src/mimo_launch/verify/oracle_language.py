@@ -217,6 +217,26 @@ def hybrid_layers(
     return x_SD
 
 
+def hybrid_block(
+    weights: Weights,
+    x_SD: Tensor,
+    model: HybridModel,
+    text: RecordText,
+    angles: Tensor | None,
+    name: str,
+) -> Tensor:
+    """Return the stream behind attention and experts, or an MLP, as further tokens have them."""
+    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
+    gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
+    head_norm, y = norm if model.qk_norm else None, norm(x_SD, f"{name}.attention_norm")
+    attention = f"{name}.attention"
+    x_SD = x_SD + _attention(weights, y, attention, model, text, angles, head_norm=head_norm)
+    y = norm(x_SD, f"{name}.mlp_norm")
+    if "E" in model.pattern and model.moe is not None:
+        return x_SD + mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
+    return x_SD + mlp(weights, f"{name}.mlp", y, gate)
+
+
 def _attention(
     weights: Weights,
     y: Tensor,
