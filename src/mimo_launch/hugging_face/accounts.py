@@ -102,8 +102,11 @@ def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
 def reason(part: Part[Any], model: Any, name: str) -> str:
     """Return why a tensor that no module takes is left out."""
     inner = part.inner_name(name)
+    has_depths = part.family.has_depths
+    further = "it predicts further tokens, which a model without `mtp` does not"
     if (inner or name).startswith(further_tokens.OURS):
-        return "it predicts further tokens, and `transformers` leaves it out as well"
+        left = "it predicts further tokens, and `transformers` leaves it out as well"
+        return further if has_depths else left
     if inner is None:
         return "it is of a part that is no module here"
     if inner == HEAD and getattr(model, "tied", False):
@@ -114,8 +117,7 @@ def reason(part: Part[Any], model: Any, name: str) -> str:
     if not numbers or numbers[0] < -(-model.layers // part.family.layers_in_one):
         return "nothing here computes with it"
     behind = "its layer is behind the last one that is used"
-    further = "it predicts further tokens, which a model without `mtp` does not"
-    return further if part.family.has_depths else behind
+    return further if has_depths else behind
 
 
 def left_out(

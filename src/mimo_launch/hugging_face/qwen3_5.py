@@ -3,7 +3,7 @@
 Decides: what the text part of its configuration means, dense or with experts: one of their layers,
 a mixer and an MLP or experts, is two of a hybrid model.
 Relies on: `qwen3_5_tensors` for names, `qwen3_vl` for the tower, `qwen_vl` for the whole.
-Leaves: videos, and layers for multi-token prediction, to nobody yet.
+Leaves: videos to nobody yet.
 
 Source: `transformers` 5.23, models/qwen3_5 and models/qwen3_5_moe.
 """
@@ -17,7 +17,13 @@ from mimo_launch.hugging_face import decoder, qwen3_vl
 from mimo_launch.hugging_face.family import Family, moe_keys
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.moe_decoder import balance
-from mimo_launch.hugging_face.qwen3_5_tensors import FURTHER_TOKENS, is_ignored, place, stacked
+from mimo_launch.hugging_face.qwen3_5_tensors import (
+    FURTHER_TOKENS,
+    depth_place,
+    is_ignored,
+    place,
+    stacked,
+)
 from mimo_launch.hugging_face.qwen_vl import QwenVl, plain_rope
 from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
 from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
@@ -157,6 +163,7 @@ def _config(kind: Qwen35Kind, model: HybridModel) -> Config:
         "head_dim": model.head_size,
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
+        "mtp_num_hidden_layers": int(model.mtp is not None),
         "rms_norm_eps": model.norm_eps,
         "rope_parameters": rope,
         "linear_num_value_heads": sizes.heads,
@@ -194,6 +201,8 @@ def _family(kind: Qwen35Kind) -> Family[HybridModel]:
         architecture=kind.architecture,
         other_place=stacked,
         layers_in_one=2,
+        has_depths=True,
+        depth_place=depth_place,
     )
     return replace(made, training=balance, of_experts=True) if kind.behind == EXPERTS else made
 

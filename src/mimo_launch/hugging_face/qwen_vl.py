@@ -44,8 +44,8 @@ _FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 class QwenVl:
     """A family of whole models: its two parts, and the class that loads both.
 
-    `nested`: it writes the names of both inside `model`. `beside`: prefixes of parts that are left
-    out.
+    `nested`: it writes the names of both inside `model`. `beside`: prefixes of
+    tensors of the text part that stand outside `model`.
     """
 
     model_type: str
@@ -92,8 +92,8 @@ class QwenVl:
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
-            prefixes=self._ordered(_TEXT_NAMES),
-            elsewhere=(*(prefix for prefix, _ in _VISION_NAMES), *self.beside),
+            prefixes=(*self._ordered(_TEXT_NAMES), *((each, each) for each in self.beside)),
+            elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
         )
 
     def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
