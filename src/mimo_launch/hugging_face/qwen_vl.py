@@ -158,11 +158,17 @@ def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[De
 def text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
     """Return the configuration of a text part as keys of `model`. Raises: ConfigError."""
     keys = decoder.keys(kind.block, plain(kind, config))
-    sections = decoder.rope_settings(config).get("mrope_section", kind.sections)
+    sections = sections_of(decoder.rope_settings(config), kind.sections)
+    return {**keys, "mrope": sections, "mrope_interleaved": kind.interleaved}
+
+
+def sections_of(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pairs of a head for each axis. Raises: ConfigError."""
+    sections = rope.get("mrope_section", default)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
         raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
-    return {**keys, "mrope": tuple(sections), "mrope_interleaved": kind.interleaved}
+    return tuple(sections)
 
 
 def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
@@ -243,3 +249,12 @@ def vision_is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor of a file follows from the settings."""
     del model
     return bool(_FREQUENCIES.search(name))
+
+
+def _ropes(config: Config) -> Iterator[str]:
+    rope = decoder.rope_settings(plain_rope(config))
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
+
+
+UNSCALED = Refusal("`rope_type` other than `default`", _ropes)
