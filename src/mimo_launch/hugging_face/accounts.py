@@ -11,7 +11,7 @@ from typing import Any
 
 from mimo_launch.hugging_face import further_tokens, own_folders
 from mimo_launch.hugging_face.decoder import HEAD
-from mimo_launch.hugging_face.family import Part
+from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
 from mimo_launch.kinds.registry import kind_of
 
 _KINDS = ("weight", "bias")
@@ -111,8 +111,9 @@ def reason(part: Part[Any], model: Any, name: str) -> str:
         return "it is of a part that is no module here"
     if inner == HEAD and getattr(model, "tied", False):
         return "the output layer is the embedding"
-    if inner.endswith(("inv_freq", "position_ids")):
-        return "it follows from the settings"
+    if inner.endswith(("inv_freq", "position_ids", SCALE_OF_INPUTS)):
+        is_scale = inner.endswith(SCALE_OF_INPUTS)
+        return "inputs are not quantized here" if is_scale else "it follows from the settings"
     numbers = [int(each) for each in inner.split(".") if each.isdecimal()]
     if not numbers or numbers[0] < -(-model.layers // part.family.layers_in_one):
         return "nothing here computes with it"

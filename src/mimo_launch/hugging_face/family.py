@@ -192,6 +192,8 @@ class Family(Generic[M]):
 
 
 PROJECTOR = "projector."
+# What inputs of a matrix in FP8 are divided by where they are quantized, too; here they are not.
+SCALE_OF_INPUTS = ".activation_scale"
 
 
 class Whole(Protocol):
@@ -337,4 +339,6 @@ class Part(Generic[M]):
         inner = self.inner_name(name)
         if inner is None:
             return name.startswith(self.elsewhere)
+        if inner.endswith(SCALE_OF_INPUTS):
+            return True
         return self.family.is_ignored(inner, model) or inner in self.copies(model)
