@@ -151,6 +151,7 @@ SELDOM = {
     "frequencies of whole heads", "narrow widths taken for complete", "padding capped",
     "blocks a query late", "rows averaged between corners", "patches of another cp rank",
     "registers kind by kind", "table cropped by no side", "further tokens of other documents",
+    "only what rotates grows", "queries of the first cp rank", "keys grow, too",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a Mistral.
+"""Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a decoder.
 
 Decides: what the settings of the whole and of its projector mean.
-Relies on: `tower_and_decoder`; `pixtral` for the tower, `decoder` for the text part; `llava` for
-the names of the parts, which are the same.
+Relies on: `tower_and_decoder`; `pixtral` for the tower, `decoder` and `ministral3` for the text
+part; `llava` for the names of the parts, which are the same.
 Leaves: the tokens between the lines of an image to `tokenizer`.
 
 Source: `transformers` 5.23, models/mistral3.
@@ -10,7 +10,7 @@ Source: `transformers` 5.23, models/mistral3.
 
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, pixtral, towers
+from mimo_launch.hugging_face import decoder, llava, ministral3, pixtral, towers
 from mimo_launch.hugging_face.family import Place, layers_at
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import one_of, refusals, where
@@ -62,7 +62,7 @@ WHOLE = TowerAndDecoder(
     model_type="mistral3",
     architecture="Mistral3ForConditionalGeneration",
     towers={pixtral.MODEL_TYPE: pixtral.VISION},
-    text={MISTRAL.model_type: MISTRAL},
+    text={each.model_type: each for each in (MISTRAL, ministral3.TEXT)},
     tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector={

@@ -56,8 +56,8 @@ _BESIDE_VISION = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), 
 class QwenVl:
     """A family of whole models: its two parts, and the class that loads both.
 
-    `nested`: it writes the names of both inside `model`. `beside`: prefixes of parts that are left
-    out.
+    `nested`: it writes the names of both inside `model`. `beside`: prefixes of
+    tensors of the text part that stand outside `model`.
     """
 
     model_type: str
@@ -104,8 +104,8 @@ class QwenVl:
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
-            prefixes=self._ordered(_TEXT_NAMES),
-            elsewhere=(*(prefix for prefix, _ in _VISION_NAMES), *self.beside),
+            prefixes=(*self._ordered(_TEXT_NAMES), *((each, each) for each in self.beside)),
+            elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
         )
 
     def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -170,11 +170,17 @@ def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[De
 def text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
     """Return the configuration of a text part as keys of `model`. Raises: ConfigError."""
     keys = decoder.keys(kind.block, plain(kind, config))
-    sections = rotary.rope_settings(config).get("mrope_section", kind.sections)
+    sections = sections_of(rotary.rope_settings(config), kind.sections)
+    return {**keys, "mrope": sections, "mrope_interleaved": kind.interleaved}
+
+
+def sections_of(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pairs of a head for each axis. Raises: ConfigError."""
+    sections = rope.get("mrope_section", default)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
         raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
-    return {**keys, "mrope": tuple(sections), "mrope_interleaved": kind.interleaved}
+    return tuple(sections)
 
 
 def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
@@ -243,3 +249,12 @@ def vision_is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor of a file follows from the settings."""
     del model
     return name.endswith("rotary_pos_emb.inv_freq")
+
+
+def _ropes(config: Config) -> Iterator[str]:
+    rope = rotary.rope_settings(plain_rope(config))
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
+
+
+UNSCALED = Refusal("`rope_type` other than `default`", _ropes)

@@ -217,8 +217,6 @@ class Oracle:
     def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
         """Return the loss of each depth of multi-token prediction, from a normed stream."""
         model, seen = self.model, self._seen("train", index, load)
-        if not isinstance(model, DecoderModel) or seen.angles is None:
-            return []
         tokens, labels = (torch.from_numpy(x) for x in self.dataset.text("train", index))
         angles, text = (seen.angles, seen.local_angles), seen.text
         return [

@@ -9,13 +9,14 @@ Legend: S tokens of a record, T tokens of a sample (of all its records), H heads
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.spec import RopeScaling
+from mimo_launch.spec.spec import QueryScaling, RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
@@ -189,6 +190,17 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)
     return grown + 1
+
+
+def query_growth(scaling: QueryScaling | None, documents: Tensor) -> Tensor | None:
+    """Return the factor on the query of each token, [S], from the document of each token."""
+    if scaling is None:
+        return None
+    seen, found = Counter[int](), list[float]()
+    for document in documents.tolist():
+        found.append(1 + scaling.beta * math.log(1 + math.floor(seen[document] / scaling.length)))
+        seen[document] += 1
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
