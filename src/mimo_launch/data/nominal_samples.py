@@ -145,8 +145,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
     number = max(1, _room(spec, reader, worst) // max(1, size.rows))
     if recipe.most_groups is not None:
         number = min(number, recipe.most_groups)
-    timed = recipe.videos.time in ("patches", "seconds")
-    return [None, *range(1, number)] if timed else [None] * number
+    return [None, *range(1, number)] if recipe.videos.on_axis else [None] * number
 
 
 def _room(spec: Spec, name: str, worst: bool) -> int:

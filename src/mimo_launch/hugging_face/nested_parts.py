@@ -21,13 +21,15 @@ Prefixes = tuple[tuple[str, str], ...]
 class NestedPart:
     """A module of a whole: its family, the keys down to its configuration, and its prefixes.
 
-    `around(config)` are settings that the section around its own decides.
+    `around(config)` are settings that the section around its own decides, `videos(config)` how the
+    model of that section reads videos, as `video` of ours.
     """
 
     family: Family[Any]
     where: Keys
     prefixes: Prefixes
     around: Callable[[Config], Config] = lambda _: {}
+    videos: Callable[[Config], Mapping[str, Any] | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,4 +71,5 @@ class NestedParts:
             config={**section(config, last), **found.around(config)},
             prefixes=found.prefixes,
             elsewhere=(*others, *self.left_out),
+            reads_videos=found.videos(config),
         )

@@ -1,8 +1,9 @@
 """Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL that also hears, and a talker behind it.
 
-Decides: the parts of its folders.
+Decides: the parts of its folders, and how the thinker reads videos.
 Relies on: `qwen_vl` and `qwen2_5_vl` for the thinker, `qwen2_5_omni_talker`; `nested_parts`.
-Leaves: the audio tower and the vocoder, which no module of ours computes.
+Leaves: the audio tower and the vocoder, which no module of ours computes; so sound of a video is
+not heard.
 
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
@@ -11,10 +12,10 @@ from dataclasses import replace
 
 from mimo_launch.hugging_face import qwen2_5_vl
 from mimo_launch.hugging_face.family import Place
-from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.nested_parts import NestedPart, NestedParts
 from mimo_launch.hugging_face.qwen2_5_omni_talker import TALKER
-from mimo_launch.hugging_face.qwen_vl import QWEN2, text_family
+from mimo_launch.hugging_face.qwen_vl import QWEN2, as_written, text_family, videos_timed
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
 
@@ -22,6 +23,9 @@ MODEL_TYPE, THINKER_TYPE = "qwen2_5_omni", "qwen2_5_omni_thinker"
 ARCHITECTURE = "Qwen2_5OmniForConditionalGeneration"
 _THINKER = "thinker_config"
 _AUDIO = {"audio": f"audio_config.model_type: {MODEL_TYPE}_audio_encoder"}
+# Places of a second of a video, as its configuration class has them.
+_SECOND = "position_id_per_seconds"
+PER_SECOND = 25
 
 
 def _vision_place(name: str, model: VitModel) -> Place:
@@ -36,13 +40,14 @@ def _vision_place(name: str, model: VitModel) -> Place:
 TEXT = text_family("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", QWEN2)
 VISION = replace(
     qwen2_5_vl.VISION,
-    # It counts time another way, together with sound.
+    # The thinker says it.
     video=lambda _: None,
     model_type="qwen2_5_omni_vision_encoder",
     architecture="Qwen2_5OmniVisionEncoder",
     place=_vision_place,
     config=lambda model: {
-        **qwen2_5_vl.VISION.config(model),
+        # The places of a second are said around it.
+        **qwen2_5_vl.VISION.config(model.model_copy(update={"video": None})),
         "model_type": "qwen2_5_omni_vision_encoder",
     },
 )
@@ -55,6 +60,9 @@ def _thinker(before: str, inside: tuple[str, ...]) -> tuple[NestedPart, ...]:
             family=VISION,
             where=(*inside, "vision_config"),
             prefixes=((f"{before}visual.", ""),),
+            videos=lambda thinker: videos_timed(
+                "nominal_seconds", float(number(thinker, _SECOND, PER_SECOND))
+            ),
         ),
         NestedPart(
             family=TEXT,
@@ -108,5 +116,7 @@ def config_of(
     if vision is not None:
         tower = {**VISION.config(vision), "out_hidden_size": text.hidden}
         thinker |= {"vision_config": tower, "image_token_index": token}
+        if vision.video is not None and vision.video.per_second is not None:
+            thinker[_SECOND] = as_written(vision.video.per_second)
     speech = {**TALKER.config(talker), "embedding_size": text.hidden}
     return {"model_type": MODEL_TYPE, _THINKER: thinker, "talker_config": speech}

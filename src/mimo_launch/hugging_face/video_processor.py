@@ -28,7 +28,12 @@ from mimo_launch.hugging_face.image_processor import (
     ProcessorError,
     processor_folder,
 )
-from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
+from mimo_launch.hugging_face.tokenizer import (
+    PREPROCESSOR,
+    PROCESSOR,
+    VIDEO_PREPROCESSOR,
+    processor_class,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Spec, Videos, VideoSettings, VitModel, WebdatasetData
@@ -57,7 +62,8 @@ class TakenVideo:
 class VideoRecipe:
     """Steps from a decoded video to the arrays of an encoder, in this order.
 
-    Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
+    Without `sampling`, all frames are taken. `nominal_fps` are those that are asked for, whatever
+    is taken. `resample` is the number of a filter of Pillow.
     """
 
     sampling: Sampling | None
@@ -67,6 +73,7 @@ class VideoRecipe:
     scale: float = 1 / 255
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    nominal_fps: float = FPS
 
     @property
     def group(self) -> int:
@@ -99,23 +106,33 @@ class VideoRecipe:
     def _later(
         self, groups: int, indices: tuple[int, ...], size: VideoSize
     ) -> tuple[int | None, ...]:
-        if self.videos.in_text or self.videos.time == "none":
+        if not self.videos.on_axis:
             return (None,) * groups
-        if self.videos.time == "patches":
+        if not self.videos.in_seconds:
             return (None, *range(1, groups))
         import numpy as np
 
-        # In fp32, as the reference, where a time is the product of these.
-        taken_rate = len(indices) / size.frames * size.rate
-        step = np.float32(self.videos.per_second or 1) * np.float32(self.group / taken_rate)
-        places = (np.arange(groups, dtype=np.float32) * step).astype(np.int64).tolist()
-        return (None, *places[1:])
+        # In fp32 and in the order of the reference, whose rounding decides between two places.
+        second, numbers = np.float32(self.videos.per_second or 1), np.arange(groups)
+        if self.videos.time == "nominal_seconds":
+            times = numbers.astype(np.float32) * np.float32(self.group / self.nominal_fps) * second
+        else:
+            taken_rate = len(indices) / size.frames * size.rate
+            times = numbers.astype(np.float32) * (second * np.float32(self.group / taken_rate))
+        return (None, *times.astype(np.int64).tolist()[1:])
 
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _BOTH: dict[str, Any] = {
     "merge_size": 2, "temporal_patch_size": 2, "min_frames": MIN_FRAMES, "max_frames": MAX_FRAMES,
+}  # fmt: skip
+# What a processor of all media asks that of videos for, whatever its file says, by its class.
+_ASKED: dict[str, dict[str, Any]] = {
+    "Qwen2_5Omni": {
+        "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2},
+        "min_pixels": None, "max_pixels": None,
+    },
 }  # fmt: skip
 # The defaults of transformers, by the name of the video processor without `VideoProcessor`.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -180,6 +197,8 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
 def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
     sampling = recipe.sampling
+    if asked.fps is not None:
+        recipe = replace(recipe, nominal_fps=asked.fps)
     if isinstance(sampling, SecondSampling):
         if asked.max_frames is not None:
             raise ProcessorError("its video processor takes no `max_frames`, but `fps`")
@@ -220,8 +239,9 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}VideoProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its video processor is {name or 'not named'}; supported are {known}")
-    config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
+        config = config | _ASKED.get(processor_class(folder), {})
+        config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
         return _recipe(kind, config, videos)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error

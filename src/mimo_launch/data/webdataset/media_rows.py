@@ -242,6 +242,12 @@ class ShardInputs:
         """Return how many tokens stand between two lines of the rows of a module."""
         return int(self.line_break is not None and "image" in self.in_text.get(name, ()))
 
+    def holds_text(self, name: str) -> bool:
+        """Return whether text goes on behind the last time of a video of a module."""
+        reader = self.readers.get(name)
+        videos = None if reader is None else _videos(reader)
+        return videos is not None and videos.videos.holds_text
+
     def _media(self, name: str) -> tuple[Medium, ...]:
         if (reader := self.readers.get(name)) is None:
             # `checks` refuses modules that see both images and clips.
