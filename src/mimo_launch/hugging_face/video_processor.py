@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mimo_launch.hugging_face.frame_rules import (
-    EvenSampling,
-    ExactFrames,
     FrameSampling,
     FrameSize,
-    Sampling,
     SecondSampling,
     VideoSize,
 )
@@ -25,8 +22,17 @@ from mimo_launch.hugging_face.image_processor import (
     BICUBIC,
     BILINEAR,
     HALF,
+    LANCZOS,
     ProcessorError,
     processor_folder,
+)
+from mimo_launch.hugging_face.single_frames import (
+    RULES,
+    EndlessSampling,
+    EvenSampling,
+    ExactFrames,
+    SingleSampling,
+    Size,
 )
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
@@ -34,28 +40,31 @@ from mimo_launch.hugging_face.tokenizer import (
     VIDEO_PREPROCESSOR,
     processor_class,
 )
+from mimo_launch.hugging_face.video_words import told_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Spec, Videos, VideoSettings, VitModel, WebdatasetData
 
 # Without a processor: those of Qwen3-VL.
 FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
+Sampling = FrameSampling | SecondSampling | SingleSampling
 
 
 @dataclass(frozen=True, slots=True)
 class TakenVideo:
     """What is taken of a video: frames, their height and width in pixels, times of their groups.
 
-    A group is a temporal patch; the last frame is repeated to fill one. `seconds` are those from
-    the beginning to the middle of each, or the whole ones to its first frame; `later` how much
-    later language counts it than the first, None for the first of its image.
+    A group is a temporal patch; the last frame is repeated to fill one. `told` is what the text
+    says of each (see `video_words`); `later` how much later language counts it than the first, None
+    for the first of its image. Frames are resized to the sizes `before` on their way.
     """
 
     indices: tuple[int, ...]
     height: int
     width: int
-    seconds: tuple[float, ...]
+    told: tuple[int, ...]
     later: tuple[int | None, ...]
+    before: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +94,9 @@ class VideoRecipe:
         """Most temporal patches of a video, None if any number of frames is taken."""
         if self.sampling is None:
             return None
-        if isinstance(self.sampling, SecondSampling):
-            return ceil(self.sampling.most_taken / self.group)
-        most = self.sampling.number or self.sampling.most
+        if isinstance(self.sampling, FrameSampling):
+            return ceil((self.sampling.number or self.sampling.most) / self.group)
+        most = self.sampling.most_taken
         return None if most is None else ceil(most / self.group)
 
     def taken(self, size: VideoSize) -> TakenVideo:
@@ -97,11 +106,10 @@ class VideoRecipe:
         height, width = self.frame_size.size(len(indices), size.height, size.width)
         padded = [*indices, *indices[-1:] * (-len(indices) % self.group)]
         times = [index / size.rate for index in padded]
-        firsts = range(0, len(times), self.group)
-        seconds = tuple((times[each] + times[each + self.group - 1]) / 2 for each in firsts)
-        if self.videos.time == "text_after":
-            seconds = tuple(float(int(times[each])) for each in firsts)
-        return TakenVideo(indices, height, width, seconds, self._later(len(seconds), indices, size))
+        told = told_of(self.videos, times, self.group, size.frames / size.rate)
+        later = self._later(len(told), indices, size)
+        before = self.frame_size.before(size.height, size.width)
+        return TakenVideo(indices, height, width, told, later, before)
 
     def _later(
         self, groups: int, indices: tuple[int, ...], size: VideoSize
@@ -153,6 +161,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlavaOnevision": {
         "size": {"height": 384, "width": 384}, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD,
     },
+    "InternVL": {
+        "size": {"height": 384, "width": 384}, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD,
+        "initial_shift": True,
+    },
+    "SmolVLM": {
+        "max_image_size": {"longest_edge": 364}, "image_mean": HALF, "image_std": HALF,
+        "resample": LANCZOS,
+    },
 }  # fmt: skip
 
 
@@ -199,16 +215,19 @@ def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     sampling = recipe.sampling
     if asked.fps is not None:
         recipe = replace(recipe, nominal_fps=asked.fps)
-    if isinstance(sampling, SecondSampling):
-        if asked.max_frames is not None:
-            raise ProcessorError("its video processor takes no `max_frames`, but `fps`")
-        fps = sampling.fps if asked.fps is None else asked.fps
-        return replace(recipe, sampling=replace(sampling, fps=fps))
-    if isinstance(sampling, EvenSampling):
-        most = sampling.most if asked.max_frames is None else asked.max_frames
-        if asked.fps is None:
-            return replace(recipe, sampling=replace(sampling, most=most))
-        return replace(recipe, sampling=EvenSampling(asked.fps, None, most))
+    if isinstance(recipe.frame_size, ExactFrames) and sampling is None and asked.fps is not None:
+        # All others have one, if only for all frames.
+        if asked.max_frames is None:
+            raise ProcessorError(
+                "its video processor takes so many frames a second only up to some number: write "
+                f"`fps: {asked.fps:g}, max_frames: 64` in `data.video`"
+            )
+        sampling = EndlessSampling(asked.fps, asked.max_frames)
+    if sampling is not None and not isinstance(sampling, FrameSampling):
+        try:
+            return replace(recipe, sampling=sampling.asked(asked.fps, asked.max_frames))
+        except ValueError as error:
+            raise ProcessorError(str(error)) from error
     if asked.fps is not None:
         to_ends = recipe.frame_size.over_time
         base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
@@ -248,8 +267,9 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
 
 
 def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    if kind == "LlavaOnevision":
-        return _of_one_size(config, videos)
+    if kind in RULES:
+        single, frames = RULES[kind](config)
+        return VideoRecipe(single, frames, videos, **_pixels(config))
     over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
     group, side, merged = (
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
@@ -278,21 +298,6 @@ def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe
     return VideoRecipe(sampling, size, videos, **_pixels(config))
 
 
-def _of_one_size(config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    """Return the recipe of a processor that takes single frames. Raises: ValueError."""
-    number, fps = config.get("num_frames"), config.get("fps")
-    if not config.get("do_sample_frames", False):
-        number = fps = None
-    sampling = EvenSampling(
-        fps=None if fps is None else _positive(config, "fps", float),
-        number=None if number is None else _positive(config, "num_frames"),
-        most=None,
-    )
-    height, width = (_positive(config["size"], each) for each in ("height", "width"))
-    size = ExactFrames(height, width)
-    return VideoRecipe(sampling, size, videos, **_pixels(config))
-
-
 def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what becomes of the pixels of frames. Raises: ValueError."""
     if not config.get("do_resize", True):
@@ -300,7 +305,7 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("do_center_crop", False):
         raise ValueError("do_center_crop: true")
     resample = int(config.get("resample", BICUBIC))
-    if resample not in (BILINEAR, BICUBIC):
+    if resample not in (BILINEAR, BICUBIC, LANCZOS):
         raise ValueError(f"resample: {resample}")
     scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
     return {

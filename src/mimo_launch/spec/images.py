@@ -87,14 +87,25 @@ class Windows(Strict):
 class Videos(Strict):
     """How an encoder of images reads videos: as images of `temporal_patch` frames each."""
 
-    time: Literal["none", "patches", "seconds", "nominal_seconds", "text", "text_after"] = Field(
+    time: Literal[
+        "none",
+        "patches",
+        "seconds",
+        "nominal_seconds",
+        "text",
+        "text_after",
+        "text_number",
+        "text_clock",
+    ] = Field(
         description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
         "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
         "`nominal_seconds`: there, by seconds of the rate that is asked for, whatever is taken, "
         "and text goes on behind the last of them (Qwen2.5-Omni); "
         "`text`: each temporal patch is an image behind its time in words (Qwen3-VL); "
-        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `none`: nowhere "
-        "(LLaVA-OneVision).",
+        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `text_number`: "
+        "an image behind its number (InternVL); `text_clock`: an image behind its minute and "
+        "second, all of them behind how many they are and how long the video lasts (SmolVLM); "
+        "`none`: nowhere (LLaVA-OneVision).",
         examples=["patches"],
     )
     per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
@@ -106,8 +117,8 @@ class Videos(Strict):
 
     @property
     def in_text(self) -> bool:
-        """Whether the time of each temporal patch stands in the text."""
-        return self.time in ("text", "text_after")
+        """Whether the time of each temporal patch stands in the text, or its number."""
+        return self.time.startswith("text")
 
     @property
     def in_seconds(self) -> bool:

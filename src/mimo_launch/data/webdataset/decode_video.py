@@ -88,7 +88,10 @@ def video_groups(
     now: list[Frame] = []
     with readable(suffix, "a video"):
         for frame in _frames(suffix, data, taken.indices, channels):
-            now.append(resized(frame, taken.height, taken.width, recipe.resample))
+            made = frame
+            for size in (*taken.before, (taken.height, taken.width)):
+                made = resized(made, *size, recipe.resample)
+            now.append(made)
             if len(now) == recipe.group:
                 yield group(now)
                 now = []

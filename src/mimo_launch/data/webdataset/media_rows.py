@@ -219,7 +219,7 @@ class ShardInputs:
         """
         for number, video in enumerate(videos, first):
             sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
-            shown: _Images = list(zip(sizes, video.later, video.tenths, strict=True))
+            shown: _Images = list(zip(sizes, video.later, video.told, strict=True))
             for part in [[each] for each in shown] if self.says_time else [shown]:
                 yield number, part
 
