@@ -73,4 +73,8 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
     )
 
 
-WHOLES = _whole("idefics3", "Idefics3"), _whole("smolvlm", "SmolVLM")
+WHOLES = (
+    _whole("idefics3", "Idefics3"),
+    # Each frame of a video is an image behind its minute and second.
+    replace(_whole("smolvlm", "SmolVLM"), videos={"time": "text_clock", "per_second": None}),
+)

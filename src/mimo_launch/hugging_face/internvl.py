@@ -96,4 +96,6 @@ WHOLE = TowerAndDecoder(
     ),
     tied=tied_by_default(True),
     settings=_settings,
+    # Each frame is an image behind its number.
+    videos={"time": "text_number", "per_second": None},
 )
