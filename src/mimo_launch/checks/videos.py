@@ -67,6 +67,7 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
             f"write `video: {{time: {video.time}, per_second: {usual}}}`, or the `{key}` of the "
             "model that it starts from",
         )
+    without = "none" if kind_of(spec.language.model).mrope is None else "patches"
     caption = isinstance(spec.data, WebdatasetData) and isinstance(
         spec.data.template, CaptionTemplate
     )
@@ -74,7 +75,7 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
         yield (
             f"`{name}` has the time of videos in the text, but captions have no place for it",
             "the chat template writes what stands around each temporal patch",
-            "write `template: chat` in `data`, or `video: {time: patches}`",
+            f"write `template: chat` in `data`, or `video: {{time: {without}}}`",
         )
     if (lines := _line_break(spec)) is not None:
         folder, text = lines
