@@ -21,7 +21,7 @@ from mimo_launch.data.webdataset.decode_media import decode_image, image_size, r
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
+from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
 Groups = npt.NDArray[np.float32]

@@ -29,7 +29,7 @@ from mimo_launch.data.webdataset.member_readers import (
 from mimo_launch.data.webdataset.readers import readers_of
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
-from mimo_launch.hugging_face.video_processor import VideoRecipe
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE

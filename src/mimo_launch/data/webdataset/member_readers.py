@@ -30,7 +30,7 @@ from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.hugging_face.image_processor import ImageRecipe
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
+from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images
