@@ -34,8 +34,10 @@ SIDES = {"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2}
 # Temporal patches of the videos of the samples `between` and `two`: of all frames, or by `fps`.
 GROUPS = {None: [5, 3, 2], 4.0: [2, 2, 1]}
 OFTEN = {("one rank", 4.0), ("tp2", None), ("cp2, apart", 4.0)}
-_TOWER = {**ALL_KINDS["qwen2_5_vl"].keys, "layers": 1, "hidden": 16, "heads": 2, "mlp": 24,
-          "windows": None, "video": VIDEO}  # fmt: skip
+_TOWER = {
+    **ALL_KINDS["qwen2_5_vl"].keys, "layers": 2, "hidden": 32, "heads": 4, "mlp": 24,
+    "windows": {"side": 2, "full": [0]}, "video": VIDEO,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

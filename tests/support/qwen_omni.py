@@ -22,7 +22,7 @@ _TEXT = {
     "rope_parameters": {**_ROPE, "mrope_section": [1, 2, 1]}, "tie_word_embeddings": False,
 }  # fmt: skip
 _VISION = {
-    "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 2,
+    "depth": 2, "hidden_size": 32, "intermediate_size": 24, "num_heads": 4, "patch_size": 2,
     "spatial_merge_size": 2, "out_hidden_size": 32, "window_size": 9, "fullatt_block_indexes": [0],
 }  # fmt: skip
 _AUDIO = {
