@@ -226,6 +226,9 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
             continue
         pixels = images_of(made, sample).to(model.dtype)
+        if pixels.ndim == 5:
+            # Where videos are read, arrays have frames: here one each.
+            pixels = pixels.squeeze(2)
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue

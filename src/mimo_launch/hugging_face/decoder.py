@@ -42,7 +42,6 @@ KINDS = {
     "mistral": DecoderFamily(kv_heads=8, windows=WindowKeys()),
 }
 NORM_EPS = 1e-6
-rope_settings = rotary.rope_settings
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _HEADS, _WIDTH = "num_attention_heads", "hidden_size"
 _SIZES = Settings(
@@ -96,16 +95,11 @@ def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
         "qk_norm": kind.qk_norm,
         "norm_eps": number(config, "rms_norm_eps", NORM_EPS),
         **rotary.rope_keys(config),
-        "sliding_window": window_of(kind, config),
+        "sliding_window": kind.windows.of(config),
         "bidirectional_images": False,
     }
     fields = DecoderModel.model_fields.items()
     return found | {x: y.default for x, y in fields if x not in _NOT_OF_FOLDERS | found.keys()}
-
-
-def window_of(kind: DecoderFamily, config: Config) -> dict[str, Any] | None:
-    """Return a configuration as `sliding_window`. Raises: ConfigError."""
-    return kind.windows.of(config)
 
 
 def is_ignored(name: str, model: DecoderModel) -> bool:

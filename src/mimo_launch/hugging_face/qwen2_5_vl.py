@@ -16,6 +16,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     ROPES,
     TOWER,
     QwenVl,
+    as_written,
     text_family,
     videos_timed,
     vision_is_ignored,
@@ -64,11 +65,8 @@ def _config(model: VitModel) -> Config:
     windows = model.windows
     side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
     second = None if model.video is None else model.video.per_second
-    if second is not None and second == int(second):
-        # It is a whole number there; other models of ours may have any.
-        second = int(second)
     return {
-        **({} if second is None else {"tokens_per_second": second}),
+        **({} if second is None else {"tokens_per_second": as_written(second)}),
         "model_type": VISION.model_type,
         **_SIZES.config(model),
         "window_size": side * model.shuffle * model.patch,

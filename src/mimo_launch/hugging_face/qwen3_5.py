@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, qwen3_5_tensors, qwen3_vl
+from mimo_launch.hugging_face import qwen3_5_tensors, qwen3_vl, rotary
 from mimo_launch.hugging_face.deltanet_layers import MIXERS, mixer_config, mixer_keys
 from mimo_launch.hugging_face.family import Family, moe_keys, value_of
 from mimo_launch.hugging_face.folder import Config, number
@@ -70,7 +70,7 @@ MOE = Qwen35Kind(
 
 def _keys(kind: Qwen35Kind, config: Config) -> dict[str, Any]:
     """Return a configuration as keys of `model`. Raises: ConfigError."""
-    rope = decoder.rope_settings(config)
+    rope = rotary.rope_settings(config)
     rope = {"partial_rotary_factor": config.get("partial_rotary_factor", _FACTOR), **rope}
     config = kind.defaults | config
     found = {

@@ -245,6 +245,11 @@ def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
     return {"time": time, "per_second": per_second}
 
 
+def as_written(per_second: float) -> float:
+    """Return the places of a second as folders write them: as a whole number, if they are one."""
+    return int(per_second) if per_second == int(per_second) else per_second
+
+
 def vision_is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor of a file follows from the settings."""
     del model

@@ -21,8 +21,6 @@ from mimo_launch.hugging_face.refusals import Refusals, one_of, refusals
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
-ACTIVATIONS, PLAIN_PROJECTOR, theirs = towers.ACTIVATIONS, towers.PLAIN_PROJECTOR, towers.theirs
-
 
 @dataclass(frozen=True, slots=True)
 class VitFamily:

@@ -10,7 +10,7 @@ Legend: S tokens of a record, T tokens of a sample (of all its records), H heads
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -105,11 +105,14 @@ def axis_ids(
     documents: Tensor,
     images: Mapping[int, Sequence[Size]],
     later: Mapping[int, Sequence[int | None]],
+    *,
+    holding: Collection[int] = (),
 ) -> list[tuple[int, int, int]]:
     """Return the position ids of each token: time, height and width.
 
     `images` holds, for each placeholder token, the heights and widths of its images in rows;
-    `later` how much later each one is than the first of its video, None if it is the first.
+    `later` how much later each one is than the first of its video, None if it is the first. Behind
+    those of tokens that are `holding` text, it goes on behind their time as well.
     """
     times = {token: list(each) for token, each in later.items()}
     corner = 0
@@ -131,6 +134,8 @@ def axis_ids(
         when = corner + (time or 0)
         ids += [(when, corner + y, corner + x) for y in range(height) for x in range(width)]
         now = corner + max(height, width)
+        if int(tokens[place]) in holding:
+            now = max(now, when + 1)
     return ids
 
 
