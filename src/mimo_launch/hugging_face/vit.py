@@ -71,7 +71,7 @@ _UNUSED = ("embeddings.position_ids", "head.")
 
 def not_computed(kind: VitFamily) -> Refusals:
     """Return what our ViT does not compute of a tower's configuration."""
-    return refusals(one_of("hidden_act", ACTIVATIONS, kind.activation))
+    return refusals(one_of("hidden_act", towers.ACTIVATIONS, kind.activation))
 
 
 def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
         "patch_bias": not kind.class_token,
         "pre_norm": kind.class_token,
         "norm_eps": number(config, "layer_norm_eps", kind.norm_eps),
-        "activation": ACTIVATIONS[config.get("hidden_act", kind.activation)],
+        "activation": towers.ACTIVATIONS[config.get("hidden_act", kind.activation)],
     }
 
 
@@ -113,7 +113,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         **_SIZES.config(model),
         "image_size": model.image_side,
         "layer_norm_eps": model.norm_eps,
-        "hidden_act": theirs(model.activation),
+        "hidden_act": towers.theirs(model.activation),
         # Otherwise SigLIP would expect the weights of its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }
