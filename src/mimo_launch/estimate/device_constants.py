@@ -120,7 +120,7 @@ class Calibration:
     layer_overhead: float = _constant(
         2250.0,
         "us",
-        "host and launch time of a forward of a layer, or of a backward; with experts it is twice",
+        "host and launch time of one pass of a layer: a forward is one, a backward another",
         _HOST,
     )
     step_overhead: float = _constant(
