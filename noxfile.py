@@ -56,16 +56,25 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def example(session: nox.Session) -> None:
-    """Run the longer examples of the documentation as written."""
+    """Run the longer examples of the documentation as written, and what starts many processes."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", "tests/docs", "-m", "example", *session.posargs)
+    session.run("pytest", "tests/docs", "tests/cli", "-m", "example", *session.posargs)
 
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
     """Prove 400 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""
     session.install("-e", ".", *group("test"))
-    session.run("pytest", "tests/sweep", "tests/distributed", "-m", "sweep", "-s", *session.posargs)
+    session.run(
+        "pytest",
+        "tests/sweep",
+        "tests/distributed",
+        "tests/unit",
+        "-m",
+        "sweep",
+        "-s",
+        *session.posargs,
+    )
 
 
 @nox.session(default=False)

@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
@@ -25,3 +28,11 @@ ALWAYS: dict[str, Any] = {"suppress_health_check": [HealthCheck.too_slow], "dead
 settings.register_profile("random", **ALWAYS)
 settings.register_profile("tests", **ALWAYS, derandomize=True)
 settings.load_profile("tests")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end_with_the_file() -> Iterator[None]:
+    """End the ranks that served the proofs of a file."""
+    yield
+    if proof := sys.modules.get("tests.support.proof"):  # Else torch would be imported for it.
+        proof.end_running_ranks()

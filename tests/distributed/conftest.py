@@ -11,7 +11,12 @@ from mimo_launch.train import step
 torch.set_num_threads(1)
 
 
-@pytest.fixture(params=[0, 1], ids=["read at once", "read late"])
+@pytest.fixture(
+    params=[
+        pytest.param(0, marks=pytest.mark.sweep, id="read at once"),  # As most other tests do.
+        pytest.param(1, id="read late"),
+    ]
+)
 def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Numbers of a step are read at once, as on the processor, or one step late, as on CUDA."""
     monkeypatch.setattr(step, "steps_late", lambda device: request.param)

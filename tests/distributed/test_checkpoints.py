@@ -265,7 +265,9 @@ def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path
     assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
 
 
-@pytest.mark.parametrize("forgotten", ["set_update_counts", "state_boxes"])
+@pytest.mark.parametrize(
+    "forgotten", ["set_update_counts", pytest.param("state_boxes", marks=pytest.mark.faults)]
+)
 def test_forgetting_a_part_of_the_state_shows(
     forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +425,9 @@ def test_of_many_names_that_do_not_fit_the_first_few_are_spelled_out() -> None:
     )
 
 
-@pytest.mark.parametrize("change", ["unfreeze", "sgd to adamw"])
+@pytest.mark.parametrize(
+    "change", [pytest.param("unfreeze", marks=pytest.mark.faults), "sgd to adamw"]
+)
 def test_moments_that_were_never_saved_start_from_zero(change: str, tmp_path: Path) -> None:
     """Vision was frozen, or the optimizer had none: the module's updates count from 0, too."""
     frozen = {("vision", "frozen"): "except_projector"} if change == "unfreeze" else {}

@@ -44,7 +44,7 @@ def wanted_logits(model: Any, made: Spec) -> Tensor:
 
 SELDOM = {
     (kind, layout)
-    for kind in ("glm", "glm4", "gemma2", "gemma3_text")
+    for kind in ("glm", "glm4", "gemma2", "gemma3_text", "ministral3")
     for layout in LAYOUTS.keys() - {"cp2"}
 }
 

@@ -279,17 +279,38 @@ def made_of(modules: dict[str, Any], settings: dict[str, Any], **common: Any) ->
     return made
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+# Each part of these is in another one, and so are hundreds of random graphs (nox -s sweep).
+SELDOM = {
+    "a chain on three ranks", "three towers by rows, queries, several images",
+    "two readers of one encoder", "interleaved", "only language and no loss of its own",
+    "GPipe, a connector in front and a generator behind", "colocated, dp 4 behind tp 2",
+    "a frozen connector behind language, a talker, and a flow beside it",
+    "connectors behind language, cut in other ways than both ends", "a frozen generator",
+    "nothing trains in front of a generator", "beside a flow, overlapping, frozen language",
+    "tp without sequence parallelism, more ranks than key heads",
+}  # fmt: skip
+
+
+def named(graphs: dict[str, Any]) -> list[Any]:
+    """Return parameters of their names."""
+    return [pytest.param(n, marks=pytest.mark.sweep if n in SELDOM else ()) for n in graphs]
+
+
+def test_graphs_that_are_proved_seldom_exist() -> None:
+    assert ENCODERS.keys() | GENERATORS.keys() | TALKERS.keys() >= SELDOM
+
+
+@pytest.mark.parametrize("name", named(ENCODERS))
 def test_encoders_behind_encoders(name: str) -> None:
     assert failures(verdicts(made_of(*ENCODERS[name]))) == []
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", named(GENERATORS))
 def test_generators_behind_language(name: str) -> None:
     assert failures(verdicts(made_of(*GENERATORS[name], **IMAGES))) == []
 
 
-@pytest.mark.parametrize("name", TALKERS)
+@pytest.mark.parametrize("name", named(TALKERS))
 def test_talkers_behind_language(name: str) -> None:
     assert failures(verdicts(made_of(*TALKERS[name], **IMAGES))) == []
 

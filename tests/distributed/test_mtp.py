@@ -18,6 +18,11 @@ from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.proof import rank_outcomes
 
+# Attention as in Qwen3.5.
+HYBRID: dict[str, Any] = {
+    "kind": "hybrid", "pattern": "*-*-", "activation": "silu", "head_dim": 12, "qk_norm": True,
+    "norm_offset": True, "gated_attention": True, "rotary_factor": 0.5, "rope_theta": 100.0,
+}  # fmt: skip
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "tp 2": {"tp": 2},
@@ -55,8 +60,23 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "dense last layer": {"model": {"moe": {**EXPERTS["moe"], "every": 2}, "layers": 3}},
     "frozen": {"frozen": True, "pp": 2},
+    "hybrid, tp 2, cp 2, documents": {
+        "tp": 2, "cp": 2, "model": HYBRID, "data": {"max_documents": 3},
+    },
+    "hybrid, pp 2, three axes": {"pp": 2, "model": {**HYBRID, "mrope": [1, 1, 1]}},
+    "hybrid, experts over ep, packed": {
+        "dp": 2, "experts": {"ep": 2}, "model": {**HYBRID, **EXPERTS, "pattern": "*E-E"},
+        "data": {"packing": True},
+    },
+    "hybrid without positions, squared ReLU": {
+        "tp": 2, "recompute": "full", "model": {"kind": "hybrid", "pattern": "-*-"},
+    },
 }  # fmt: skip
-OFTEN = {"tp 2, cp 2, sequence parallel, documents", "experts, tp 2, pp 2, packed, recompute"}
+OFTEN = {
+    "hybrid, tp 2, cp 2, documents",
+    "tp 2, cp 2, sequence parallel, documents",
+    "experts, tp 2, pp 2, packed, recompute",
+}
 
 
 @pytest.mark.parametrize(

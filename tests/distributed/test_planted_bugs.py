@@ -138,6 +138,20 @@ SELDOM = {
     "narrow widths not normed", "best expert makes a group", "loose tokens in front",
     "loose tokens at the start",
     "slope forgotten", "scores capped before their scale",
+    "swapped slots", "norm over one grid only", "encoder end of the bridge zero-filled",
+    "language end of the bridge summed", "exchange of the last group lost", "wrong chunk",
+    "neighbouring clips heard", "height and width swapped", "group norm over the wrong size",
+    "shared groups taken for own", "shards in the order of ranks", "head norms taken for own",
+    "loads of one replica", "aux loss counted per tp rank", "experts summed over dense dp",
+    "gradients of a split expert not summed", "images of a sample reversed to a connector",
+    "frame sees itself", "talker sees ahead", "windows end with the cp rank",
+    "one base everywhere", "patches merged in another order",
+    "patches convolved in another order", "norm behind positions", "convolution of own rows",
+    "merge of own rows", "sinks of other heads", "images end with a chunk", "pairs of halves",
+    "frequencies of whole heads", "narrow widths taken for complete", "padding capped",
+    "blocks a query late", "rows averaged between corners", "patches of another cp rank",
+    "registers kind by kind", "table cropped by no side", "further tokens of other documents",
+    "only what rotates grows", "queries of the first cp rank", "keys grow, too",
 }  # fmt: skip
 
 

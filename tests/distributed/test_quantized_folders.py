@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.exports import exported, load, save_on_rank, with_sections
-from tests.support.hugging_face import made, save, tiny
+from tests.support.hugging_face import logits_on_rank, made, save, tiny
 from tests.support.quantized import MXFP4, in_fp8, in_mxfp4, write
 from torch import Tensor
 
@@ -81,6 +81,26 @@ def test_one_scale_may_be_that_of_a_whole_matrix(tmp_path: Path) -> None:
     for name, tensor in stood.items():
         wanted = tensor.bfloat16() if "_proj" in name else tensor
         assert torch.equal(found[name], wanted), name
+
+
+def test_scales_of_inputs_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in Ministral 3: one for each matrix, besides that of its values."""
+    folder = tmp_path / "model"
+    save(tiny("ministral3"), folder)
+    in_fp8(folder, per_block=False)
+    held = load_file(folder / WEIGHTS)
+    names = [name for name in held if name.endswith("_proj.weight")]
+    more = {name.replace(".weight", ".activation_scale"): torch.tensor(0.5) for name in names}
+    form = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    write(folder, held, form)
+    asked = made("ministral3", "tp2", folder)
+    wanted = run_ranks(logits_on_rank, asked, tmp_path / "run", world_size=2)
+    write(folder, held | more, form)
+    found = run_ranks(logits_on_rank, asked, tmp_path / "other", world_size=2)
+    for one, other in zip(wanted[0], found[0], strict=True):
+        assert torch.equal(one.logits, other.logits)
+    assert run(["inspect", str(folder)]) == 0
+    assert "inputs are not quantized here" in capsys.readouterr().out
 
 
 def test_inspect_names_the_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

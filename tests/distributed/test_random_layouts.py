@@ -9,7 +9,7 @@ from mimo_launch.spec.spec import Spec
 
 @seed(20260101)
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     database=None,
     phases=[Phase.generate],

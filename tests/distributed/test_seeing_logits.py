@@ -38,7 +38,7 @@ def deviation_of(kind: str, asked: Spec, model: Any, run: Path) -> float:
 OF_ONE_SIZE = {"gemma3"}
 OFTEN = {
     ("gemma3", "cp2"), ("internvl", "apart"), ("internvl_large", "tp2"), ("mistral3", "apart"),
-    ("smolvlm", "cp2"),
+    ("smolvlm", "cp2"), ("ministral3", "cp2"),
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_logits_of_images_of_other_sizes(kind: str, side: int, tmp_path: Path) -
 
 
 # Each image has a size of its own.
-OF_ANY_SIZE = {"mistral3", "pixtral"}
+OF_ANY_SIZE = {"ministral3", "mistral3", "pixtral"}
 
 
 @pytest.mark.parametrize("kind", sorted(OF_ANY_SIZE))
@@ -100,7 +100,7 @@ def test_logits_with_tokens_between_the_lines_of_images(layout: str, tmp_path: P
     assert deviation(found, wanted) < 1e-5
 
 
-SELDOM = {"idefics3", "pixtral"}
+SELDOM = {"idefics3", "ministral3", "pixtral"}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,7 @@ def test_logits_in_float64(kind: str, tmp_path: Path) -> None:
 
 STEPS_OFTEN = {
     ("gemma3", "adamw"), ("internvl", "adamw"), ("mistral3", "sgd"), ("smolvlm", "sgd"),
+    ("ministral3", "adamw"),
 }  # fmt: skip
 
 

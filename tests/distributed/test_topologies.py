@@ -76,7 +76,9 @@ def test_the_layout_of_a_benchmark_computes_the_one_rank_gradients(path: Path) -
     assert failures(verdicts(load(path), timeout_s=300)) == []
 
 
-@pytest.mark.parametrize("microbatches", [1, 5, pytest.param(2, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "microbatches", [1, *(pytest.param(n, marks=pytest.mark.sweep) for n in (2, 5))]
+)
 @pytest.mark.parametrize(
     "name",
     [

@@ -138,6 +138,8 @@ SCALE_LAYOUTS: dict[str, dict[str, Any]] = {
     "pp": {"pp": 2},
     "only the projector": {"tp": 2, "frozen": "except_projector"},
     "frozen": {"frozen": True},
+    "pp sp": {"pp": 2, "tp": 2, "sequence_parallel": True},
+    "dp": {"dp": 2, "sharding": "full", "recompute": "full"},
 }
 SCALE_OFTEN = "sp cp"
 
@@ -145,7 +147,13 @@ SCALE_OFTEN = "sp cp"
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        pytest.param(each, layout, marks=() if layout == SCALE_OFTEN else pytest.mark.sweep)
+        pytest.param(
+            each,
+            layout,
+            marks=()
+            if layout == SCALE_OFTEN and each in (SCALED, REGISTERED)
+            else pytest.mark.sweep,
+        )
         for each in (SCALED, NEAREST, POOLED, MERGED, GATED, REGISTERED, SQUARED)
         for layout in SCALE_LAYOUTS
     ],

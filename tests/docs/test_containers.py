@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from tests.docs.test_docs import ROOT, blocks, write_files
 
 from mimo_launch.checks.load_and_check import load_and_check
@@ -85,6 +86,7 @@ def submit(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.example
 def test_the_batch_script_trains_on_two_hosts(tmp_path: Path) -> None:
     done = submit(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -93,6 +95,7 @@ def test_the_batch_script_trains_on_two_hosts(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().count('"loss"') == 2
 
 
+@pytest.mark.example
 def test_the_batch_script_runs_in_an_image(tmp_path: Path) -> None:
     done = submit(tmp_path, IMAGE="image.sif", RUNS=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.docs.test_docs import ROOT, write_files
-from tests.support.proof import failures, verdicts
+from tests.support.proof import failures
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_stages import build_custom_stage, whole_stage
 from mimo_launch.spec.spec import Spec
+from mimo_launch.verify.proof import verify_spec
+from mimo_launch.verify.shrink import shrink
 
 PAGE, GENERATORS = (ROOT / "docs" / f"custom-{what}.md" for what in ("encoders", "generators"))
 
@@ -70,6 +72,7 @@ def test_the_generator_learns(folder: Path) -> None:
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
 
 
+@pytest.mark.example
 def test_a_class_that_fails_is_reported_once_and_starts_nothing(folder: Path) -> None:
     ended = train("wide.yaml", "--set", "modules.vision.model.options={}")
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -88,7 +91,7 @@ def test_the_number_of_parameters_is_right(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["own.yaml", "wide.yaml", "denoiser.yaml"])
 def test_the_examples_are_proved(folder: Path, name: str) -> None:
-    assert failures(verdicts(read(name))) == []
+    assert failures(verify_spec(shrink(read(name)))) == []
 
 
 def test_the_gradient_that_the_page_warns_of_is_named(folder: Path) -> None:
@@ -98,5 +101,5 @@ def test_the_gradient_that_the_page_warns_of_is_named(folder: Path) -> None:
     (folder / "wrong.yaml").write_text(
         (folder / "wide.yaml").read_text().replace("my_wide_encoder", "my_wrong_encoder")
     )
-    found = failures(verdicts(read("wrong.yaml")))
+    found = failures(verify_spec(shrink(read("wrong.yaml"))))
     assert any("vision.layers.0.scale.weight: relative error" in each for each in found)

@@ -25,7 +25,8 @@ IDEFICS_CHAT = (
 INTERNVL_CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% for part in message.content %}{% if part.type == 'image' %}<IMG_CONTEXT>\n"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% elif part.type == 'video' %}<video>\n{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
 )
 _IDEFICS = (
     "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<row_1_col_1>",

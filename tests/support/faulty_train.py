@@ -128,6 +128,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "children": leave_processes,
     "print": lambda: print("hello from this rank"),
     "talk": talk,
+    "none": lambda: None,
 }
 EVERY_RANK = -1
 

@@ -96,6 +96,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     found |= {"gated attention"} if model.gated_attention else set()
     found |= {"heads that rotate in part"} if model.rotary_factor < 1 else set()
     found |= {"neighbours rotate together"} if model.rotary_interleaved else set()
+    found |= {"further tokens"} if model.mtp else set()
     found |= {"positions on three axes"} if model.mrope else set()
     if isinstance(model, HybridModel):
         found |= {"hybrid", *(f"hybrid, {LETTERS[each]}" for each in model.pattern)}
@@ -113,7 +114,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"norms on both sides"} if model.post_norms else set()
         found |= {"latent attention"} if model.mla else set()
         found |= {"attention sinks"} if model.attention_sinks else set()
-        found |= {"further tokens"} if model.mtp else set()
+        found |= {"queries that grow"} if model.query_scaling else set()
         found |= {"capped scores"} if model.attention_softcap else set()
         found |= {"capped logits"} if model.logit_softcap else set()
         found |= {"bias of attention's output"} if model.output_bias else set()

@@ -32,6 +32,11 @@ SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
+# Its scores do not grow: both numbers of `mscale` are alike.
+ALIKE = {
+    "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "beta_slow": 1.0, "truncate": True,
+}  # fmt: skip
 # What each kind is in a spec, and in its own configuration besides the sizes.
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (
@@ -48,6 +53,21 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "mistral": (
         {"norm_eps": 1e-6, "head_dim": None}, {"sliding_window": None, "rms_norm_eps": 1e-6},
+    ),
+    # Queries grow within the 16 tokens of a sequence, twice.
+    "ministral3": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0,
+            "rope_scaling": {**ALIKE, "original_max_position_embeddings": 6},
+            "query_scaling": {"beta": 0.5, "length": 6},
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "pad_token_id": None,
+            "rope_parameters": {
+                **ALIKE, "rope_theta": 500.0, "original_max_position_embeddings": 6,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
     ),
     "glm": (
         {
@@ -286,7 +306,13 @@ def widen(model: nn.Module) -> None:
         turn = torch.cat(turns * 2, dim=-1)
         return turn.cos(), turn.sin()
 
+    def exact(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return given, {**named, "position_ids": named["position_ids"].double()}
+
     for module in model.modules():
+        if type(module).__name__ == "Ministral3Attention":
+            # Its factors of queries.
+            module.register_forward_pre_hook(exact, with_kwargs=True)
         if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):

@@ -1,20 +1,52 @@
-"""Proving a spec inside a test."""
+"""Proving a spec inside a test, on ranks that serve all tests of a file."""
 
 from collections.abc import Callable
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.compare import ModuleVerdict
-from mimo_launch.verify.proof import verify_spec, verify_training_on
+from mimo_launch.verify.proof import verify_on, verify_training_on
 from mimo_launch.verify.shrink import short_run, shrink
+
+_RUNNING: dict[int, Ranks] = {}
+
+
+def running_ranks(world_size: int) -> Ranks:
+    """Return ranks that may have served other tests, on which nothing was planted.
+
+    Their first job takes half as long again as later ones. What a test patches in its own process
+    does not reach them.
+    """
+    if world_size not in _RUNNING:
+        _RUNNING[world_size] = Ranks(world_size)
+    return _RUNNING[world_size]
+
+
+def end_running_ranks() -> None:
+    """End all of them, as after each file."""
+    while _RUNNING:
+        _RUNNING.popitem()[1].close()
 
 
 def verdicts(
     spec: Spec, *, prepare: Callable[[], None] | None = None, timeout_s: float = 60
 ) -> list[ModuleVerdict]:
     """Return the verdicts of the shrunk spec."""
-    return verify_spec(shrink(spec), prepare=prepare, timeout_s=timeout_s)
+    return verdicts_as_it_is(shrink(spec), prepare=prepare, timeout_s=timeout_s)
+
+
+def verdicts_as_it_is(
+    spec: Spec, *, prepare: Callable[[], None] | None = None, timeout_s: float = 60
+) -> list[ModuleVerdict]:
+    """Return the verdicts of an SGD spec; what `prepare` plants, it plants on new ranks."""
+    Plan.of(spec).prove()
+    if prepare is None:
+        ranks = running_ranks(world_size(spec))
+        return verify_on(ranks, running_ranks(1), spec, timeout_s=timeout_s)
+    with Ranks(world_size(spec)) as ranks:
+        return verify_on(ranks, running_ranks(1), spec, timeout_s=timeout_s, prepare=prepare)
 
 
 def training_verdicts(
@@ -22,8 +54,13 @@ def training_verdicts(
 ) -> list[ModuleVerdict]:
     """Return the verdicts of a short run of the shrunk spec."""
     short = short_run(spec, shrink(spec))
-    with Ranks(world_size(short)) as ranks, Ranks(1) as one_rank:
-        return verify_training_on(ranks, one_rank, short, prepare=prepare, timeout_s=timeout_s)
+    if prepare is None:
+        ranks = running_ranks(world_size(short))
+        return verify_training_on(ranks, running_ranks(1), short, timeout_s=timeout_s)
+    with Ranks(world_size(short)) as ranks:
+        return verify_training_on(
+            ranks, running_ranks(1), short, prepare=prepare, timeout_s=timeout_s
+        )
 
 
 def failures(found: list[ModuleVerdict]) -> list[str]:

@@ -1,8 +1,9 @@
 """A tiny Qwen2.5-Omni of `transformers` with random weights, and a spec that starts from it."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ _TEXT = {
     "rope_parameters": {**_ROPE, "mrope_section": [1, 2, 1]}, "tie_word_embeddings": False,
 }  # fmt: skip
 _VISION = {
-    "depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 2,
+    "depth": 2, "hidden_size": 32, "intermediate_size": 24, "num_heads": 4, "patch_size": 2,
     "spatial_merge_size": 2, "out_hidden_size": 32, "window_size": 9, "fullatt_block_indexes": [0],
 }  # fmt: skip
 _AUDIO = {
@@ -65,17 +66,24 @@ LAYOUTS: dict[str, tuple[Box, Box]] = {
 }
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> Any:
-    """Return a whole model in which no weight is a constant."""
+def tiny(
+    dtype: torch.dtype = torch.float32,
+    vocab: int = VOCAB,
+    tokens: Mapping[str, int] = MappingProxyType({}),
+) -> Any:
+    """Return a whole model in which no weight is a constant; `tokens` are special ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
         config = Qwen2_5OmniConfig(
-            thinker_config={"text_config": _TEXT, "vision_config": _VISION, "audio_config": _AUDIO},
+            thinker_config={
+                "text_config": _TEXT | {"vocab_size": vocab}, "vision_config": _VISION,
+                "audio_config": _AUDIO, **tokens,
+            },
             talker_config=_SPEECH,
             token2wav_config=_VOCODER,
-        )
+        )  # fmt: skip
         # Some tensors of so small a vocoder are empty.
         made = Qwen2_5OmniForConditionalGeneration(config).to(dtype).eval()
     random = torch.Generator().manual_seed(7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.support.hugging_face import ids_of, tokens_of
+from tests.support.hugging_face import ALIKE, ids_of, tokens_of
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
 from tests.support.specs import box, spec
 from torch import Tensor
@@ -42,6 +42,7 @@ _MERGER = {
     "shuffle": 2, "pooling": "linear", "projector_norm_eps": 1e-4, "projector_norm": "rms",
     "projector_bias": False,
 }  # fmt: skip
+_YARN = {**ALIKE, "original_max_position_embeddings": 6}
 _TEXT_KEYS = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
     "vocab_multiple": 16, "norm_eps": 1e-6,
@@ -111,6 +112,20 @@ KINDS = {
         {**_PIXTRAL, **_MERGER},
         {"model_type": "mistral", "head_dim": 8, "sliding_window": None, "rms_norm_eps": 1e-4},
         {"head_dim": 8, "norm_eps": 1e-4},
+        {"model_type": "pixtral", "hidden_act": "silu"},
+        {"tie_word_embeddings": False},
+    ),
+    "ministral3": Kind(
+        "Mistral3",
+        {**_PIXTRAL, **_MERGER},
+        {
+            "model_type": "ministral3", "head_dim": 8, "rms_norm_eps": 1e-4, "pad_token_id": None,
+            "rope_parameters": {**_YARN, "rope_theta": 500.0, "llama_4_scaling_beta": 0.5},
+        },
+        {
+            "head_dim": 8, "norm_eps": 1e-4, "rope_theta": 500.0, "rope_scaling": _YARN,
+            "query_scaling": {"beta": 0.5, "length": 6},
+        },
         {"model_type": "pixtral", "hidden_act": "silu"},
         {"tie_word_embeddings": False},
     ),
@@ -211,6 +226,9 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
             continue
         pixels = images_of(made, sample).to(model.dtype)
+        if pixels.ndim == 5:
+            # Where videos are read, arrays have frames: here one each.
+            pixels = pixels.squeeze(2)
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue

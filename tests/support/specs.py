@@ -499,10 +499,12 @@ def one_module(
                 model |= draw(_as_gemma(layers))
             if draw(seldom):
                 model |= draw(_as_deepseek(model["heads"]))
+            if draw(seldom):
+                model["query_scaling"] = {"beta": 0.5, "length": draw(st.sampled_from([1, 3, 99]))}
             model |= {"attention_sinks": draw(seldom), "output_bias": draw(seldom)}
-            if draw(seldom) and not model.get("bidirectional_images"):
-                model["mtp"] = {"depth": draw(st.sampled_from([1, 2]))}
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
+        if draw(seldom) and not model.get("bidirectional_images"):
+            model["mtp"] = {"depth": draw(st.sampled_from([1, 2]))}
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
     elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":

@@ -66,7 +66,7 @@ def gained(poor: str) -> tuple[list[float], float]:
     return steps, min(seconds(best), *steps)
 
 
-@pytest.mark.parametrize("poor", [OF_8, OF_64])
+@pytest.mark.parametrize("poor", [OF_8, pytest.param(OF_64, marks=pytest.mark.sweep)])
 def test_the_first_advice_three_times_gains_most_of_what_is_known_to_be_possible(poor: str) -> None:
     steps, best = gained(poor)
     assert steps[0] - steps[-1] >= 0.8 * (steps[0] - best) > 0

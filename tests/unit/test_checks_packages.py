@@ -84,6 +84,10 @@ def test_a_missing_backend_is_found_before_the_run(
         ),
         (["modules.language.model.query_pre_attn_scalar=20.0"], "`query_pre_attn_scalar`"),
         (["modules.language.model.attention_softcap=50.0"], "`attention_softcap`"),
+        (
+            ["modules.language.model.query_scaling={beta: 0.1, length: 8}"],
+            "`query_scaling`",
+        ),
         (["modules.language.model.logit_softcap=30.0"], None),
         (["modules.language.model.gated_attention=true"], "`gated_attention`"),
         (["modules.language.model.rotary_factor=0.5"], "`rotary_factor`"),

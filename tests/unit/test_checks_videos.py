@@ -70,6 +70,18 @@ def test_time_is_told_somewhere(
     assert codes(seeing(shards, modules=vision(**video), **data)) == found
 
 
+def test_a_caption_has_no_place_for_the_words_of_a_video(shards: Path) -> None:
+    """What is proposed instead is a time that language can count."""
+    asked = seeing(shards, modules=vision(time="text_number"), template="caption")
+    language = asked.modules["language"]
+    for mrope, time in ((None, "none"), ((1, 2, 1), "patches")):
+        model = language.model.model_copy(update={"mrope": mrope})
+        modules = {**asked.modules, "language": language.model_copy(update={"model": model})}
+        said = check(asked.model_copy(update={"modules": modules}))
+        (found,) = (each for each in said if each.code == "videos-not-read")
+        assert found.help == f"write `template: chat` in `data`, or `video: {{time: {time}}}`"
+
+
 def test_one_encoder_reads_videos(shards: Path) -> None:
     reads = {**VIT, "video": PATCHES}
     two = {"eye": box(model=reads, placeholder=380), "vision": box(model=reads, placeholder=382)}

@@ -98,8 +98,11 @@ def test_sequences_that_are_alike_are_counted_once() -> None:
         assert len(many.spans) == len(one.spans) == 1
 
 
-def test_further_tokens_cost_what_torch_counts() -> None:
+@pytest.mark.parametrize("kind", ["decoder", "hybrid"])
+def test_further_tokens_cost_what_torch_counts(kind: str) -> None:
     model = {**DECODER, "head_dim": 6, "mtp": {"depth": 2}}
+    if kind == "hybrid":
+        model |= {"kind": "hybrid", "pattern": "*-*", "activation": "silu", "rope_theta": 100.0}
     made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
     ahead, back, _, forward, backward = of_language(made)
     assert ahead["mm"] == forward.linear + forward.head

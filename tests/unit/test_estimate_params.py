@@ -103,6 +103,10 @@ def specs() -> dict[str, Spec]:
             },
             mbs=2,
         ),
+        "further tokens of a hybrid": mixing(
+            tp=2, model={**GATES, "activation": "silu", "qk_norm": True, "mtp": {"depth": 2}}
+        ),
+        "further tokens of a hybrid, squared ReLU": mixing(tp=2, model={"mtp": {"depth": 1}}),
         "tp 1": one({}, {}, 1),
         "tp 2, kv heads split": one({"kv_heads": 4}, {"projector": "linear"}, 2),
         "tp 2, RMSNorm and SwiGLU": one(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.hugging_face import gemma3
+from mimo_launch.hugging_face import gemma3_text
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Spec
@@ -96,7 +96,7 @@ def test_a_cap_of_logits_is_read_and_written() -> None:
     assert part.not_computed() == ()
     assert part.keys()["logit_softcap"] == 30.0
     model = model_from_data({"kind": "decoder", **part.keys()})
-    assert gemma3.TEXT.config(model)["final_logit_softcapping"] == 30.0
+    assert gemma3_text.TEXT.config(model)["final_logit_softcapping"] == 30.0
 
 
 VISION = {

@@ -1,6 +1,7 @@
 """What a block really keeps and needs, beside the tables of `kinds.saved_activations`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -230,6 +231,21 @@ def test_a_block_with_capped_scores_keeps_none(
     block = block_of("language", dtype, compiled=compiled, frozen=False, is_capped=True)
     got = kept_by_block(block, mask_of("language", dtype), dtype)
     made = model(compiled=compiled, decoder={"attention_softcap": 50.0})
+    assert per_block(made, "language") == got
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("compiles_without_kernels")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_queries_that_grow_keep_no_more(compiled: bool) -> None:
+    dtype = torch.bfloat16
+    block = block_of("language", dtype, compiled=compiled, frozen=False)
+    mask = mask_of("language", dtype)
+    grown = replace(mask, factors=torch.rand(256))
+    got = kept_by_block(block, grown, dtype)
+    assert got == kept_by_block(block, mask, dtype)
+    made = model(compiled=compiled, decoder={"query_scaling": {"beta": 0.1, "length": 16}})
     assert per_block(made, "language") == got
 
 

@@ -74,6 +74,30 @@ def estimated(letter: str, **settings: Any) -> int:
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_depth_keeps_what_that_of_a_decoder_does(compiled: bool, precision: str) -> None:
+    """Their blocks are the same."""
+    common = {"activation": "silu", "qk_norm": True, "gated_attention": True, "rope_theta": 1e4}
+    plain = {key: MODEL[key] for key in MODEL.keys() - {"mamba", "deltanet"}}
+    kept = {}
+    for kind, model in (
+        ("hybrid", {**MODEL, "pattern": "*-"}),
+        ("decoder", {**plain, "kind": "decoder", "layers": 1}),
+    ):
+        for depth in (1, 2):
+            keys = {**model, **common, "mtp": {"depth": depth}}
+            language = box(0, model=keys, compile=compiled)
+            asked = spec({"language": language}, mbs=2, seq=256, train={"precision": precision})
+            layout = build_layout(asked)
+            work = workload(layout, layout.language, nominal_step_data(asked).samples[0])
+            [stage] = layout.language.stages
+            memory = stage_memory(asked, layout, layout.language, stage, work, 0)
+            kept[kind, depth] = memory.kept
+    assert kept["hybrid", 2] > kept["hybrid", 1]
+    assert kept["hybrid", 2] - kept["hybrid", 1] == kept["decoder", 2] - kept["decoder", 1]
+
+
 def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: str) -> int:
     """Return the bytes of distinct tensors that a layer keeps, parameters left out."""
     settings = {"compiled": compiled, "frozen": frozen, "precision": precision}

@@ -58,7 +58,7 @@ def least_largest(costs: list[int], parts: int) -> int:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=7), st.integers(1, 3))
 def test_shares_hold_each_item_once_and_are_near_the_best(costs, parts):
     shares = balanced(costs, [0] * parts)

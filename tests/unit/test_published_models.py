@@ -244,6 +244,16 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         64,
     ),
+    # Sizes and scaling that are left out are those of its classes.
+    "Ministral-3-8B-2512": (
+        {
+            "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu", "spatial_merge_size": 2, "vision_feature_layer": -1,
+            "text_config": {"model_type": "ministral3", "tie_word_embeddings": False},
+            "vision_config": PIXTRAL,
+        },
+        16,
+    ),
     "pixtral-12b": (
         {
             "model_type": "llava", "image_token_index": 10, "image_seq_length": 1,

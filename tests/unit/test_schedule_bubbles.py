@@ -12,7 +12,7 @@ from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulation_result import Costs, lower_bound
 
-CASES = settings(max_examples=60, deadline=None)
+CASES = settings(max_examples=40, deadline=None)
 PP_FASTEST = ("pp", "tp", "cp", "dp")
 
 

@@ -19,7 +19,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
 from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize, VideoSize
 from mimo_launch.hugging_face.image_processor import BICUBIC
-from mimo_launch.hugging_face.video_processor import VideoRecipe
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.spec.spec import Videos
 
 RECIPE = VideoRecipe(

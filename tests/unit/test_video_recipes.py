@@ -22,8 +22,10 @@ from tokenizers import Tokenizer
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
-from mimo_launch.hugging_face.frame_rules import EvenSampling, VideoSize, VideoTooShort
-from mimo_launch.hugging_face.video_processor import VideoRecipe, as_asked, read_video_recipe
+from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.hugging_face.single_frames import EvenSampling
+from mimo_launch.hugging_face.video_processor import read_video_recipe
+from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
 from mimo_launch.spec.spec import Videos, VideoSettings
 
 SMALL = {"patch_size": 4, "merge_size": 2}
@@ -321,7 +323,9 @@ def test_frames_of_a_glm_are_those_of_transformers(fps: float, tmp_path: Path) -
         )
         assert (taken.height, taken.width) == size
         video.frames_indices = wanted
-        assert list(taken.seconds) == [int(each) for each in video.timestamps[::2]]
+        assert [each % 2**32 / 10 for each in taken.told] == [
+            int(each) for each in video.timestamps[::2]
+        ]
         assert len(taken.indices) <= 2 * (recipe.most_groups or 0)
 
 

@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModelRule(DecoderModel, positions.windows_have_layers),
-    ModelRule(DecoderModel, further_tokens.further_tokens_fit),
+    ModelRule(LanguageModel, further_tokens.further_tokens_fit),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),

@@ -7,10 +7,10 @@ Leaves: layers that a backend does not have to `backends`.
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.spec import DecoderModel, Spec
+from mimo_launch.spec.spec import DecoderModel, LanguageModel, Spec
 
 
-def further_tokens_fit(spec: Spec, name: str, model: DecoderModel) -> Findings:
+def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Every depth has a label, and no token sees what it predicts."""
     if model.mtp is None:
         return
@@ -25,7 +25,7 @@ def further_tokens_fit(spec: Spec, name: str, model: DecoderModel) -> Findings:
             help=f"write `depth: {max(1, min(4, spec.batch.seq - 2))}`, or a longer `batch.seq`",
             related=(Related(path=("batch", "seq"), label=f"seq {spec.batch.seq}"),),
         )
-    if model.bidirectional_images:
+    if isinstance(model, DecoderModel) and model.bidirectional_images:
         yield Diagnostic(
             code="mtp-does-not-fit",
             headline=f"`{name}`: `mtp` cannot learn where tokens of an image see later ones",

@@ -24,6 +24,7 @@ from mimo_launch.hugging_face.folder import (
     is_hugging_face,
     read_config,
 )
+from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
@@ -181,11 +182,17 @@ def _tensors_are_there(spec: Spec, name: str, part: Part[Any], *, same: bool) ->
         place = None if segment == "head.weight" and kind.is_tied else part.place(segment, model)
         if place is not None and place.name not in there:
             lacking.append(place.name)
+    family = part.family
+    has_apart = family.depth_place is not None
+    if has_apart and (held := part.depths_among(there, model)) < kind.depths:
+        lacking.append(f"what predicts further tokens in depth {held + 1}")
+    if has_apart:
+        there = {inner for inner in there if not inner.startswith(OURS)}
     layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
     # Some families give layers another name.
-    depths = kind.depths if part.family.has_depths else 0
+    depths = kind.depths if family.has_depths and not has_apart else 0
     numbers = range(model.layers + depths)
-    theirs = dict.fromkeys(n // part.family.layers_in_one for n in numbers)
+    theirs = dict.fromkeys(n // family.layers_in_one for n in numbers)
     lacking += [f"layer {n}" for n in theirs if layers and n not in layers]
     if lacking:
         more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""

@@ -23,9 +23,11 @@ from mimo_launch.data.webdataset.tar_files import (
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.frame_rules import ExactFrames, FrameSize
+from mimo_launch.hugging_face.frame_rules import FrameSize
 from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
-from mimo_launch.hugging_face.video_processor import VideoRecipe, video_recipe_of
+from mimo_launch.hugging_face.single_frames import ExactFrames
+from mimo_launch.hugging_face.video_processor import video_recipe_of
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData

@@ -58,13 +58,16 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
             "a digit is one image",
             "delete `video`, or write `data: {kind: webdataset, ...}` with shards of your own",
         )
-    if video.time == "seconds" and video.per_second is None:
+    if video.in_seconds and video.per_second is None:
+        usual = {"seconds": 2, "nominal_seconds": 25}[video.time]
+        key = {2: "tokens_per_second", 25: "position_id_per_seconds"}[usual]
         yield (
-            f"`time: seconds` of `{name}` does not say how many places a second takes",
+            f"`time: {video.time}` of `{name}` does not say how many places a second takes",
             "language counts time in whole places on the first axis of `mrope`",
-            "write `video: {time: seconds, per_second: 2}`, or the `tokens_per_second` of the "
+            f"write `video: {{time: {video.time}, per_second: {usual}}}`, or the `{key}` of the "
             "model that it starts from",
         )
+    without = "none" if kind_of(spec.language.model).mrope is None else "patches"
     caption = isinstance(spec.data, WebdatasetData) and isinstance(
         spec.data.template, CaptionTemplate
     )
@@ -72,7 +75,7 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
         yield (
             f"`{name}` has the time of videos in the text, but captions have no place for it",
             "the chat template writes what stands around each temporal patch",
-            "write `template: chat` in `data`, or `video: {time: patches}`",
+            f"write `template: chat` in `data`, or `video: {{time: {without}}}`",
         )
     if (lines := _line_break(spec)) is not None:
         folder, text = lines
@@ -119,7 +122,7 @@ def video_settings_used(spec: Spec) -> Findings:
                 )
     for name, module in spec.encoders.items():
         video = getattr(kind_of(module.model).images, "video", None)
-        if video is not None and video.time != "seconds" and video.per_second is not None:
+        if video is not None and not video.in_seconds and video.per_second is not None:
             yield Diagnostic(
                 code="setting-without-effect",
                 headline=f"`per_second` of `{name}` does nothing",

@@ -36,6 +36,7 @@ from mimo_launch.data.shared_images import (
     spans_to_make,
 )
 from mimo_launch.hugging_face.cut_rules import images_of
+from mimo_launch.hugging_face.single_frames import ExactFrames
 from mimo_launch.hugging_face.video_processor import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Frame
@@ -129,24 +130,21 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
     An image that a processor cuts is as many as it becomes, as far as there is room. A video is as
     many as its temporal patches, and fills its part of the room: half of it, or with `worst` all.
     """
-    reader = video_reader_of(spec)
-    if (cut := cut_of(spec, encoder)) is not None:
-        size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
-        room = _room(spec, encoder, worst=True) // max(1, size.rows)
-        return [None] * max(1, min(room, cut.most if worst else images_of(cut, *_USUAL_IMAGE)))
-    if reader is None or reader not in made_together(spec, encoder):
-        return [None] * _num_images(spec, worst)
-    if (
-        not isinstance(spec.data, WebdatasetData)
-        or (recipe := video_recipe_of(spec, reader)) is None
-    ):
+    reader, recipe = video_reader_of(spec), None
+    if reader is not None and reader in made_together(spec, encoder):
+        recipe = video_recipe_of(spec, reader)
+    cut = cut_of(spec, encoder)
+    if recipe is None and cut is None:
         return [None] * _num_images(spec, worst)
     size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
+    if recipe is None or reader is None:
+        room = _room(spec, encoder, worst=True) // max(1, size.rows)
+        usual = 1 if cut is None else cut.most if worst else images_of(cut, *_USUAL_IMAGE)
+        return [None] * max(1, min(room, usual))
     number = max(1, _room(spec, reader, worst) // max(1, size.rows))
     if recipe.most_groups is not None:
         number = min(number, recipe.most_groups)
-    timed = recipe.videos.time in ("patches", "seconds")
-    return [None, *range(1, number)] if timed else [None] * number
+    return [None, *range(1, number)] if recipe.videos.on_axis else [None] * number
 
 
 def _room(spec: Spec, name: str, worst: bool) -> int:
@@ -204,7 +202,7 @@ def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
         images, videos = kind_of(spec.modules[encoder].model).images, None
         if images is not None and (videos := video_recipe_of(spec, encoder)) is not None:
             rows = min(rows, max(1, videos.frame_size.most_pixels // images.row_side**2))
-            if not worst:
+            if not worst and not isinstance(videos.frame_size, ExactFrames):
                 rows = max(1, min(rows, _room(spec, encoder, worst) // NOMINAL_GROUPS))
         if rows == largest.rows:
             return largest

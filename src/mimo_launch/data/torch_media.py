@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.hugging_face.image_processor import BICUBIC
+from mimo_launch.hugging_face.image_processor import BICUBIC, BILINEAR, LANCZOS
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips
 
@@ -26,6 +26,9 @@ WINDOW, HOP = 400, 160
 TOP_HERTZ = 8_000.0
 # The least power, and the range in bels below the loudest band to which others are clamped.
 FLOOR, RANGE = 1e-10, 8.0
+# Filters of Pillow by their names in torch, which has the last one from 2.12 on.
+_MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic", LANCZOS: "lanczos"}
+_HAS_LANCZOS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
 class ClipTooLong(ValueError):
@@ -121,7 +124,10 @@ def resized(frame: Frame, height: int, width: int, resample: int) -> Frame:
         return frame
     # torch warns of pixels that may not be written, such as Pillow's.
     given = torch.from_numpy(np.require(frame, requirements=("C", "W")))[None]
-    mode = "bicubic" if resample == BICUBIC else "bilinear"
+    mode = _MODES[resample]
+    if mode == "lanczos" and not _HAS_LANCZOS:
+        # As transformers does.
+        mode = "bicubic"
     made = F.interpolate(given, (height, width), mode=mode, antialias=True, align_corners=False)
     found: Frame = made[0].numpy()
     return found

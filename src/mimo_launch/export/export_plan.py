@@ -23,13 +23,13 @@ from mimo_launch.export.sources import (
 )
 from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
-from mimo_launch.hugging_face.family import Place
+from mimo_launch.hugging_face.family import Part, Place
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Model, Spec
 
 DType = Literal["auto", "source", "bf16", "fp16", "fp32", "fp64"]
 TORCH = {
@@ -159,9 +159,10 @@ class Exporter:
         config = whole_config(found, self.sources, main, self.spec.batch.seq)
         beside = companions_of(self.spec, found.parts, self.sources, config)
         left_out = (
-            f"`mtp` of `{name}` is left out: files of a {found.name} do not have it"
+            f"`mtp` of `{name}` is left out: files of a {found.name} do not have "
+            f"{'it' if depth == 0 else f'more than {depth}'}"
             for name, part in found.parts.items()
-            if kind_of(self.modules.models[name]).depths and not part.family.has_depths
+            if (depth := self._first_left_out(part, self.modules.models[name])) is not None
         )
         return FolderPlan(
             where,
@@ -173,14 +174,21 @@ class Exporter:
             replace(beside, notes=(*beside.notes, *left_out)),
         )
 
+    def _first_left_out(self, part: Part[Any], model: Model) -> int | None:
+        """Return the first depth of multi-token prediction that files do not hold, if any."""
+        depths = range(kind_of(model).depths)
+        return next(
+            (n for n in depths if part.place(f"{OURS}{n}.norm.weight", model) is None), None
+        )
+
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
         """Return the tensors of a module, and those of a projector without a place among them."""
         model, part = self.modules.models[name], found.parts[name]
         segments = self.checkpoint.segments(name)
-        if not part.family.has_depths:
-            # Where files hold no multi-token prediction, it is left out.
-            segments = {key: each for key, each in segments.items() if not key.startswith(OURS)}
         places = {key: part.place(key, model) for key in segments}
+        # Multi-token prediction that files do not hold is left out.
+        places = {key: at for key, at in places.items() if at or not key.startswith(OURS)}
+        segments = {key: segments[key] for key in places}
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
 
         def place(key: str) -> Place:

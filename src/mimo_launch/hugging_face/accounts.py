@@ -11,7 +11,7 @@ from typing import Any
 
 from mimo_launch.hugging_face import further_tokens, own_folders
 from mimo_launch.hugging_face.decoder import HEAD
-from mimo_launch.hugging_face.family import Part
+from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
 from mimo_launch.kinds.registry import kind_of
 
 _KINDS = ("weight", "bias")
@@ -102,20 +102,23 @@ def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
 def reason(part: Part[Any], model: Any, name: str) -> str:
     """Return why a tensor that no module takes is left out."""
     inner = part.inner_name(name)
+    has_depths = part.family.has_depths
+    further = "it predicts further tokens, which a model without `mtp` does not"
     if (inner or name).startswith(further_tokens.OURS):
-        return "it predicts further tokens, and `transformers` leaves it out as well"
+        left = "it predicts further tokens, and `transformers` leaves it out as well"
+        return further if has_depths else left
     if inner is None:
         return "it is of a part that is no module here"
     if inner == HEAD and getattr(model, "tied", False):
         return "the output layer is the embedding"
-    if inner.endswith(("inv_freq", "position_ids")):
-        return "it follows from the settings"
+    if inner.endswith(("inv_freq", "position_ids", SCALE_OF_INPUTS)):
+        is_scale = inner.endswith(SCALE_OF_INPUTS)
+        return "inputs are not quantized here" if is_scale else "it follows from the settings"
     numbers = [int(each) for each in inner.split(".") if each.isdecimal()]
     if not numbers or numbers[0] < -(-model.layers // part.family.layers_in_one):
         return "nothing here computes with it"
     behind = "its layer is behind the last one that is used"
-    further = "it predicts further tokens, which a model without `mtp` does not"
-    return further if part.family.has_depths else behind
+    return further if has_depths else behind
 
 
 def left_out(

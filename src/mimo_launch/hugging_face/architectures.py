@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mimo_launch.hugging_face import qwen2_5_omni, vit
+from mimo_launch.hugging_face import qwen2_5_omni, qwen2_5_omni_talker
 from mimo_launch.hugging_face.family import Family, Part, value_of
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.registry import FAMILIES, QWEN_VL, WITH_TOWER, part_of
@@ -131,8 +131,7 @@ def _obstacles(family: Family[Any], model: Model) -> Iterator[str]:
     yield from _differences(family, model)
     has_norm = kind_of(model).has_final_norm
     decides = family.kind != "vit" or "final_norm" in family.keys(family.config(model))
-    if not decides and has_norm == (family.model_type == vit.CLIP):
-        # The patches of a CLIP do not pass its last norm, which is for pooling.
+    if not decides and has_norm != family.norms_patches:
         yield f"`final_norm: {text_of(has_norm)}`"
 
 
@@ -181,12 +180,12 @@ def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assemb
     families: dict[str, Family[Any]] = {
         "decoder": qwen2_5_omni.TEXT,
         "vit": qwen2_5_omni.VISION,
-        "talker": qwen2_5_omni.TALKER,
+        "talker": qwen2_5_omni_talker.TALKER,
     }
     if all(_first((families[kind],), model) for kind, model in models.items()):
         tower = vision if isinstance(vision, VitModel) else None
         config = qwen2_5_omni.config_of(text, speech, tower, token)
-        yield qwen2_5_omni.ARCHITECTURE, config, qwen2_5_omni.WHERE
+        yield qwen2_5_omni.ARCHITECTURE, config, qwen2_5_omni.WHOLE.where
 
 
 def _with_tower(

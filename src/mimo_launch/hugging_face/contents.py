@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face import accounts, vit
+from mimo_launch.hugging_face import accounts
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -163,8 +163,8 @@ def _images(folder: Path) -> str | None:
 def _keys_of(part: Part[Any]) -> dict[str, Any]:
     """Return the keys of a part that is computed, none of another. Raises: ConfigError."""
     keys = {} if part.not_computed() else part.keys()
-    if keys and part.family.model_type == vit.CLIP:
-        keys["final_norm"] = False  # Its last norm is for pooling, not for patches.
+    if keys and not part.family.norms_patches:
+        keys["final_norm"] = False
     return keys
 
 

@@ -162,6 +162,10 @@ class Family(Generic[M]):
     `layers_in_one`: how many of our layers are one of theirs.
     `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
     `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
+    `norms_patches`: whether the patches of an image pass the last norm of a tower, which may be for
+    what pools them only. It is so of a folder of the tower alone, unless `keys` say.
+    `depth_place(name, model)`: the place of a tensor of it that stands by itself in files, None for
+    a depth that they do not hold; without the function a depth is a layer behind the last one.
     """
 
     model_type: str
@@ -181,6 +185,8 @@ class Family(Generic[M]):
     layers_in_one: int = 1
     video: Callable[[Config], dict[str, Any] | None] = lambda _: None
     has_depths: bool = False
+    norms_patches: bool = True
+    depth_place: Callable[[str, M], Place | None] | None = None
 
     @property
     def refusals(self) -> Refusals:
@@ -189,6 +195,8 @@ class Family(Generic[M]):
 
 
 PROJECTOR = "projector."
+# What inputs of a matrix in FP8 are divided by where they are quantized, too; here they are not.
+SCALE_OF_INPUTS = ".activation_scale"
 
 
 class Whole(Protocol):
@@ -299,22 +307,22 @@ class Part(Generic[M]):
         """Return the place of a tensor of multi-token prediction, None if files do not have it."""
         if not self.family.has_depths:
             return None
+        if self.family.depth_place is not None:
+            return self.family.depth_place(name, model)
         ours, theirs = further_tokens.as_layer(name, model)
         return self.family.place(ours, model) if theirs is None else Place(theirs)
 
     def copies(self, model: Any) -> Mapping[str, str]:
         """Return the tensors of files that hold one of ours once more, with the name of ours."""
-        if not self.family.has_depths:
+        if not self.family.has_depths or self.family.depth_place is not None:
             return {}
         return {name: ours for ours, name in further_tokens.copies(model)}
 
     def depths_among(self, names: Collection[str], model: Any) -> int:
         """Return how many depths of multi-token prediction are among the family's names."""
-        if not self.family.has_depths:
-            return 0
-        numbers = (f"{further_tokens.OURS}{depth}.project.weight" for depth in count())
-        named = (further_tokens.as_layer(each, model)[1] for each in numbers)
-        return sum(1 for _ in takewhile(lambda name: name in names, named))
+        ours = (f"{further_tokens.OURS}{depth}.project.weight" for depth in count())
+        places = takewhile(bool, (self._place_of_depth(each, model) for each in ours))
+        return sum(1 for _ in takewhile(lambda at: at is not None and at.name in names, places))
 
     def inner_name(self, name: str) -> str | None:
         """Return the family's name of a tensor of the files; None if it is of another part."""
@@ -334,4 +342,31 @@ class Part(Generic[M]):
         inner = self.inner_name(name)
         if inner is None:
             return name.startswith(self.elsewhere)
+        if inner.endswith(SCALE_OF_INPUTS):
+            return True
         return self.family.is_ignored(inner, model) or inner in self.copies(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone(Generic[M]):
+    """How the files of a folder that holds one family, and perhaps parts left out, name it.
+
+    The fields are those of `Part`.
+    """
+
+    family: Family[M]
+    prefixes: tuple[tuple[str, str], ...]
+    elsewhere: tuple[str, ...] = ()
+    may_end_early: bool = False
+
+    def part(self, config: Config, kind: str) -> Part[M]:
+        """Return the only part of a folder. Raises: NoSuchPart."""
+        if kind != self.family.kind:
+            raise NoSuchPart(f"model_type: {self.family.model_type}")
+        return Part(
+            family=self.family,
+            config=config,
+            prefixes=self.prefixes,
+            elsewhere=self.elsewhere,
+            may_end_early=self.may_end_early,
+        )

@@ -1,21 +1,20 @@
 """The rules of video processors: which frames are taken of a video, and their height and width.
 
-Decides: both, with the numbers of `Qwen2VLVideoProcessor`, `Qwen3VLVideoProcessor`,
-`Glm4vVideoProcessor` and `LlavaOnevisionVideoProcessor`.
+Decides: both, with the numbers of `Qwen2VLVideoProcessor`, `Qwen3VLVideoProcessor` and
+`Glm4vVideoProcessor`.
 Relies on: `resize_rules` for the rules of sizes.
-Leaves: settings of folders to `video_processor`.
+Leaves: settings of folders to `video_processor`, frames that are images to `single_frames`.
 
 Source: `transformers` 5.23, models/qwen2_vl and models/qwen3_vl.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
 from mimo_launch.hugging_face.resize_rules import (
     OverTime,
     Smart,
-    limit,
     over_time_size,
     smart_size,
 )
@@ -112,6 +111,12 @@ class SecondSampling:
     fps: float
     longest: float
 
+    def asked(self, fps: float | None, most: int | None) -> "SecondSampling":
+        """Return the rule with the frames that a spec asks for. Raises: ValueError."""
+        if most is not None:
+            raise ValueError("its video processor takes no `max_frames`, but `fps`")
+        return replace(self, fps=self.fps if fps is None else fps)
+
     @property
     def most_taken(self) -> int:
         """Most frames that are taken of any video."""
@@ -136,53 +141,6 @@ class SecondSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class EvenSampling:
-    """Which frames are taken: `number`, `fps` a second, or all; at most `most`, evenly.
-
-    The rule of processors without one of their own, such as that of LLaVA-OneVision.
-    """
-
-    fps: float | None
-    number: int | None
-    most: int | None
-
-    def indices(self, size: VideoSize) -> tuple[int, ...]:
-        """Return the frames to take. Raises: VideoTooShort."""
-        if (number := self.number) is None:
-            number = size.frames
-            if self.fps is not None:
-                number = min(number, max(1, int(size.frames / size.rate * self.fps)))
-        number = number if self.most is None else min(number, self.most)
-        if number > size.frames:
-            raise VideoTooShort(f"{number} frames are to be taken of {size.frames}")
-        return tuple(each * size.frames // number for each in range(number))
-
-
-Sampling = FrameSampling | SecondSampling | EvenSampling
-
-
-@dataclass(frozen=True, slots=True)
-class ExactFrames:
-    """The rule for frames of one size, whatever the aspect of the video."""
-
-    height: int
-    width: int
-    group: int = 1
-    over_time: bool = False
-
-    @property
-    def most_pixels(self) -> int:
-        """Pixels of a frame."""
-        return self.height * self.width
-
-    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of frames. Raises: ImageTooThin."""
-        del frames
-        limit(height, width, made=self.most_pixels)
-        return self.height, self.width
-
-
-@dataclass(frozen=True, slots=True)
 class FrameSize:
     """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
 
@@ -202,6 +160,11 @@ class FrameSize:
     def most_pixels(self) -> int:
         """Most pixels of a frame: with `over_time`, of one of the shortest video."""
         return self.max_pixels // (self.group if self.over_time else 1)
+
+    def before(self, height: int, width: int) -> tuple[tuple[int, int], ...]:
+        """Return the sizes that a frame has on its way: none."""
+        del height, width
+        return ()
 
     def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """Return height and width of `frames` frames. Raises: ImageTooThin, VideoTooShort."""

@@ -11,45 +11,39 @@ Source: `transformers` 5.23, models/gemma2; arXiv:2408.00118.
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.decoder import FULL, SLIDING
-from mimo_launch.hugging_face.family import Family, Place
+from mimo_launch.hugging_face import decoder, rotary
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face.names import in_layers
 from mimo_launch.hugging_face.refusals import one_of, refusals
-from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.hugging_face.windows import WindowKeys, in_turn
 from mimo_launch.spec.spec import DecoderModel
 
 MODEL_TYPE = "gemma2"
 ACTIVATION = "gelu_pytorch_tanh"
 ACTIVATIONS = {ACTIVATION: "gelu_tanh", "silu": "silu"}
 SCORE_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
-_WINDOW = 4096
 _BLOCK = decoder.DecoderFamily(
-    qkv_bias=False,
-    qk_norm=False,
-    kv_heads=4,
-    head_size=256,
-    windows=decoder.WindowKeys(size=_WINDOW, by_layer=True),
+    kv_heads=4, head_size=256, windows=WindowKeys(size=4096, by_layer=True)
 )
 _DEFAULTS: Config = {
     "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
     SCORE_CAP: 50.0, LOGIT_CAP: 30.0,
 }  # fmt: skip
-_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "post_mlp_norm": "post_feedforward_layernorm",
-}
+place = decoder.place | in_layers(
+    decoder.LAYERS,
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "post_mlp_norm": "post_feedforward_layernorm",
+    },
+)
 
 
 def _whole(config: Config) -> Config:
     """Return a configuration with what follows if it is not written."""
-    config = _DEFAULTS | config
-    if not config.get("layer_types"):
-        layers = range(int(number(config, "num_hidden_layers")))
-        config["layer_types"] = [FULL if i % 2 else SLIDING for i in layers]
-    return config
+    return in_turn(_DEFAULTS | config, every=2)
 
 
 def cap_of(config: Config, key: str) -> float | None:
@@ -78,9 +72,8 @@ def shared_keys(config: Config, found: dict[str, Any]) -> dict[str, Any]:
 
 def shared_config(model: DecoderModel) -> Config:
     """Return the same as transformers 5 writes it."""
-    theirs = {ours: name for name, ours in ACTIVATIONS.items()}
     return {
-        "hidden_activation": theirs.get(model.activation, ACTIVATION),
+        "hidden_activation": "silu" if model.activation == "silu" else ACTIVATION,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_size,
         LOGIT_CAP: model.logit_softcap,
     }
@@ -94,23 +87,10 @@ def _keys(config: Config) -> dict[str, Any]:
     return {**found, **shared_keys(config, found), **caps}
 
 
-def place(name: str, model: DecoderBlocks) -> Place:
-    """Return the place of our tensor; Gemma's norms have other names. Raises: KeyError."""
-    layer, _, kind = name.rpartition(".")
-    prefix, _, part = layer.rpartition(".")
-    if part in _NORMS:
-        _, index = prefix.split(".")
-        return Place(f"model.layers.{index}.{_NORMS[part]}.{kind}")
-    return decoder.place(name, model)
-
-
 def _config(model: DecoderModel) -> Config:
     """Return the configuration of our decoder, as transformers 5 writes it."""
-    window = decoder.windows_of(_BLOCK, model)
     return {
-        **decoder.config_of(MODEL_TYPE, model),
-        **window,
-        "sliding_window": window["sliding_window"] or _WINDOW,
+        **decoder.config_of(MODEL_TYPE, model, _BLOCK.windows),
         **shared_config(model),
         SCORE_CAP: model.attention_softcap,
     }
@@ -125,7 +105,8 @@ TEXT = Family(
             for key in ("attention_bias", "use_bidirectional_attention")
         ),
         one_of("hidden_activation", ACTIVATIONS, ACTIVATION),
-        *decoder.of_layers_and_positions(_BLOCK),
+        _BLOCK.windows.refusal(),
+        rotary.REFUSAL,
     ).after(_whole),
     keys=_keys,
     place=place,

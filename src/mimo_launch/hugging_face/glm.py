@@ -11,25 +11,18 @@ Source: `transformers` 5.23, models/glm and models/glm4; arXiv:2406.12793.
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder
+from mimo_launch.hugging_face import decoder, rotary
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, place, rotary_factor
+from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, place, rotary_factor, whole_heads
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.spec.spec import DecoderModel
 
-_BLOCK = decoder.DecoderFamily(qkv_bias=True, qk_norm=False, kv_heads=2, head_size=128)
+_BLOCK = decoder.DecoderFamily(qkv_bias=True, kv_heads=2, head_size=128)
 _DEFAULTS: Config = {
     "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
     "num_attention_heads": 32, "rms_norm_eps": 1.5625e-07,
 }  # fmt: skip
-
-
-def whole_heads(config: Config) -> Config:
-    """Return a configuration as if whole heads rotated, without biases."""
-    rope = {key: each for key, each in decoder.rope_settings(config).items() if key != FACTOR}
-    kept = {key: each for key, each in config.items() if key not in (FACTOR, BIAS)}
-    return kept | {"rope_parameters": rope, "rope_scaling": None}
 
 
 def _keys(config: Config, *, post_norms: bool) -> dict[str, Any]:
@@ -48,7 +41,7 @@ def _config(model_type: str, model: DecoderModel) -> Config:
     return {
         **decoder.config_of(model_type, model),
         BIAS: model.qkv_bias,
-        "rope_parameters": {**decoder.rope_of(model), FACTOR: model.rotary_factor},
+        "rope_parameters": {**rotary.rope_of(model), FACTOR: model.rotary_factor},
     }
 
 

@@ -9,50 +9,51 @@ Source: `transformers` 5.23, models/glm4v; arXiv:2507.01006.
 
 from typing import Any
 
-from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, Place
+from mimo_launch.hugging_face import decoder, rotary
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.glm4v_vision import vision_family
+from mimo_launch.hugging_face.names import fused, in_layers
 from mimo_launch.hugging_face.qwen_vl import QwenVl, TextKind, text_config, text_keys
 from mimo_launch.spec.spec import DecoderModel
 
 MODEL_TYPE = "glm4v"
 _DEFAULTS: Config = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-5,
-}
+    "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+    "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 TEXT_KIND = TextKind(
-    decoder.DecoderFamily(qkv_bias=True, qk_norm=False, kv_heads=2, head_size=None),
+    decoder.DecoderFamily(qkv_bias=True, kv_heads=2),
     _DEFAULTS,
     (8, 12, 12),
     interleaved=False,
 )
 FACTOR, BIAS = "partial_rotary_factor", "attention_bias"
-_NORMS = {
-    "post_attention_norm": "post_self_attn_layernorm",
-    "post_mlp_norm": "post_mlp_layernorm",
-}
+place = decoder.place | in_layers(
+    decoder.LAYERS,
+    {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_mlp_norm": "post_mlp_layernorm",
+        **fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"), lambda model: [model.mlp_width] * 2),
+    },
+)
 
 
-def whole_heads(kind: TextKind, config: Config) -> Config:
-    """Return a configuration with the defaults of its kind, as if whole heads rotated."""
-    rope = {key: each for key, each in decoder.rope_settings(config).items() if key != FACTOR}
+def whole_heads(config: Config) -> Config:
+    """Return a configuration as if whole heads rotated, without biases."""
+    rope = {key: each for key, each in rotary.rope_settings(config).items() if key != FACTOR}
     kept = {key: each for key, each in config.items() if key not in (FACTOR, BIAS)}
-    return kind.defaults | kept | {"rope_parameters": rope, "rope_scaling": None}
+    return kept | {"rope_parameters": rope, "rope_scaling": None}
 
 
 def rotary_factor(config: Config, default: float) -> float:
     """Return the part of a head that rotates; versions before 5 wrote it beside the base."""
-    return number({FACTOR: config.get(FACTOR, default), **decoder.rope_settings(config)}, FACTOR)
+    return number({FACTOR: config.get(FACTOR, default), **rotary.rope_settings(config)}, FACTOR)
 
 
 def _prepared(config: Config) -> Config:
     # Its heads fill its width, and queries, keys and values have biases, whatever is said.
-    return {key: x for key, x in whole_heads(TEXT_KIND, config).items() if key != "head_dim"}
+    return {key: x for key, x in (_DEFAULTS | whole_heads(config)).items() if key != "head_dim"}
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -62,18 +63,6 @@ def _keys(config: Config) -> dict[str, Any]:
         "rotary_interleaved": True,
         "post_norms": True,
     }
-
-
-def place(name: str, model: DecoderModel) -> Place:
-    """Return the place of our tensor; gates and ups are fused. Raises: KeyError."""
-    layer, _, kind = name.rpartition(".")
-    before, _, part = layer.rpartition(".")
-    if part in _NORMS:
-        return Place(f"model.{before}.{_NORMS[part]}.{kind}")
-    if part in ("gate", "up"):
-        first = model.mlp_width if part == "up" else 0
-        return Place(f"model.{before}.gate_up_proj.{kind}", first, model.mlp_width)
-    return decoder.place(name, model)
 
 
 def _config(model: DecoderModel) -> Config:

@@ -1,7 +1,7 @@
 """GLM-4.5V: the tower of GLM-4.1V, and a decoder whose experts are chosen as in DeepSeek-V3.
 
 Decides: what the text part of its configuration means.
-Relies on: `deepseek_v3` for experts and the names of tensors, `glm4v` for heads that rotate in
+Relies on: `deepseek_experts` for experts and the names of tensors, `glm4v` for heads that rotate in
 part, `glm4v_vision` for the tower, `qwen_vl` for the whole.
 Leaves: layers that predict further tokens, which are left out as transformers does.
 
@@ -11,7 +11,7 @@ Source: `transformers` 5.23, models/glm4v_moe; arXiv:2508.06471.
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, deepseek_v3
+from mimo_launch.hugging_face import decoder, deepseek_experts
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.glm4v import BIAS, FACTOR, TEXT_KIND, rotary_factor, whole_heads
@@ -24,26 +24,17 @@ _TEXT = replace(
     TEXT_KIND,
     block=replace(TEXT_KIND.block, kv_heads=8),
     defaults={
-        "vocab_size": 151424,
-        "hidden_size": 4096,
-        "intermediate_size": 10944,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "rms_norm_eps": 1e-5,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "n_routed_experts": 128,
-        "routed_scaling_factor": 1.0,
-        "n_group": 1,
-        "topk_group": 1,
+        "vocab_size": 151424, "hidden_size": 4096, "intermediate_size": 10944,
+        "num_hidden_layers": 46, "num_attention_heads": 96, "rms_norm_eps": 1e-5,
+        "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1,
+        "n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": 1,
     },
-)
+)  # fmt: skip
 
 
 def _prepared(config: Config) -> Config:
-    return whole_heads(_TEXT, config)
+    return _TEXT.defaults | whole_heads(config)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -52,19 +43,17 @@ def _keys(config: Config) -> dict[str, Any]:
         # Not of the projection behind attention.
         "qkv_bias": bool(config.get("attention_bias", True)),
         "rotary_factor": rotary_factor(config, 0.5),
-        "moe": deepseek_v3.experts(_prepared(config)),
+        "moe": deepseek_experts.experts(_prepared(config)),
     }
 
 
 def _config(model: DecoderModel) -> Config:
-    if model.moe is None:
-        raise ValueError(f"a {MODEL_TYPE} has experts")
     config = text_config(TEXT.model_type, _TEXT, model)
     config["rope_parameters"][FACTOR] = model.rotary_factor
     return {
         **config,
         "attention_bias": model.qkv_bias,
-        **deepseek_v3.experts_config(model.moe),
+        **deepseek_experts.experts_config(model),
     }
 
 
@@ -73,8 +62,8 @@ TEXT = Family(
     kind="decoder",
     not_computed=decoder.not_computed(_TEXT.block).without(FACTOR, BIAS).after(_prepared),
     keys=_keys,
-    place=deepseek_v3.place,
-    is_ignored=deepseek_v3.is_ignored,
+    place=deepseek_experts.place,
+    is_ignored=deepseek_experts.is_ignored,
     config=_config,
     architecture="Glm4vMoeTextModel",
     of_experts=True,

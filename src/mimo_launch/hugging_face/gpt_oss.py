@@ -8,27 +8,26 @@ Leaves: weights in 4 bits (MXFP4), the form of the published folders, to `quanti
 Source: `transformers` 5.23, models/gpt_oss; arXiv:2508.10925.
 """
 
-import re
 from functools import partial
+from itertools import product
 from typing import Any
 
-from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.decoder import FULL, SLIDING
+from mimo_launch.hugging_face import decoder, rotary
 from mimo_launch.hugging_face.family import Family, Place, Stacked, moe_keys
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.moe_decoder import balance
+from mimo_launch.hugging_face.names import in_layers
 from mimo_launch.hugging_face.refusals import only, refusals
+from mimo_launch.hugging_face.windows import WindowKeys, in_turn
 from mimo_launch.spec.spec import DecoderModel
 
 MODEL_TYPE = "gpt_oss"
-_WINDOW = 128
 _BLOCK = decoder.DecoderFamily(
     qkv_bias=True,
-    qk_norm=False,
     kv_heads=8,
     head_size=64,
     output_bias=True,
-    windows=decoder.WindowKeys(size=_WINDOW, by_layer=True),
+    windows=WindowKeys(size=128, by_layer=True),
 )
 _DEFAULTS: Config = {
     "num_hidden_layers": 36,
@@ -42,7 +41,7 @@ _DEFAULTS: Config = {
     "rope_theta": 150000.0,
 }
 _ROPE: Config = {
-    "rope_type": decoder.YARN,
+    "rope_type": rotary.YARN,
     "factor": 32.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
@@ -51,23 +50,14 @@ _ROPE: Config = {
 }
 # The parts of our block that are always there.
 _PARTS = {"attention_sinks": True, "activation": "clamped_silu"}
-_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.(weight|bias)")
-_OTHERS = {
-    "mlp.router.weight": "mlp.router.weight",
-    "mlp.router.bias": "mlp.router.bias",
-    "attention.sinks.weight": "self_attn.sinks",
-}
 
 
 def _whole(config: Config) -> Config:
     """Return a configuration with what follows if it is not written."""
     config = _DEFAULTS | config
-    if not decoder.rope_settings(config):
+    if not rotary.rope_settings(config):
         config["rope_parameters"] = _ROPE
-    if not config.get("layer_types"):
-        layers = range(int(number(config, "num_hidden_layers")))
-        config["layer_types"] = [FULL if i % 2 else SLIDING for i in layers]
-    return config
+    return in_turn(config, every=2)
 
 
 def _keys(config: Config) -> dict[str, Any]:
@@ -86,31 +76,33 @@ def _keys(config: Config) -> dict[str, Any]:
     return {**found, **_PARTS, "moe": moe}
 
 
-def _place(name: str, model: DecoderModel) -> Place:
-    """Return the place of our tensor `name`, which is given without the module. Raises: KeyError.
-
-    A file has [experts, inputs, outputs] for the weights of a layer.
-    """
-    found = _EXPERT.fullmatch(name)
-    if found is None:
-        if name.startswith("layers."):
-            _, layer, rest = name.split(".", 2)
-            if rest in _OTHERS:
-                return Place(f"model.layers.{layer}.{_OTHERS[rest]}")
-        return decoder.place(name, model)
-    moe = model.moe
-    if moe is None:
-        raise KeyError(name)
-    layer, expert, part, kind = found.groups()
+def _stacked(part: str, kind: str, model: DecoderModel, _layer: int, expert: int) -> Place:
+    """Return the place of a tensor of an expert; files have [experts, inputs, outputs] of them."""
+    if (moe := model.moe) is None:
+        raise KeyError(part)
     is_down, is_weight = part == "down", kind == "weight"
     inputs, outputs = (moe.width, model.hidden) if is_down else (model.hidden, 2 * moe.width)
     tensor = ("down_proj" if is_down else "gate_up_proj") + ("" if is_weight else "_bias")
     return Place(
-        f"model.layers.{layer}.mlp.experts.{tensor}",
+        f"mlp.experts.{tensor}",
         first_row=int(part == "up"),
         shape=(moe.experts, inputs, outputs) if is_weight else (moe.experts, outputs),
-        stacked=Stacked(int(expert), step=1 if is_down else 2, transposed=is_weight),
+        stacked=Stacked(expert, step=1 if is_down else 2, transposed=is_weight),
     )
+
+
+_NAMES = decoder.place | in_layers(
+    decoder.LAYERS,
+    {
+        "mlp.router.weight": "mlp.router.weight",
+        "mlp.router.bias": "mlp.router.bias",
+        "attention.sinks.weight": "self_attn.sinks",
+        **{
+            f"mlp.experts.*.{part}.{kind}": partial(_stacked, part, kind)
+            for part, kind in product(decoder.MLP, ("weight", "bias"))
+        },
+    },
+)
 
 
 def _config(model: DecoderModel) -> Config:
@@ -118,11 +110,8 @@ def _config(model: DecoderModel) -> Config:
     moe = model.moe
     if moe is None:
         raise ValueError(f"a {MODEL_TYPE} has experts")
-    window = decoder.windows_of(_BLOCK, model)
     return {
-        **decoder.config_of(MODEL_TYPE, model),
-        **window,
-        "sliding_window": window["sliding_window"] or _WINDOW,
+        **decoder.config_of(MODEL_TYPE, model, _BLOCK.windows),
         "intermediate_size": moe.width,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
@@ -138,7 +127,7 @@ TEXT = Family(
         + refusals(only("swiglu_alpha", 1.702), only("swiglu_limit", 7.0))
     ).after(_whole),
     keys=_keys,
-    place=_place,
+    place=_NAMES,
     is_ignored=decoder.is_ignored,
     fits=partial(decoder.fits, _BLOCK),
     config=_config,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, vit
+from mimo_launch.hugging_face import decoder, towers, vit
 from mimo_launch.hugging_face.family import Family, layers_at
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import Refusals
@@ -38,7 +38,7 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "shuffle": number(config, "scale_factor", _SHUFFLE),
         "projector": "linear",
         "projector_activation": "gelu",
-        **vit.PLAIN_PROJECTOR,
+        **towers.PLAIN_PROJECTOR,
         "projector_bias": False,
     }
 
@@ -73,4 +73,8 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
     )
 
 
-WHOLES = _whole("idefics3", "Idefics3"), _whole("smolvlm", "SmolVLM")
+WHOLES = (
+    _whole("idefics3", "Idefics3"),
+    # Each frame of a video is an image behind its minute and second.
+    replace(_whole("smolvlm", "SmolVLM"), videos={"time": "text_clock", "per_second": None}),
+)

@@ -2,41 +2,54 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors.
-Relies on: `vit` for settings that towers share.
+Relies on: `towers` for settings that towers share.
 Leaves: the projector to `internvl`.
 
 Sources: arXiv:2312.14238; `transformers` 5.23, models/internvl.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import vit
+from mimo_launch.hugging_face import towers
 from mimo_launch.hugging_face.family import Family, Place
-from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.names import Names, in_layers, is_behind, patches, positions
+from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals, where
+from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
-LAYERS, HEADS, HIDDEN, MLP, IMAGE, PATCH, CHANNELS, SCALE = 24, 16, 1024, 4096, 448, 14, 3, 0.1
+LAYERS, IMAGE, PATCH, SCALE = 24, 448, 14, 0.1
 # That of norms of queries and keys, in any configuration.
 NORM_EPS = 1e-6
 NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
-_TABLE, _TOKEN = "embeddings.position_embeddings", "embeddings.cls_token"
-_ENDS = {"patch.bias": "embeddings.patch_embeddings.projection.bias"} | {
-    f"norm.{kind}": f"layernorm.{kind}" for kind in ("weight", "bias")
-}
-_BLOCK = {
-    "attention_norm": "layernorm_before",
-    "mlp_norm": "layernorm_after",
-    **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
-    **{f"attention.{x}_norm": f"attention.{x}_norm" for x in "qk"},
-    "attention.o": "attention.projection_layer",
-    "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
-}
-_SCALES = {"attention_scale": "lambda_1", "mlp_scale": "lambda_2"}
-_LAYER = re.compile(r"encoder\.layer\.(\d+)\.")
+_SIZES = Settings({
+    "layers": ("num_hidden_layers", LAYERS), "hidden": ("hidden_size", 1024),
+    "heads": ("num_attention_heads", 16), "mlp": ("intermediate_size", 4096),
+})  # fmt: skip
+_PARTS = Settings({"qkv_bias": ("attention_bias", False), "qk_norm": ("use_qk_norm", False)})
+_NAMES = Names(
+    {
+        "patch.weight": patches("embeddings.patch_embeddings.projection.weight"),
+        "patch.bias": "embeddings.patch_embeddings.projection.bias",
+        "positions.weight": positions("embeddings.position_embeddings", tokens=1),
+        "class_token.weight": lambda x: Place("embeddings.cls_token", shape=(1, 1, x.hidden)),
+        "norm": "layernorm",
+    }
+) | in_layers(
+    "encoder.layer.*.",
+    {
+        "attention_norm": "layernorm_before",
+        "mlp_norm": "layernorm_after",
+        **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
+        **{f"attention.{x}_norm": f"attention.{x}_norm" for x in "qk"},
+        "attention.o": "attention.projection_layer",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+        "attention_scale.weight": "lambda_1",
+        "mlp_scale.weight": "lambda_2",
+    },
+)
 
 
 def _side(config: Config, key: str, default: int) -> int:
@@ -47,17 +60,11 @@ def _side(config: Config, key: str, default: int) -> int:
 
 
 def _no_square(key: str) -> Refusal:
-    def found(config: Config) -> Iterator[str]:
+    def is_refused(config: Config) -> bool:
         said = config.get(key)
-        if isinstance(said, list | tuple) and (len(said), len({*said})) != (2, 1):
-            yield f"{key}: {short(said)}"
+        return isinstance(said, list | tuple) and (len(said), len({*said})) != (2, 1)
 
-    return Refusal(f"`{key}` of two sizes", found)
-
-
-def _other_eps(config: Config) -> Iterator[str]:
-    if config.get("use_qk_norm") and config.get("layer_norm_eps", NORM_EPS) != NORM_EPS:
-        yield f"layer_norm_eps: {short(config['layer_norm_eps'])} with use_qk_norm: true"
+    return where(key, "of two sizes", is_refused)
 
 
 def _last_norm(config: Config) -> Iterator[str]:
@@ -68,10 +75,17 @@ def _last_norm(config: Config) -> Iterator[str]:
 NOT_COMPUTED = refusals(
     _no_square("image_size"),
     _no_square("patch_size"),
-    one_of("hidden_act", vit.ACTIVATIONS, "gelu"),
+    one_of("hidden_act", towers.ACTIVATIONS, "gelu"),
     one_of("norm_type", NORMS, "layer_norm"),
     only("use_absolute_position_embeddings", True),
-    Refusal(f"`layer_norm_eps` other than {NORM_EPS:g} with `use_qk_norm`", _other_eps),
+    where(
+        "layer_norm_eps",
+        f"other than {NORM_EPS:g} with `use_qk_norm`",
+        lambda config: (
+            config.get("use_qk_norm", False) and config.get("layer_norm_eps", NORM_EPS) != NORM_EPS
+        ),
+        beside="use_qk_norm: true",
+    ),
     Refusal("`use_mean_pooling: false` with `norm_type: rms_norm`", _last_norm),
 )
 
@@ -80,74 +94,44 @@ def _keys(config: Config) -> dict[str, Any]:
     patch = _side(config, "patch_size", PATCH)
     side = _side(config, "image_size", IMAGE) // max(1, patch)
     return {
-        "layers": number(config, "num_hidden_layers", LAYERS),
-        "hidden": number(config, "hidden_size", HIDDEN),
-        "heads": number(config, "num_attention_heads", HEADS),
-        "mlp": number(config, "intermediate_size", MLP),
+        **_SIZES.keys(config),
         "patch": patch,
-        "channels": number(config, "num_channels", CHANNELS),
-        **vit.LEARNED,
-        **vit.PLAIN,
+        "channels": number(config, "num_channels", 3),
+        **towers.LEARNED,
+        **towers.PLAIN,
         "image": (side, side),
         "class_token": True,
         "patch_bias": True,
         "pre_norm": False,
-        "qkv_bias": bool(config.get("attention_bias", False)),
-        "qk_norm": bool(config.get("use_qk_norm", False)),
+        **_PARTS.keys(config),
         "layer_scale": number(config, "layer_scale_init_value", SCALE),
         "norm": NORMS.get(str(config.get("norm_type")), "layer"),
         "norm_eps": number(config, "layer_norm_eps", NORM_EPS),
         "final_norm": not config.get("use_mean_pooling", True),
-        "activation": vit.ACTIVATIONS.get(str(config.get("hidden_act", "gelu")), "gelu"),
+        "activation": towers.activation_of(config),
     }
-
-
-def _place(name: str, model: VitModel) -> Place:
-    """Return the place of our tensor `name`. Raises: KeyError."""
-    if name == "patch.weight":
-        sizes = (model.hidden, model.channels, model.patch, model.patch)
-        return Place("embeddings.patch_embeddings.projection.weight", shape=sizes)
-    if name == "positions.weight":
-        height, width = model.image or (0, 0)
-        return Place(_TABLE, shape=(1, 1 + height * width, model.hidden))
-    if name == "class_token.weight":
-        return Place(_TOKEN, shape=(1, 1, model.hidden))
-    if name in _ENDS:
-        return Place(_ENDS[name])
-    if not name.startswith("layers."):
-        raise KeyError(name)
-    _, index, rest = name.split(".", 2)
-    layer, _, kind = rest.rpartition(".")
-    inner = _SCALES[layer] if layer in _SCALES else f"{_BLOCK[layer]}.{kind}"
-    return Place(f"encoder.layer.{index}.{inner}")
 
 
 def _is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor is of a layer after the end of our ViT, or of its training."""
-    layer = _LAYER.match(name)
-    beyond = layer is not None and int(layer[1]) >= model.layers
     unused = name.startswith("layernorm.") and not model.final_norm
-    return beyond or unused or name == "embeddings.mask_token"
+    is_beyond = is_behind(name, "encoder.layer.", model.layers)
+    return is_beyond or unused or name == "embeddings.mask_token"
 
 
 def _config(model: VitModel) -> Config:
-    height, width = (side * model.patch for side in model.image or (0, 0))
     return {
         "model_type": VISION.model_type,
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "intermediate_size": model.mlp_width,
+        **_SIZES.config(model),
         "patch_size": [model.patch, model.patch],
-        "image_size": [height, width],
+        "image_size": [side * model.patch for side in model.image or (0, 0)],
         "num_channels": model.channels,
-        "attention_bias": model.qkv_bias,
-        "use_qk_norm": model.qk_norm,
+        **_PARTS.config(model),
         "layer_scale_init_value": model.layer_scale or SCALE,
         "norm_type": {ours: name for name, ours in NORMS.items()}[model.norm],
         "layer_norm_eps": model.norm_eps,
         "use_mean_pooling": not model.final_norm,
-        "hidden_act": vit.theirs(model.activation),
+        "hidden_act": towers.theirs(model.activation),
     }
 
 
@@ -157,7 +141,7 @@ VISION = Family(
     not_computed=NOT_COMPUTED,
     random=("attention_dropout", "projection_dropout", "hidden_dropout_prob"),
     keys=_keys,
-    place=_place,
+    place=_NAMES,
     is_ignored=_is_ignored,
     fits=lambda model: not list(NOT_COMPUTED(_config(model))),
     config=_config,

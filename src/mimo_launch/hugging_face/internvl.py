@@ -11,7 +11,7 @@ Sources: arXiv:2508.18265; `transformers` 5.23, models/internvl.
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder, vit
+from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder, towers
 from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
@@ -43,10 +43,10 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "final_norm": is_last and not inner.get("use_mean_pooling", True),
         "shuffle": shuffle_of(config),
         "projector": "mlp",
-        "projector_activation": vit.ACTIVATIONS.get(
+        "projector_activation": towers.ACTIVATIONS.get(
             str(config.get("projector_hidden_act")), "gelu"
         ),
-        **vit.PLAIN_PROJECTOR,
+        **towers.PLAIN_PROJECTOR,
         "projector_norm_eps": PROJECTOR_EPS,
         "projector_norm": "layer",
     }
@@ -67,7 +67,7 @@ def _settings(vision: VitModel, token: int) -> Config:
         "image_token_id": token,
         "image_seq_length": height * width,
         "downsample_ratio": 1 / vision.shuffle,
-        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "projector_hidden_act": towers.theirs(vision.projector_activation),
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
     }
@@ -92,8 +92,10 @@ WHOLE = TowerAndDecoder(
         ONE_LAYER,
         RATIO_REFUSED,
         only("vision_feature_select_strategy", "default"),
-        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
     ),
     tied=tied_by_default(True),
     settings=_settings,
+    # Each frame is an image behind its number.
+    videos={"time": "text_number", "per_second": None},
 )

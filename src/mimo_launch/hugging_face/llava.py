@@ -11,7 +11,7 @@ files; other versions between 4.36 and 5 have the others.
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, pixtral, vit
+from mimo_launch.hugging_face import decoder, pixtral, towers, vit
 from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
@@ -43,15 +43,14 @@ LAYERS = {"projector.up": f"{_PROJECTOR}linear_1", "projector.down": f"{_PROJECT
 
 
 def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    activation = config.get("projector_hidden_act", "gelu")
     layers = _TOWERS[inner["model_type"]].keys(inner)["layers"]
     return {
         "layers": layers_used(config, inner, default=-2, layers=layers),
         "final_norm": False,
         "shuffle": 1,
         "projector": "mlp",
-        "projector_activation": vit.ACTIVATIONS.get(activation, "gelu"),
-        **vit.PLAIN_PROJECTOR,
+        "projector_activation": towers.activation_of(config, "projector_hidden_act"),
+        **towers.PLAIN_PROJECTOR,
     }
 
 
@@ -68,7 +67,7 @@ def _settings(vision: VitModel, token: int) -> Config:
     return {
         "image_token_index": token,
         "image_seq_length": rows,
-        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "projector_hidden_act": towers.theirs(vision.projector_activation),
         "multimodal_projector_bias": True,
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default" if vision.class_token else "full",
@@ -87,7 +86,7 @@ WHOLE = TowerAndDecoder(
     refusals=refusals(
         ONE_LAYER,
         Refusal("`vision_feature_select_strategy` other than `default` of CLIP, `full`", _strategy),
-        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
         only("multimodal_projector_bias", True),
     ),
     tied=lambda *configs: any(each.get("tie_word_embeddings") for each in configs),

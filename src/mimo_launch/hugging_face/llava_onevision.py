@@ -8,14 +8,13 @@ Sources: arXiv:2408.03326; `transformers` 5.23, models/llava_onevision.
 """
 
 import re
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, vit
+from mimo_launch.hugging_face import decoder, llava, towers, vit
 from mimo_launch.hugging_face.family import Place, layers_at
-from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import one_of, only, refusals, where
 from mimo_launch.hugging_face.tower_and_decoder import (
     ONE_LAYER,
     TowerAndDecoder,
@@ -28,6 +27,7 @@ MODEL_TYPE = "llava_onevision"
 _NEWLINE = "image_newline"
 # As its configuration class has them, in pixels.
 _USUAL = tuple((384 * down, 384 * right) for down, right in product(range(1, 7), repeat=2))
+_RATIO = "anyres_max_9"
 _ANYRES = re.compile(r"anyres_max_(\d+)")
 
 
@@ -45,37 +45,29 @@ def _is_grid(pin: Any, side: float) -> bool:
     return whole and len(pin) == 2 and not any(each % side or each < side for each in pin)
 
 
+def _most(config: Config) -> int:
+    """Return how many tiles keep all their rows, 0 if the setting is another."""
+    found = _ANYRES.fullmatch(str(config.get("vision_aspect_ratio", _RATIO)))
+    return int(found[1]) if found else 0
+
+
 def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    most = _ANYRES.fullmatch(str(config.get("vision_aspect_ratio", "anyres_max_9")))
     side = number(inner, "image_size", vit.IMAGE)
     return {
         "layers": layers_used(config, inner, default=-1, layers=vit.LAYERS),
         "final_norm": False,
         "shuffle": 1,
         "projector": "mlp",
-        "projector_activation": vit.ACTIVATIONS.get(
-            str(config.get("projector_hidden_act", "gelu")), "gelu"
-        ),
-        **vit.PLAIN_PROJECTOR,
+        "projector_activation": towers.activation_of(config, "projector_hidden_act"),
+        **towers.PLAIN_PROJECTOR,
         "tiles": {
             "grids": _grids(config, inner) or ((1, 1),),
-            "most": max(1, int(most[1])) if most else None,
+            "most": _most(config) or None,
             "side": side
             if side % number(inner, "patch_size", vit.KINDS[vit.SIGLIP].patch)
             else None,
         },
     }
-
-
-def _refused_grids(config: Config) -> Iterator[str]:
-    if not _grids(config, config["vision_config"]):
-        yield f"image_grid_pinpoints: {short(config.get('image_grid_pinpoints'))}"
-
-
-def _refused_ratio(config: Config) -> Iterator[str]:
-    ratio = config.get("vision_aspect_ratio", "anyres_max_9")
-    if not (most := _ANYRES.fullmatch(str(ratio))) or not int(most[1]):
-        yield f"vision_aspect_ratio: {short(ratio)}"
 
 
 def _settings(vision: VitModel, token: int) -> Config:
@@ -85,7 +77,7 @@ def _settings(vision: VitModel, token: int) -> Config:
         "image_token_index": token,
         "image_grid_pinpoints": [[down * side, right * side] for down, right in grids],
         "vision_aspect_ratio": f"anyres_max_{most}",
-        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "projector_hidden_act": towers.theirs(vision.projector_activation),
         "multimodal_projector_bias": True,
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
@@ -107,10 +99,14 @@ WHOLE = TowerAndDecoder(
     refusals=refusals(
         ONE_LAYER,
         only("vision_feature_select_strategy", "full"),
-        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
+        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
         only("multimodal_projector_bias", True),
-        Refusal("`image_grid_pinpoints` that are no grids of whole tiles", _refused_grids),
-        Refusal("`vision_aspect_ratio` other than `anyres_max_N`", _refused_ratio),
+        where(
+            "image_grid_pinpoints",
+            "that are no grids of whole tiles",
+            lambda config: not _grids(config, config["vision_config"]),
+        ),
+        where("vision_aspect_ratio", "other than `anyres_max_N`", lambda x: not _most(x), _RATIO),
     ),
     tied=tied_by_default(False),
     settings=_settings,

@@ -1,20 +1,19 @@
-"""Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a Mistral.
+"""Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a decoder.
 
 Decides: what the settings of the whole and of its projector mean.
-Relies on: `tower_and_decoder`; `pixtral` for the tower, `decoder` for the text part; `llava` for
-the names of the parts, which are the same.
+Relies on: `tower_and_decoder`; `pixtral` for the tower, `decoder` and `ministral3` for the text
+part; `llava` for the names of the parts, which are the same.
 Leaves: the tokens between the lines of an image to `tokenizer`.
 
 Source: `transformers` 5.23, models/mistral3.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, pixtral, vit
+from mimo_launch.hugging_face import decoder, llava, ministral3, pixtral, towers
 from mimo_launch.hugging_face.family import Place, layers_at
-from mimo_launch.hugging_face.folder import Config, number, section, short
-from mimo_launch.hugging_face.refusals import Refusal, one_of, refusals
+from mimo_launch.hugging_face.folder import Config, number, section
+from mimo_launch.hugging_face.refusals import one_of, refusals, where
 from mimo_launch.hugging_face.tower_and_decoder import (
     ONE_LAYER,
     TowerAndDecoder,
@@ -37,9 +36,7 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "pooling": "linear",
         "projector": "mlp",
         "projector_mlp": None,
-        "projector_activation": vit.ACTIVATIONS.get(
-            str(config.get("projector_hidden_act", "gelu")), "gelu"
-        ),
+        "projector_activation": towers.activation_of(config, "projector_hidden_act"),
         "projector_bias": bool(config.get(_BIAS, False)),
         # As the norms of the decoder.
         "projector_norm_eps": number(
@@ -50,16 +47,11 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
     }
 
 
-def _bias(config: Config) -> Iterator[str]:
-    if not isinstance(said := config.get(_BIAS, False), bool):
-        yield f"{_BIAS}: {short(said)}"
-
-
 def _settings(vision: VitModel, token: int) -> Config:
     return {
         "image_token_index": token,
         "spatial_merge_size": vision.shuffle,
-        "projector_hidden_act": vit.theirs(vision.projector_activation),
+        "projector_hidden_act": towers.theirs(vision.projector_activation),
         _BIAS: vision.projector_bias,
         "vision_feature_layer": -1,
     }
@@ -70,7 +62,7 @@ WHOLE = TowerAndDecoder(
     model_type="mistral3",
     architecture="Mistral3ForConditionalGeneration",
     towers={pixtral.MODEL_TYPE: pixtral.VISION},
-    text={MISTRAL.model_type: MISTRAL},
+    text={each.model_type: each for each in (MISTRAL, ministral3.TEXT)},
     tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector={
@@ -81,8 +73,12 @@ WHOLE = TowerAndDecoder(
     fixed=_fixed,
     refusals=refusals(
         ONE_LAYER,
-        one_of("projector_hidden_act", vit.ACTIVATIONS, "gelu"),
-        Refusal(f"`{_BIAS}` other than `true` and `false`", _bias),
+        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
+        where(
+            _BIAS,
+            "other than `true` and `false`",
+            lambda config: not isinstance(config.get(_BIAS, False), bool),
+        ),
     ),
     # Folders that say nothing are older than the default of today.
     tied=tied_by_default(False),

@@ -8,21 +8,22 @@ Source: `transformers` 5.23, models/mixtral and models/qwen3_moe; arXiv:2401.040
 arXiv:2505.09388.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, Place, moe_keys
-from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
+from mimo_launch.hugging_face.family import Family, moe_keys
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.names import Names, in_layers
+from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.settings import Settings
+from mimo_launch.hugging_face.windows import WindowKeys
 from mimo_launch.spec.spec import DecoderModel
 
 # The default weight of the auxiliary loss in transformers.
 BALANCE = 0.001
-_MLP = re.compile(r"layers\.(\d+)\.mlp\.(router|experts\.(\d+)\.(gate|up|down))\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,15 @@ class MoeDecoderFamily:
     """A family of decoders with experts.
 
     `block` is the rest of a block. `only_experts`: every layer has experts, and their weights are
-    normalised. `width` is the setting of the width of experts, `maps` are their tensors by ours.
-    `defaults` are those that differ from dense decoders. `random` are settings of routers that
-    change numbers at random in training.
+    normalised. `settings` are those of `moe`, `experts` is the layer that holds the experts, `maps`
+    are their tensors by ours. `defaults` are those that differ from dense decoders. `random` are
+    settings of routers that change numbers at random in training.
     """
 
     block: decoder.DecoderFamily
     only_experts: bool
-    width: str
-    prefix: str
+    settings: Settings
+    experts: str
     maps: Mapping[str, str]
     architecture: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -47,84 +48,59 @@ class MoeDecoderFamily:
 
 KINDS = {
     "mixtral": MoeDecoderFamily(
-        block=decoder.DecoderFamily(
-            qkv_bias=False,
-            qk_norm=False,
-            kv_heads=8,
-            head_size=None,
-            windows=decoder.WindowKeys(size=None),
-        ),
+        block=decoder.DecoderFamily(kv_heads=8, windows=WindowKeys(size=None)),
         only_experts=True,
-        width="intermediate_size",
-        prefix="block_sparse_moe",
+        settings=Settings({"top_k": "num_experts_per_tok", "width": "intermediate_size"}),
+        experts="block_sparse_moe",
         maps={"gate": "w1", "up": "w3", "down": "w2"},
         architecture="MixtralForCausalLM",
         defaults={
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 14336,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336,
+            "rms_norm_eps": 1e-5, "rope_theta": 1e6,
         },
         random=("router_jitter_noise",),
     ),
     "qwen3_moe": MoeDecoderFamily(
-        block=decoder.DecoderFamily(
-            qkv_bias=False,
-            qk_norm=True,
-            kv_heads=4,
-            head_size=None,
-            windows=decoder.WindowKeys(asked=True),
-        ),
+        block=decoder.DecoderFamily(qk_norm=True, kv_heads=4, windows=WindowKeys(asked=True)),
         only_experts=False,
-        width="moe_intermediate_size",
-        prefix="mlp",
-        maps={each: f"{each}_proj" for each in ("gate", "up", "down")},
+        settings=Settings({
+            "top_k": "num_experts_per_tok", "width": "moe_intermediate_size",
+            "normalize": ("norm_topk_prob", False), "every": ("decoder_sparse_step", 1),
+        }),
+        experts="mlp",
+        maps={each: f"{each}_proj" for each in decoder.MLP},
         architecture="Qwen3MoeForCausalLM",
         defaults={
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
             "intermediate_size": 6144,
         },
     ),
-}
-
-
-def not_computed(kind: MoeDecoderFamily) -> Refusals:
-    """Return what our decoder does not compute of the configurations of a kind."""
-    return decoder.not_computed(kind.block) + refusals(FIRST_DENSE)
-
-
-def _dense_layers(config: Config) -> Iterator[str]:
-    dense = config.get("mlp_only_layers") or []
-    if dense != list(range(len(dense))):
-        yield f"mlp_only_layers: {short(dense)}"
-
-
-FIRST_DENSE = Refusal("`mlp_only_layers` other than the first ones", _dense_layers)
+}  # fmt: skip
+# That the layers without experts are the first ones.
+FIRST_DENSE = where(
+    "mlp_only_layers",
+    "other than the first ones",
+    lambda config: (dense := config.get("mlp_only_layers") or []) != list(range(len(dense))),
+)
 
 
 def keys(kind: MoeDecoderFamily, config: Config) -> dict[str, Any]:
     """Return a configuration as keys of `model`. Raises: ConfigError."""
     config = {**kind.defaults, **config}
     found = decoder.keys(kind.block, config)
-    # transformers 5 writes the former and reads both.
-    count = next(key for key in ("num_local_experts", "num_experts") if key in config)
-    moe = {
-        "experts": number(config, count),
-        "top_k": number(config, "num_experts_per_tok"),
-        "width": number(config, kind.width),
-    }
+    moe = {"experts": count_of(config), **kind.settings.keys(config)}
     if kind.only_experts:
         del found["mlp"]
     else:
-        moe |= {
-            "normalize": bool(config.get("norm_topk_prob", False)),
-            "every": number(config, "decoder_sparse_step", 1),
-            "first_dense": len(config.get("mlp_only_layers") or []),
-        }
+        moe["first_dense"] = len(config.get("mlp_only_layers") or [])
     return {**found, "moe": moe_keys(**moe)}
+
+
+def count_of(config: Config, default: int | None = None) -> float:
+    """Return the number of experts. Raises: ConfigError."""
+    # transformers 5 writes the former and reads both.
+    key = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    return number(config, key, default)
 
 
 def balance(config: Config) -> dict[str, Any]:
@@ -132,17 +108,12 @@ def balance(config: Config) -> dict[str, Any]:
     return {"aux_loss": number(config, "router_aux_loss_coef", BALANCE)}
 
 
-def place(kind: MoeDecoderFamily, name: str, model: DecoderModel) -> Place:
-    """Return the place of our tensor `name`, which is given without the module.
-
-    Raises: KeyError for a name that a decoder does not have.
-    """
-    found = _MLP.fullmatch(name)
-    if found is None:
-        return decoder.place(name, model)
-    layer, what, expert, weight = found.groups()
-    inner = "gate" if what == "router" else f"experts.{expert}.{kind.maps[weight]}"
-    return Place(f"model.layers.{layer}.{kind.prefix}.{inner}.weight")
+def names(kind: MoeDecoderFamily) -> Names:
+    """Return the names of tensors."""
+    experts = {f"experts.*.{ours}": f"experts.*.{theirs}" for ours, theirs in kind.maps.items()}
+    weights = {"router": "gate", **experts}.items()
+    inside = {f"mlp.{ours}.weight": f"{kind.experts}.{theirs}.weight" for ours, theirs in weights}
+    return decoder.place | in_layers(decoder.LAYERS, inside)
 
 
 def config_of(model_type: str, model: DecoderModel) -> Config:
@@ -151,30 +122,23 @@ def config_of(model_type: str, model: DecoderModel) -> Config:
     if moe is None:
         raise ValueError(f"a {model_type} has experts")
     config = {
-        **decoder.config_of(model_type, model),
-        **decoder.windows_of(kind.block, model),
+        **decoder.config_of(model_type, model, kind.block.windows),
         "num_local_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        kind.width: moe.width,
+        **kind.settings.config(moe),
     }
-    if kind.only_experts:
-        return config
-    return {
-        **config,
-        "norm_topk_prob": moe.normalize,
-        "decoder_sparse_step": moe.every,
-        "mlp_only_layers": list(range(moe.first_dense)),
-    }
+    if not kind.only_experts:
+        config["mlp_only_layers"] = list(range(moe.first_dense))
+    return config
 
 
 FAMILIES = tuple(
     Family(
         model_type=name,
         kind="decoder",
-        not_computed=not_computed(kind),
+        not_computed=decoder.not_computed(kind.block) + refusals(FIRST_DENSE),
         random=("attention_dropout", *kind.random),
         keys=partial(keys, kind),
-        place=partial(place, kind),
+        place=names(kind),
         is_ignored=decoder.is_ignored,
         fits=partial(decoder.fits, kind.block),
         config=partial(config_of, name),

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.hugging_face import nemotron_h, radio, vit
+from mimo_launch.hugging_face import nemotron_h, radio, towers
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number, section, short
 from mimo_launch.hugging_face.internvl import RATIO_REFUSED, shuffle_of
-from mimo_launch.hugging_face.refusals import Refusal, refusals
+from mimo_launch.hugging_face.refusals import left_out, refusals
 from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder
 from mimo_launch.spec.encoder_blocks import EncoderModel
 from mimo_launch.spec.spec import VitModel
@@ -39,7 +39,7 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
         "shuffle": shuffle_of(config),
         "projector": "mlp",
         "projector_activation": "squared_relu",
-        **vit.PLAIN_PROJECTOR,
+        **towers.PLAIN_PROJECTOR,
         "projector_mlp": number(config, "projector_hidden_size", PROJECTOR),
         "projector_bias": False,
         "projector_norm_eps": PROJECTOR_EPS,
@@ -122,7 +122,7 @@ WHOLE = NemotronOmni(
     fixed=_fixed,
     refusals=refusals(
         RATIO_REFUSED,
-        Refusal("audio tower, and embedding of videos (left out)", lambda _: iter(())),
+        left_out("audio tower, and embedding of videos"),
     ),
     tied=lambda _, text: bool(text.get("tie_word_embeddings", False)),
     settings=_settings,

@@ -12,23 +12,30 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import (
-    NORM_EPS,
     QWEN2,
-    THETA,
+    ROPES,
+    TOWER,
     QwenVl,
+    as_written,
     text_family,
     videos_timed,
     vision_is_ignored,
+    vision_names,
     vision_not_computed,
-    vision_place,
 )
-from mimo_launch.hugging_face.vit import PLAIN, PLAIN_PROJECTOR
+from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen2_5_vl"
 FULL = (7, 15, 23, 31)
 PER_SECOND = 4
 _ACTIVATIONS = {"silu": "swiglu"}
+_SIZES = Settings({
+    "layers": ("depth", 32), "hidden": ("hidden_size", 3584), "heads": ("num_heads", 16),
+    "patch": ("patch_size", 14), "channels": ("in_channels", 3),
+    "mlp": ("intermediate_size", 3420), "shuffle": ("spatial_merge_size", 2),
+    "temporal_patch": ("temporal_patch_size", 2),
+})  # fmt: skip
 _ENDS = {
     "norm": "merger.ln_q",
     "projector.up": "merger.mlp.0",
@@ -45,35 +52,12 @@ _BLOCK = {
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    layers, patch = number(config, "depth", 32), number(config, "patch_size", 14)
-    shuffle = number(config, "spatial_merge_size", 2)
-    side = int(number(config, "window_size", 112) // shuffle // patch)
+    sizes = _SIZES.keys(config)
+    layers = sizes["layers"]
+    side = int(number(config, "window_size", 112) // sizes["shuffle"] // sizes["patch"])
     full = tuple(i for i in range(int(layers)) if i in config.get("fullatt_block_indexes", FULL))
-    return {
-        "layers": layers,
-        "hidden": number(config, "hidden_size", 3584),
-        "heads": number(config, "num_heads", 16),
-        "patch": patch,
-        "channels": number(config, "in_channels", 3),
-        "mlp": number(config, "intermediate_size", 3420),
-        "shuffle": shuffle,
-        "temporal_patch": number(config, "temporal_patch_size", 2),
-        "positions": "rope2d",
-        "windows": None if len(full) == layers else {"side": side, "full": full},
-        "interpolation": "bicubic",
-        "deepstack": (),
-        "class_token": False,
-        "patch_bias": False,
-        "norm": "rms",
-        "pre_norm": False,
-        "final_norm": True,
-        "norm_eps": NORM_EPS,
-        "activation": "swiglu",
-        "projector": "merger",
-        "projector_activation": "gelu",
-        **PLAIN,
-        **PLAIN_PROJECTOR,
-    }
+    windows = None if len(full) == layers else {"side": side, "full": full}
+    return {**sizes, "positions": "rope2d", **TOWER, "windows": windows}
 
 
 def _config(model: VitModel) -> Config:
@@ -81,24 +65,14 @@ def _config(model: VitModel) -> Config:
     windows = model.windows
     side, full = (1, range(model.layers)) if windows is None else (windows.side, windows.full)
     second = None if model.video is None else model.video.per_second
-    if second is not None and second == int(second):
-        # It is a whole number there; other models of ours may have any.
-        second = int(second)
     return {
-        **({} if second is None else {"tokens_per_second": second}),
+        **({} if second is None else {"tokens_per_second": as_written(second)}),
         "model_type": VISION.model_type,
-        "depth": model.layers,
-        "hidden_size": model.hidden,
-        "num_heads": model.heads,
-        "patch_size": model.patch,
-        "in_channels": model.channels,
-        "intermediate_size": model.mlp_width,
-        "spatial_merge_size": model.shuffle,
-        "temporal_patch_size": model.temporal_patch,
+        **_SIZES.config(model),
         "window_size": side * model.shuffle * model.patch,
         "fullatt_block_indexes": list(full),
         "hidden_act": "silu",
-        "rope_parameters": {"rope_type": "axial", "rope_theta": THETA},
+        "rope_parameters": {**ROPES},
     }
 
 
@@ -108,7 +82,7 @@ VISION = Family(
     not_computed=vision_not_computed(_ACTIVATIONS, "silu"),
     random=(),
     keys=_keys,
-    place=vision_place(_ENDS, _BLOCK),
+    place=vision_names(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,
     config=_config,
     architecture="Qwen2_5_VisionTransformerPretrainedModel",

@@ -28,11 +28,11 @@ _SIZES = {
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    return {**whisper.keys({**_SIZES, **config}), "stack": 2, "pooling": "mean"}
+    return {**whisper.SETTINGS.keys({**_SIZES, **config}), "stack": 2, "pooling": "mean"}
 
 
 def _config(model: AudioModel) -> Config:
-    return {**whisper.config_of(model), "model_type": _ENCODER}
+    return {**whisper.SETTINGS.config(model), "model_type": _ENCODER}
 
 
 AUDIO: Family[AudioModel] = replace(

@@ -12,21 +12,29 @@ from typing import Any
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import (
-    NORM_EPS,
     QWEN2,
-    THETA,
+    ROPES,
+    TOWER,
     QwenVl,
     text_family,
     videos_timed,
     vision_is_ignored,
+    vision_names,
     vision_not_computed,
-    vision_place,
 )
-from mimo_launch.hugging_face.vit import ACTIVATIONS, PLAIN, PLAIN_PROJECTOR
+from mimo_launch.hugging_face.settings import Settings
+from mimo_launch.hugging_face.towers import ACTIVATIONS, theirs
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen2_vl"
 _ACTIVATION = "quick_gelu"
+_SIZES = Settings({
+    "layers": ("depth", 32), "hidden": ("embed_dim", 1280), "heads": ("num_heads", 16),
+    "patch": ("patch_size", 14), "channels": ("in_channels", 3),
+})  # fmt: skip
+_GROUPS = Settings({
+    "shuffle": ("spatial_merge_size", 2), "temporal_patch": ("temporal_patch_size", 2),
+})  # fmt: skip
 _ENDS = {
     "norm": "merger.ln_q",
     "projector.up": "merger.mlp.0",
@@ -42,50 +50,27 @@ _BLOCK = {
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    width = number(config, "embed_dim", 1280)
+    sizes = _SIZES.keys(config, channels=config.get("in_chans"))
     return {
-        "layers": number(config, "depth", 32),
-        "hidden": width,
-        "heads": number(config, "num_heads", 16),
-        "patch": number(config, "patch_size", 14),
-        "channels": number(config, "in_channels", config.get("in_chans", 3)),
-        "mlp": int(width * number(config, "mlp_ratio", 4)),
-        "shuffle": number(config, "spatial_merge_size", 2),
-        "temporal_patch": number(config, "temporal_patch_size", 2),
+        **sizes,
+        "mlp": int(sizes["hidden"] * number(config, "mlp_ratio", 4)),
+        **_GROUPS.keys(config),
         "positions": "rope2d",
-        "windows": None,
-        "interpolation": "bicubic",
-        "deepstack": (),
-        "class_token": False,
-        "patch_bias": False,
+        **TOWER,
         "norm": "layer",
-        "pre_norm": False,
-        "final_norm": True,
-        "norm_eps": NORM_EPS,
         "activation": ACTIVATIONS[str(config.get("hidden_act", _ACTIVATION))],
-        "projector": "merger",
-        "projector_activation": "gelu",
-        **PLAIN,
-        **PLAIN_PROJECTOR,
     }
 
 
 def _config(model: VitModel) -> Config:
     """Return the vision part of a configuration, without `hidden_size`: the width of language."""
-    ours = {name: theirs for theirs, name in ACTIVATIONS.items()}
     return {
         "model_type": VISION.model_type,
-        "depth": model.layers,
-        "embed_dim": model.hidden,
-        "num_heads": model.heads,
-        "patch_size": model.patch,
-        "in_channels": model.channels,
+        **_SIZES.config(model),
         "mlp_ratio": model.mlp_width // model.hidden,
-        "spatial_merge_size": model.shuffle,
-        "temporal_patch_size": model.temporal_patch,
-        # One that it has, where ours is another.
-        "hidden_act": ours.get(model.activation, _ACTIVATION),
-        "rope_parameters": {"rope_type": "axial", "rope_theta": THETA},
+        **_GROUPS.config(model),
+        "hidden_act": theirs(model.activation, _ACTIVATION),
+        "rope_parameters": {**ROPES},
     }
 
 
@@ -95,7 +80,7 @@ VISION = Family(
     not_computed=vision_not_computed(ACTIVATIONS, _ACTIVATION),
     random=(),
     keys=_keys,
-    place=vision_place(_ENDS, _BLOCK),
+    place=vision_names(_ENDS, _BLOCK),
     is_ignored=vision_is_ignored,
     config=_config,
     architecture="Qwen2VisionTransformerPretrainedModel",

@@ -2,35 +2,46 @@
 
 Decides: what the text part of its configuration means, dense or with experts: one of their layers,
 a mixer and an MLP or experts, is two of a hybrid model.
-Relies on: `qwen3_5_tensors` for names, `qwen3_vl` for the tower, `qwen_vl` for the whole.
-Leaves: videos, and layers for multi-token prediction, to nobody yet.
+Relies on: `deltanet_layers` for mixers, `qwen3_5_tensors` for names, `qwen3_vl` for the tower,
+`qwen_vl` for the whole.
+Leaves: videos to nobody yet.
 
 Source: `transformers` 5.23, models/qwen3_5 and models/qwen3_5_moe.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, qwen3_vl
-from mimo_launch.hugging_face.family import Family, moe_keys
-from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face import qwen3_5_tensors, qwen3_vl, rotary
+from mimo_launch.hugging_face.deltanet_layers import MIXERS, mixer_config, mixer_keys
+from mimo_launch.hugging_face.family import Family, moe_keys, value_of
+from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.moe_decoder import balance
-from mimo_launch.hugging_face.qwen3_5_tensors import FURTHER_TOKENS, is_ignored, place, stacked
-from mimo_launch.hugging_face.qwen_vl import QwenVl, plain_rope
-from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
-from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
-from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
+from mimo_launch.hugging_face.qwen_vl import UNSCALED, QwenVl, sections_of
+from mimo_launch.hugging_face.refusals import only, refusals
+from mimo_launch.spec.hybrid import EXPERTS, MLP
+from mimo_launch.spec.spec import HybridModel
 
-_LETTERS = {"linear_attention": DELTANET, "full_attention": ATTENTION}
-_NAMES = {letter: name for name, letter in _LETTERS.items()}
-# Every fourth layer attends, and a quarter of each head rotates.
-_INTERVAL, _FACTOR, _SECTIONS = 4, 0.25, (11, 11, 10)
-_THETA, _HEAD = 10000.0, 256
+# A quarter of each head rotates.
+_FACTOR, _SECTIONS, _THETA = 0.25, (11, 11, 10), 10000.0
+_SIZES = {
+    "hidden": "hidden_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "vocab": "vocab_size", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
+_EXPERTS = {
+    "experts": "num_experts", "top_k": "num_experts_per_tok", "width": "moe_intermediate_size",
+    "shared": "shared_expert_intermediate_size",
+}  # fmt: skip
+_COMMON = {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 248320, "rms_norm_eps": 1e-6}
+# What every layer has, whatever is said.
+_FIXED = {
+    "mrope_interleaved": True, "activation": "silu", "qk_norm": True, "norm_offset": True,
+    "gated_attention": True, "mamba": None, "moe": None,
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Qwen35Kind:
     """A family of text parts: its types, the letter behind each mixer, and defaults."""
 
@@ -41,140 +52,61 @@ class Qwen35Kind:
 
 
 DENSE = Qwen35Kind(
-    model_type="qwen3_5_text",
-    architecture="Qwen3_5ForCausalLM",
-    behind=MLP,
-    defaults={
-        "hidden_size": 4096,
+    "qwen3_5_text", "Qwen3_5ForCausalLM", MLP,
+    {
+        **_COMMON, "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4,
         "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 4,
     },
-)
+)  # fmt: skip
 MOE = Qwen35Kind(
-    model_type="qwen3_5_moe_text",
-    architecture="Qwen3_5MoeForCausalLM",
-    behind=EXPERTS,
-    defaults={"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2},
-)
-
-
-def _layers(kind: Qwen35Kind, config: Config) -> list[Any]:
-    """Return the name of the mixer of each layer. Raises: ConfigError."""
-    said = config.get("layer_types")
-    if said is None:
-        every = max(1, int(number(config, "full_attention_interval", _INTERVAL)))
-        depth = int(number(kind.defaults | config, "num_hidden_layers"))
-        return [_NAMES[DELTANET if (i + 1) % every else ATTENTION] for i in range(depth)]
-    if not isinstance(said, list):
-        raise ConfigError(f"`layer_types` is {short(said)}, not a list")
-    return said
-
-
-def _mixers(kind: Qwen35Kind, config: Config) -> Iterator[str]:
-    yield from dict.fromkeys(
-        f"layer_types: {short(x)}" for x in _layers(kind, config) if x not in _LETTERS
-    )
-
-
-def _ropes(config: Config) -> Iterator[str]:
-    rope = decoder.rope_settings(plain_rope(config))
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
+    "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", EXPERTS,
+    {
+        **_COMMON, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+)  # fmt: skip
 
 
 def _keys(kind: Qwen35Kind, config: Config) -> dict[str, Any]:
     """Return a configuration as keys of `model`. Raises: ConfigError."""
-    rope = decoder.rope_settings(config)
+    rope = rotary.rope_settings(config)
     rope = {"partial_rotary_factor": config.get("partial_rotary_factor", _FACTOR), **rope}
     config = kind.defaults | config
-    sections = rope.get("mrope_section", _SECTIONS)
-    is_list = isinstance(sections, list | tuple)
-    if not is_list or not all(isinstance(each, int) for each in sections):
-        raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
-    letters = [_LETTERS.get(each, "?") for each in _layers(kind, config)]
     found = {
-        "pattern": "".join(each + kind.behind for each in letters),
-        "hidden": number(config, "hidden_size"),
-        "heads": number(config, "num_attention_heads", 16),
-        "kv_heads": number(config, "num_key_value_heads"),
-        "head_dim": number(config, "head_dim", _HEAD),
-        "vocab": number(config, "vocab_size", 248320),
+        **_FIXED,
+        **{ours: number(config, theirs) for ours, theirs in _SIZES.items()},
+        **mixer_keys(config, kind.behind),
         "tied": bool(config.get("tie_word_embeddings", False)),
-        "norm_eps": number(config, "rms_norm_eps", 1e-6),
         "rope_theta": number({**config, **rope}, "rope_theta", _THETA),
         "rotary_factor": number(rope, "partial_rotary_factor"),
-        "mrope": tuple(sections),
-        "mrope_interleaved": True,
-        "activation": "silu",
-        "qk_norm": True,
-        "norm_offset": True,
-        "gated_attention": True,
-        "mamba": None,
-        "deltanet": _sizes(config) if DELTANET in letters else None,
-        "moe": None,
+        "mrope": sections_of(rope, _SECTIONS),
     }
     if kind.behind == MLP:
         return {**found, "mlp": number(config, "intermediate_size")}
-    moe = moe_keys(
-        experts=number(config, "num_experts", 256),
-        top_k=number(config, "num_experts_per_tok", 8),
-        width=number(config, "moe_intermediate_size", 512),
-        shared=number(config, "shared_expert_intermediate_size", 512),
-        shared_gate=True,
-    )
-    return {**found, "moe": moe}
-
-
-def _sizes(config: Config) -> dict[str, Any]:
-    """Return `deltanet`, less what decides no number. Raises: ConfigError."""
-    return {
-        "heads": number(config, "linear_num_value_heads", 32),
-        "key_heads": number(config, "linear_num_key_heads", 16),
-        "head_dim": number(config, "linear_value_head_dim", 128),
-        "key_dim": number(config, "linear_key_head_dim", 128),
-        "conv": number(config, "linear_conv_kernel_dim", 4),
-    }
+    sizes = {ours: number(config, theirs) for ours, theirs in _EXPERTS.items()}
+    return {**found, "moe": moe_keys(**sizes, shared_gate=True)}
 
 
 def _config(kind: Qwen35Kind, model: HybridModel) -> Config:
     """Return the configuration of our hybrid model, as transformers 5 writes it."""
-    sizes = model.deltanet or DeltaNetSizes.model_validate({"heads": 32, "key_heads": 16})
-    rope = {
-        "rope_type": "default",
-        "rope_theta": model.rope_theta or _THETA,
-        "partial_rotary_factor": model.rotary_factor,
-        "mrope_section": list(model.mrope or ()),
-        "mrope_interleaved": True,
-    }
     config: Config = {
         "model_type": kind.model_type,
-        "layer_types": [_NAMES.get(each, _NAMES[ATTENTION]) for each in model.pattern[::2]],
-        "num_hidden_layers": -(-model.layers // 2),
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_size,
-        "vocab_size": model.vocab,
+        **mixer_config(model),
+        **{theirs: value_of(model, ours) for ours, theirs in _SIZES.items()},
         "tie_word_embeddings": model.tied,
-        "rms_norm_eps": model.norm_eps,
-        "rope_parameters": rope,
-        "linear_num_value_heads": sizes.heads,
-        "linear_num_key_heads": sizes.groups,
-        "linear_value_head_dim": sizes.head_dim,
-        "linear_key_head_dim": sizes.key_dim,
-        "linear_conv_kernel_dim": sizes.conv,
+        "mtp_num_hidden_layers": int(model.mtp is not None),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": model.rope_theta or _THETA,
+            "partial_rotary_factor": model.rotary_factor,
+            "mrope_section": list(model.mrope or ()),
+            "mrope_interleaved": True,
+        },
     }
-    moe = model.moe
-    if kind.behind == MLP or moe is None:
+    if kind.behind == MLP or model.moe is None:
         return {**config, "intermediate_size": model.mlp_width}
-    return {
-        **config,
-        "num_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        "moe_intermediate_size": moe.width,
-        "shared_expert_intermediate_size": moe.shared,
-    }
+    return {**config, **{theirs: getattr(model.moe, ours) for ours, theirs in _EXPERTS.items()}}
 
 
 def _family(kind: Qwen35Kind) -> Family[HybridModel]:
@@ -184,16 +116,18 @@ def _family(kind: Qwen35Kind) -> Family[HybridModel]:
         not_computed=refusals(
             only("hidden_act", "silu"),
             only("attention_bias", False),
-            Refusal(f"`layer_types` other than {listed(tuple(_LETTERS))}", partial(_mixers, kind)),
-            Refusal("`rope_type` other than `default`", _ropes),
-        ),
+            MIXERS,
+            UNSCALED,
+        ).after(lambda config: kind.defaults | config),
         keys=partial(_keys, kind),
-        place=place,
-        is_ignored=is_ignored,
+        place=qwen3_5_tensors.place,
+        is_ignored=qwen3_5_tensors.is_ignored,
         config=partial(_config, kind),
         architecture=kind.architecture,
-        other_place=stacked,
+        other_place=qwen3_5_tensors.stacked,
         layers_in_one=2,
+        has_depths=True,
+        depth_place=qwen3_5_tensors.depth_place,
     )
     return replace(made, training=balance, of_experts=True) if kind.behind == EXPERTS else made
 
@@ -205,7 +139,7 @@ WHOLES = tuple(
         vision=qwen3_vl.vision_family(f"{name}_vision", vision, deepstack=()),
         text=_family(kind),
         nested=True,
-        beside=(FURTHER_TOKENS,),
+        beside=(qwen3_5_tensors.FURTHER_TOKENS,),
     )
     for name, architecture, vision, kind in (
         ("qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3_5VisionModel", DENSE),

@@ -27,8 +27,17 @@ _LAYERS = {
 }
 _HEADS = {f"deltanet.{x}": f"linear_attn.{x}" for x in ("A_log", "dt_bias")}
 _EXPERT = re.compile(r"moe\.experts\.(\d+)\.(gate|up|down)\.weight")
-# Layers for multi-token prediction, which transformers leaves out as well.
+# Multi-token prediction, which transformers leaves out.
 FURTHER_TOKENS = "mtp."
+_DEPTH = {
+    "token_norm": "pre_fc_norm_embedding",
+    "hidden_norm": "pre_fc_norm_hidden",
+    "project": "fc",
+    "norm": "norm",
+    "block.attention_norm": "layers.0.input_layernorm",
+    "block.mlp_norm": "layers.0.post_attention_layernorm",
+}
+_BLOCK = "mtp.0.block."
 _DELTANET = re.compile(r"deltanet\.(conv\.)?([qkv])")
 
 
@@ -47,6 +56,25 @@ def place(name: str, model: HybridModel) -> Place:
         return Place(f"model.layers.{index}.{norm}_layernorm.weight")
     found = _in_layer(inner, model)
     return replace(found, name=f"model.layers.{index}.{found.name}")
+
+
+def depth_place(name: str, model: HybridModel) -> Place | None:
+    """Return the place of a tensor of multi-token prediction; files hold one depth.
+
+    Raises: KeyError for a name that it does not have.
+    """
+    if not name.startswith("mtp.0."):
+        return None
+    layer, _, kind = name.removeprefix("mtp.0.").rpartition(".")
+    if layer in _DEPTH:
+        return Place(f"{FURTHER_TOKENS}{_DEPTH[layer]}.{kind}")
+    found = _in_layer(_as_mixer(name.removeprefix(_BLOCK), model), model)
+    return replace(found, name=f"{FURTHER_TOKENS}layers.0.{found.name}")
+
+
+def _as_mixer(inner: str, model: HybridModel) -> str:
+    """Return the name of a tensor of a block as if it was of a layer of its own."""
+    return re.sub(r"^mlp\.", "moe.", inner) if model.moe is not None else inner
 
 
 def _in_layer(name: str, model: HybridModel) -> Place:
@@ -73,13 +101,19 @@ def _fused(part: str, sizes: DeltaNetSizes, *, is_convolution: bool) -> Place:
 
 def stacked(name: str, model: HybridModel) -> Place | None:
     """Return the place of a weight of an expert where those of a layer are in two tensors."""
-    expert = re.fullmatch(rf"layers\.(\d+)\.{_EXPERT.pattern}", name)
+    layer = f"{FURTHER_TOKENS}layers.0"
+    inner = _as_mixer(name.removeprefix(_BLOCK), model)
+    if not name.startswith(_BLOCK) and (of_layer := re.match(r"layers\.(\d+)\.", name)):
+        layer, inner = f"model.layers.{int(of_layer[1]) // 2}", name[of_layer.end() :]
+    expert = _EXPERT.fullmatch(inner)
     if expert is None or model.moe is None:
         return None
-    layer = f"model.layers.{int(expert[1]) // 2}.mlp.experts"
-    return stacked_expert(layer, int(expert[2]), expert[3], model.moe, model.hidden)
+    number, part = int(expert[1]), expert[2]
+    return stacked_expert(f"{layer}.mlp.experts", number, part, model.moe, model.hidden)
 
 
 def is_ignored(name: str, model: HybridModel) -> bool:
     """Return whether a tensor of a file follows from others, or is left out by rule."""
-    return name.startswith(FURTHER_TOKENS) or (model.tied and name == decoder.HEAD)
+    if name.startswith(FURTHER_TOKENS):
+        return model.mtp is None
+    return model.tied and name == decoder.HEAD

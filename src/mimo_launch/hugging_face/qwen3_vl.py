@@ -7,32 +7,39 @@ Leaves: videos, whose times stand in the text, to `video_processor`.
 Source: `transformers` 5.23, models/qwen3_vl.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from math import isqrt
 from typing import Any
 
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.folder import Config, number, short
+from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import (
-    NORM_EPS,
     QWEN3,
-    THETA,
+    ROPES,
+    TOWER,
     QwenVl,
     text_family,
     videos_timed,
     vision_is_ignored,
+    vision_names,
     vision_not_computed,
-    vision_place,
 )
-from mimo_launch.hugging_face.refusals import Refusal, refusals
-from mimo_launch.hugging_face.vit import ACTIVATIONS, PLAIN, PLAIN_PROJECTOR
+from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.settings import Settings
+from mimo_launch.hugging_face.towers import ACTIVATIONS, theirs
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen3_vl"
 DEEPSTACK = (8, 16, 24)
 TABLE = 2304
 _ACTIVATION = "gelu_pytorch_tanh"
+_SIZES = Settings({
+    "layers": ("depth", 27), "hidden": ("hidden_size", 1152), "heads": ("num_heads", 16),
+    "patch": ("patch_size", 16), "channels": ("in_channels", 3),
+    "mlp": ("intermediate_size", 4304), "shuffle": ("spatial_merge_size", 2),
+    "temporal_patch": ("temporal_patch_size", 2),
+})  # fmt: skip
+_DEEP_LAYERS = "deepstack_visual_indexes"
 _ENDS = {
     "patch": "patch_embed.proj",
     "positions": "pos_embed",
@@ -50,67 +57,35 @@ _BLOCK = {
 }
 
 
-def _table(config: Config) -> Iterator[str]:
-    places = int(number(config, "num_position_embeddings", TABLE))
-    if isqrt(places) ** 2 != places:
-        yield f"num_position_embeddings: {places}"
-
-
-def _deep_layers(deepstack: tuple[int, ...], config: Config) -> Iterator[str]:
-    layers = list(config.get("deepstack_visual_indexes", deepstack))
-    if layers != [i for i in range(int(number(config, "depth", 27))) if i in layers]:
-        yield f"deepstack_visual_indexes: {short(layers)}"
+def _table(config: Config) -> int:
+    """Return how many places the table of positions has. Raises: ConfigError."""
+    return int(number(config, "num_position_embeddings", TABLE))
 
 
 def _keys(deepstack: tuple[int, ...], config: Config) -> dict[str, Any]:
-    side = isqrt(int(number(config, "num_position_embeddings", TABLE)))
+    side = isqrt(_table(config))
     return {
-        "layers": number(config, "depth", 27),
-        "hidden": number(config, "hidden_size", 1152),
-        "heads": number(config, "num_heads", 16),
-        "patch": number(config, "patch_size", 16),
-        "channels": number(config, "in_channels", 3),
-        "mlp": number(config, "intermediate_size", 4304),
-        "shuffle": number(config, "spatial_merge_size", 2),
-        "temporal_patch": number(config, "temporal_patch_size", 2),
+        **_SIZES.keys(config),
         "positions": "learned+rope2d",
         "image": (side, side),
+        **TOWER,
         "interpolation": "bilinear",
-        "windows": None,
-        "deepstack": tuple(config.get("deepstack_visual_indexes", deepstack)),
-        "class_token": False,
+        "deepstack": tuple(config.get(_DEEP_LAYERS, deepstack)),
         "patch_bias": True,
         "norm": "layer",
-        "pre_norm": False,
-        "final_norm": True,
-        "norm_eps": NORM_EPS,
         "activation": ACTIVATIONS[str(config.get("hidden_act", _ACTIVATION))],
-        "projector": "merger",
-        "projector_activation": "gelu",
-        **PLAIN,
-        **PLAIN_PROJECTOR,
     }
 
 
 def _config(model_type: str, deepstack: tuple[int, ...], model: VitModel) -> Config:
     """Return the vision part of a configuration, without `out_hidden_size`."""
-    ours = {name: theirs for theirs, name in ACTIVATIONS.items()}
-    height, width = model.image or (1, 1)
     return {
         "model_type": model_type,
-        "depth": model.layers,
-        "hidden_size": model.hidden,
-        "num_heads": model.heads,
-        "patch_size": model.patch,
-        "in_channels": model.channels,
-        "intermediate_size": model.mlp_width,
-        "spatial_merge_size": model.shuffle,
-        "temporal_patch_size": model.temporal_patch,
-        "num_position_embeddings": min(height, width) ** 2,
-        **({"deepstack_visual_indexes": list(model.deepstack)} if deepstack else {}),
-        # One that it has, where ours is another.
-        "hidden_act": ours.get(model.activation, _ACTIVATION),
-        "rope_parameters": {"rope_type": "axial", "rope_theta": THETA},
+        **_SIZES.config(model),
+        "num_position_embeddings": min(model.image or (1, 1)) ** 2,
+        **({_DEEP_LAYERS: list(model.deepstack)} if deepstack else {}),
+        "hidden_act": theirs(model.activation, _ACTIVATION),
+        "rope_parameters": {**ROPES},
     }
 
 
@@ -126,15 +101,24 @@ def vision_family(
         kind="vit",
         not_computed=vision_not_computed(ACTIVATIONS, _ACTIVATION)
         + refusals(
-            Refusal("`num_position_embeddings` that is no square", _table),
-            Refusal(
-                "`deepstack_visual_indexes` that are no layers in order",
-                partial(_deep_layers, deepstack),
+            where(
+                "num_position_embeddings",
+                "that is no square",
+                lambda config: isqrt(_table(config)) ** 2 != _table(config),
+            ),
+            where(
+                _DEEP_LAYERS,
+                "that are no layers in order",
+                lambda config: (
+                    (layers := list(config.get(_DEEP_LAYERS, deepstack)))
+                    != [i for i in range(int(number(config, "depth", 27))) if i in layers]
+                ),
+                deepstack,
             ),
         ),
         random=(),
         keys=partial(_keys, deepstack),
-        place=vision_place(_ENDS, _BLOCK, _DEEP),
+        place=vision_names(_ENDS, _BLOCK, _DEEP),
         is_ignored=vision_is_ignored,
         config=partial(_config, model_type, deepstack),
         architecture=architecture,

@@ -8,49 +8,57 @@ Leaves: files in which these matrices are transposed, as older versions wrote th
 Source: `transformers` 5.23, models/qwen3_vl_moe.
 """
 
-import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, moe_decoder, qwen3_vl
 from mimo_launch.hugging_face.family import Family, Place, moe_keys, stacked_expert
-from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.names import in_layers
 from mimo_launch.hugging_face.qwen_vl import QwenVl, TextKind, plain, text_config, text_keys
 from mimo_launch.hugging_face.refusals import refusals
+from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import DecoderModel
 
 MODEL_TYPE = "qwen3_vl_moe"
 _TEXT = TextKind(
-    decoder.DecoderFamily(qkv_bias=False, qk_norm=True, kv_heads=16, head_size=None),
+    decoder.DecoderFamily(qk_norm=True, kv_heads=16),
     {"rope_theta": 5e5},
     (24, 20, 20),
     interleaved=True,
 )
-_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)\.weight")
-_ROUTER = re.compile(r"layers\.(\d+)\.mlp\.router\.weight")
+_MOE = Settings(
+    {
+        "top_k": ("num_experts_per_tok", 4),
+        "width": ("moe_intermediate_size", 1408),
+        "every": ("decoder_sparse_step", 1),
+    }
+)
+
+
+def _stacked(part: str, model: DecoderModel, _layer: int, expert: int) -> Place:
+    if model.moe is None:
+        raise KeyError(part)
+    return stacked_expert("mlp.experts", expert, part, model.moe, model.hidden)
+
+
+_NAMES = decoder.place | in_layers(
+    decoder.LAYERS,
+    {
+        "mlp.router.weight": "mlp.gate.weight",
+        **{f"mlp.experts.*.{part}.weight": partial(_stacked, part) for part in decoder.MLP},
+    },
+)
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    count = "num_local_experts" if "num_local_experts" in config else "num_experts"
     moe = moe_keys(
-        experts=number(config, count, 60),
-        top_k=number(config, "num_experts_per_tok", 4),
-        width=number(config, "moe_intermediate_size", 1408),
-        every=number(config, "decoder_sparse_step", 1),
+        experts=moe_decoder.count_of(config, 60),
+        **_MOE.keys(config),
         first_dense=len(config.get("mlp_only_layers") or []),
     )
     return {**text_keys(_TEXT, config), "moe": moe}
-
-
-def _place(name: str, model: DecoderModel) -> Place:
-    """Return the place of our tensor; experts are stacked. Raises: KeyError."""
-    if found := _ROUTER.fullmatch(name):
-        return Place(f"model.layers.{found[1]}.mlp.gate.weight")
-    if (found := _EXPERT.fullmatch(name)) is None or model.moe is None:
-        return decoder.place(name, model)
-    layer = f"model.layers.{found[1]}.mlp.experts"
-    return stacked_expert(layer, int(found[2]), found[3], model.moe, model.hidden)
 
 
 def _config(model: DecoderModel) -> Config:
@@ -59,10 +67,8 @@ def _config(model: DecoderModel) -> Config:
     return {
         **text_config(TEXT.model_type, _TEXT, model),
         "num_local_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        "moe_intermediate_size": moe.width,
+        **_MOE.config(moe),
         "norm_topk_prob": True,
-        "decoder_sparse_step": moe.every,
         "mlp_only_layers": list(range(moe.first_dense)),
     }
 
@@ -73,7 +79,7 @@ TEXT = Family(
     not_computed=decoder.not_computed(_TEXT.block).after(partial(plain, _TEXT))
     + refusals(moe_decoder.FIRST_DENSE),
     keys=_keys,
-    place=_place,
+    place=_NAMES,
     is_ignored=decoder.is_ignored,
     config=_config,
     architecture="Qwen3VLMoeTextModel",

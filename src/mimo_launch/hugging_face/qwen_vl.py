@@ -9,26 +9,39 @@ Source: `transformers` 5.23. It writes Qwen2-VL and Qwen2.5-VL with the first pr
 and, in versions from 4.52 to 5, all of them with the others.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import decoder
+from mimo_launch.hugging_face import decoder, rotary
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, section, short
-from mimo_launch.hugging_face.refusals import (
-    Refusal,
-    Refusals,
-    one_of,
-    only,
-    refusals,
-)
+from mimo_launch.hugging_face.names import QKV, Names, fused, in_layers, qkv_rows
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, only, refusals
+from mimo_launch.hugging_face.towers import PLAIN, PLAIN_PROJECTOR
 from mimo_launch.spec.spec import DecoderModel, LanguageModel, VitModel
 
 NORM_EPS = 1e-6
 THETA = 10000.0
+# What all towers are, unless they say something else.
+TOWER: dict[str, Any] = {
+    "windows": None,
+    "interpolation": "bicubic",
+    "deepstack": (),
+    "class_token": False,
+    "patch_bias": False,
+    "norm": "rms",
+    "pre_norm": False,
+    "final_norm": True,
+    "norm_eps": NORM_EPS,
+    "activation": "swiglu",
+    "projector": "merger",
+    "projector_activation": "gelu",
+    **PLAIN,
+    **PLAIN_PROJECTOR,
+}
+ROPES = {"rope_type": "axial", "rope_theta": THETA}
 _VISION_NAMES = (("visual.", ""), ("model.visual.", ""))
 _TEXT_NAMES = (
     ("model.", "model."),
@@ -37,15 +50,14 @@ _TEXT_NAMES = (
 )
 _LANGUAGE = ("embed_tokens", "layers", "norm")
 _BESIDE_VISION = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), "lm_head.")
-_FREQUENCIES = re.compile(r"rotary_pos_emb\.inv_freq$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVl:
     """A family of whole models: its two parts, and the class that loads both.
 
-    `nested`: it writes the names of both inside `model`. `beside`: prefixes of parts that are left
-    out.
+    `nested`: it writes the names of both inside `model`. `beside`: prefixes of
+    tensors of the text part that stand outside `model`.
     """
 
     model_type: str
@@ -92,8 +104,8 @@ class QwenVl:
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},
-            prefixes=self._ordered(_TEXT_NAMES),
-            elsewhere=(*(prefix for prefix, _ in _VISION_NAMES), *self.beside),
+            prefixes=(*self._ordered(_TEXT_NAMES), *((each, each) for each in self.beside)),
+            elsewhere=tuple(prefix for prefix, _ in _VISION_NAMES),
         )
 
     def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -158,17 +170,22 @@ def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[De
 def text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
     """Return the configuration of a text part as keys of `model`. Raises: ConfigError."""
     keys = decoder.keys(kind.block, plain(kind, config))
-    sections = decoder.rope_settings(config).get("mrope_section", kind.sections)
+    sections = sections_of(rotary.rope_settings(config), kind.sections)
+    return {**keys, "mrope": sections, "mrope_interleaved": kind.interleaved}
+
+
+def sections_of(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pairs of a head for each axis. Raises: ConfigError."""
+    sections = rope.get("mrope_section", default)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
         raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
-    return {**keys, "mrope": tuple(sections), "mrope_interleaved": kind.interleaved}
+    return tuple(sections)
 
 
 def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
     """Return the configuration of our decoder as that of a text part."""
-    config = decoder.config_of(model_type, model)
-    config |= decoder.windows_of(kind.block, model)
+    config = decoder.config_of(model_type, model, kind.block.windows)
     if kind is QWEN2:
         # Its attention ignores this setting: the size of a head is hidden / heads.
         del config["head_dim"]
@@ -188,7 +205,7 @@ def plain(kind: TextKind, config: Config) -> Config:
 
 def plain_rope(config: Config) -> Config:
     """Return the configuration as that of text alone, whose rotary types do not include M-RoPE."""
-    rope = decoder.rope_settings(config)
+    rope = rotary.rope_settings(config)
     if rope.get("rope_type", rope.get("type")) == "mrope":
         rope = rope | {"rope_type": "default"}
     kept = {key: value for key, value in config.items() if key != "rope_scaling"}
@@ -204,34 +221,23 @@ def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusal
     )
 
 
-def vision_place(
+def vision_names(
     ends: Mapping[str, str], block: Mapping[str, str], deep: Mapping[str, str] | None = None
-) -> Callable[[str, VitModel], Place]:
-    """Return the places of a tower's tensors, by its names of layers.
+) -> Names:
+    """Return the names of a tower's tensors, by its names of layers.
 
     `ends` are those around the blocks, `block` those inside each, `deep` those of each projector of
     a layer before the last.
     """
+    names = Names(ends) | {"patch.weight": _patches}
+    names |= in_layers("blocks.*.", {**block, **fused("attn.qkv", QKV, qkv_rows)})
+    before = "deepstack_merger_list.*."
+    return names | {f"projector.deepstack.*.{x}": before + y for x, y in (deep or {}).items()}
 
-    def place(name: str, model: VitModel) -> Place:
-        layer, _, kind = name.rpartition(".")
-        if name == "patch.weight":
-            sides = (model.temporal_patch, model.patch, model.patch)
-            return Place("patch_embed.proj.weight", shape=(model.hidden, model.channels, *sides))
-        if layer in ends:
-            return Place(f"{ends[layer]}.{kind}")
-        if layer.startswith("projector.deepstack."):
-            _, _, index, part = layer.split(".", 3)
-            return Place(f"deepstack_merger_list.{index}.{(deep or {})[part]}.{kind}")
-        if not layer.startswith("layers."):
-            raise KeyError(name)
-        _, index, part = layer.split(".", 2)
-        if part.removeprefix("attention.") in ("q", "k", "v"):
-            first = "qkv".index(part[-1]) * model.hidden
-            return Place(f"blocks.{index}.attn.qkv.{kind}", first, model.hidden)
-        return Place(f"blocks.{index}.{block[part]}.{kind}")
 
-    return place
+def _patches(model: VitModel) -> Place:
+    sides = (model.temporal_patch, model.patch, model.patch)
+    return Place("patch_embed.proj.weight", shape=(model.hidden, model.channels, *sides))
 
 
 def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
@@ -239,7 +245,21 @@ def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
     return {"time": time, "per_second": per_second}
 
 
+def as_written(per_second: float) -> float:
+    """Return the places of a second as folders write them: as a whole number, if they are one."""
+    return int(per_second) if per_second == int(per_second) else per_second
+
+
 def vision_is_ignored(name: str, model: VitModel) -> bool:
     """Return whether a tensor of a file follows from the settings."""
     del model
-    return bool(_FREQUENCIES.search(name))
+    return name.endswith("rotary_pos_emb.inv_freq")
+
+
+def _ropes(config: Config) -> Iterator[str]:
+    rope = rotary.rope_settings(plain_rope(config))
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
+
+
+UNSCALED = Refusal("`rope_type` other than `default`", _ropes)

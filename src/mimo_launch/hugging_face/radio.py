@@ -2,46 +2,79 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors: those of NVIDIA's folders, which transformers writes, too.
-Relies on: `vit` for settings that towers share.
+Relies on: `towers` for settings that towers share.
 Leaves: its input conditioner, which normalises pixels, to `image_processor`; the summary of an
 image, which is made of class tokens, to nobody.
 
 Sources: arXiv:2312.06709, arXiv:2412.07679; `transformers` 5.23, models/radio.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import vit
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place, layers_at, rows_of
+from mimo_launch.hugging_face import towers
+from mimo_launch.hugging_face.family import Alone, Family, Place
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import Refusal, one_of, refusals
+from mimo_launch.hugging_face.names import QKV, Names, fused, in_layers, positions, qkv_rows
+from mimo_launch.hugging_face.refusals import one_of, refusals, where
+from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
 RADIO = "radio"
-LAYERS, HIDDEN, HEADS, RATIO, PATCH, CHANNELS = 32, 1280, 16, 4.0, 16, 3
-LARGEST, CLASS_TOKENS, REGISTERS, NORM_EPS, SCALE = 2048, 3, 7, 1e-6, 1.0
+HIDDEN, RATIO, PATCH = 1280, 4.0, 16
+LARGEST, CLASS_TOKENS, REGISTERS, SCALE = 2048, 3, 7, 1.0
 PREFIX = "radio_model."
 _GENERATOR = "model.patch_generator."
-_BLOCK = layers_at({
-    "attention_norm": "norm1", "mlp_norm": "norm2", "attention.o": "attn.proj", "mlp.up": "mlp.fc1",
-    "mlp.down": "mlp.fc2",
+_SIZES = Settings({
+    "layers": ("num_hidden_layers", 32), "hidden": ("hidden_size", HIDDEN),
+    "heads": ("num_attention_heads", 16),
 })  # fmt: skip
-_GATED = layers_at({f"mlp.{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")})
-_SCALES = {"attention_scale": "layer_scale1.lambda1", "mlp_scale": "layer_scale2.lambda1"}
+
+
+_UNGATED = {"up": "fc1", "down": "fc2"}
+
+
+def _scale(number: int, _model: VitModel, _layer: int) -> Place:
+    return Place(f"layer_scale{number}.lambda1", optional=True)
+
+
+def _mlp_layer(part: str, model: VitModel, _layer: int) -> Place:
+    return Place(f"mlp.{part}_proj" if model.activation == "swiglu" else f"mlp.{_UNGATED[part]}")
+
+
+_NAMES = Names(
+    {
+        "patch.weight": f"{_GENERATOR}embedder.weight",
+        "registers.weight": f"{_GENERATOR}cls_token.token",
+        "positions.weight": positions(f"{_GENERATOR}pos_embed"),
+    }
+) | in_layers(
+    "model.blocks.*.",
+    {
+        "attention_norm": "norm1",
+        "mlp_norm": "norm2",
+        **fused("attn.qkv", QKV, qkv_rows),
+        "attention.o": "attn.proj",
+        **{f"mlp.{part}": partial(_mlp_layer, part) for part in ("gate", "up", "down")},
+        "attention_scale.weight": partial(_scale, 1),
+        "mlp_scale.weight": partial(_scale, 2),
+    },
+)
 # Numbers of its input conditioner and of the summary, and the embedding of patches of videos.
 _UNUSED = ("input_conditioner.", "summary_idxs", f"{_GENERATOR}video_embedder.")
 
 
-def _no_table(config: Config) -> Iterator[str]:
-    most, patch = number(config, "max_img_size", LARGEST), number(config, "patch_size", PATCH)
-    if patch < 1 or most < patch:
-        yield f"max_img_size: {most}"
-
-
 NOT_COMPUTED = refusals(
-    one_of("hidden_act", vit.ACTIVATIONS, "gelu"),
-    Refusal("`max_img_size` of no patch", _no_table),
+    one_of("hidden_act", towers.ACTIVATIONS, "gelu"),
+    where(
+        "max_img_size",
+        "of no patch",
+        lambda config: (
+            (patch := number(config, "patch_size", PATCH)) < 1
+            or number(config, "max_img_size", LARGEST) < patch
+        ),
+        LARGEST,
+    ),
 )
 
 
@@ -52,19 +85,17 @@ def _mlp(config: Config, hidden: float) -> int:
 
 
 def _keys(config: Config) -> dict[str, Any]:
-    hidden, patch = number(config, "hidden_size", HIDDEN), number(config, "patch_size", PATCH)
+    sizes, patch = _SIZES.keys(config), number(config, "patch_size", PATCH)
     side = int(number(config, "max_img_size", LARGEST) // max(1, patch))
     tokens = (("num_cls_tokens", CLASS_TOKENS), ("num_registers", REGISTERS))
-    plain = vit.ACTIVATIONS.get(str(config.get("hidden_act", "gelu")), "gelu")
+    is_gated = config.get("use_swiglu_ffn", False)
     return {
-        "layers": number(config, "num_hidden_layers", LAYERS),
-        "hidden": hidden,
-        "heads": number(config, "num_attention_heads", HEADS),
-        "mlp": _mlp(config, hidden),
+        **sizes,
+        "mlp": _mlp(config, sizes["hidden"]),
         "patch": patch,
-        "channels": number(config, "num_channels", CHANNELS),
-        **vit.LEARNED,
-        **vit.PLAIN,
+        "channels": number(config, "num_channels", 3),
+        **towers.LEARNED,
+        **towers.PLAIN,
         "interpolation": "cropped",
         "image": (side, side),
         "class_token": False,
@@ -74,31 +105,10 @@ def _keys(config: Config) -> dict[str, Any]:
         "qkv_bias": bool(config.get("qkv_bias", True)),
         "layer_scale": float(number(config, "layerscale_value", SCALE)),
         "norm": "layer",
-        "norm_eps": number(config, "layer_norm_eps", NORM_EPS),
+        "norm_eps": number(config, "layer_norm_eps", 1e-6),
         "final_norm": False,
-        "activation": "swiglu" if config.get("use_swiglu_ffn", False) else plain,
+        "activation": "swiglu" if is_gated else towers.activation_of(config),
     }
-
-
-def _place(name: str, model: VitModel) -> Place:
-    """Return the place of our tensor `name`. Raises: KeyError."""
-    if name == "positions.weight":
-        height, width = model.image or (0, 0)
-        return Place(f"{_GENERATOR}pos_embed", shape=(1, height * width, model.hidden))
-    if name in ("patch.weight", "registers.weight"):
-        inner = {"patch.weight": "embedder.weight", "registers.weight": "cls_token.token"}[name]
-        return Place(f"{_GENERATOR}{inner}")
-    if not name.startswith("layers."):
-        raise KeyError(name)
-    _, index, rest = name.split(".", 2)
-    layer, _, kind = rest.rpartition(".")
-    block = f"model.blocks.{index}."
-    if layer in _SCALES:
-        return Place(block + _SCALES[layer], optional=True)
-    if layer in (thirds := dict.fromkeys([f"attention.{x}" for x in "qkv"], model.hidden)):
-        return Place(f"{block}attn.qkv.{kind}", *rows_of(thirds, layer))
-    names = {**_BLOCK, **(_GATED if model.activation == "swiglu" else {})}
-    return Place(block + names[rest].name)
 
 
 def _config(model: VitModel) -> Config:
@@ -108,13 +118,11 @@ def _config(model: VitModel) -> Config:
     tokens = min(CLASS_TOKENS, model.registers)
     return {
         "model_type": RADIO,
-        "num_hidden_layers": model.layers,
-        "hidden_size": hidden,
-        "num_attention_heads": model.heads,
+        **_SIZES.config(model),
         # Rounded down it is to be the width again.
         "mlp_ratio": ratio if int(ratio * hidden) == inner else (inner + 0.5) / hidden,
         "use_swiglu_ffn": is_gated,
-        "hidden_act": vit.theirs(model.activation),
+        "hidden_act": towers.theirs(model.activation),
         "patch_size": model.patch,
         "num_channels": model.channels,
         "max_img_size": model.image_side,
@@ -132,16 +140,10 @@ VISION = Family(
     kind="vit",
     not_computed=NOT_COMPUTED,
     keys=_keys,
-    place=_place,
+    place=_NAMES,
     is_ignored=lambda name, _: name.startswith(_UNUSED),
     config=_config,
     architecture="RadioModel",
     random=("attention_probs_dropout_prob", "drop_path_rate"),
 )
-
-
-def part(config: Config, kind: str) -> Part[VitModel]:
-    """Return the tower of a folder that holds nothing else. Raises: NoSuchPart."""
-    if kind != "vit":
-        raise NoSuchPart(f"model_type: {RADIO}")
-    return Part(family=VISION, config=config, prefixes=((PREFIX, ""),))
+FOLDER = Alone(VISION, ((PREFIX, ""),))

@@ -85,6 +85,33 @@ def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
     return Refusal(f"`{key}` other than {listed(computed)}", found, key)
 
 
+def where(
+    key: str,
+    words: str,
+    is_refused: Callable[[Config], bool],
+    default: Any = None,
+    *,
+    beside: str = "",
+) -> Refusal:
+    """Return the rule of a setting that is not computed in some configurations.
+
+    `words` follow the key in the list. `default` is the value of a setting that is missing,
+    `beside` another setting, as `key: value`, without which it would be computed.
+    """
+
+    def found(config: Config) -> Iterator[str]:
+        if is_refused(config):
+            said = f"{key}: {short(config.get(key, default))}"
+            yield f"{said} with {beside}" if beside else said
+
+    return Refusal(f"`{key}` {words}", found, key)
+
+
+def left_out(parts: str) -> Refusal:
+    """Return the rule of a whole model of which some parts are no module, and prevent nothing."""
+    return Refusal(f"{parts} (left out)", lambda _: iter(()))
+
+
 def listed(values: Collection[Any]) -> str:
     """Return values as Markdown, as `config.json` has them."""
     texts = [f"`{short(value)}`" for value in values]

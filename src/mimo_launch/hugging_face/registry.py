@@ -14,6 +14,7 @@ from mimo_launch.hugging_face import (
     deepseek_v3,
     gemma2,
     gemma3,
+    gemma3_text,
     glm,
     glm4_moe,
     glm4v,
@@ -24,6 +25,7 @@ from mimo_launch.hugging_face import (
     internvl,
     llava,
     llava_onevision,
+    ministral3,
     mistral3,
     moe_decoder,
     nemotron_h,
@@ -32,6 +34,7 @@ from mimo_launch.hugging_face import (
     pixtral,
     quantized,
     qwen2_5_omni,
+    qwen2_5_omni_talker,
     qwen2_5_vl,
     qwen2_audio,
     qwen2_vl,
@@ -40,10 +43,11 @@ from mimo_launch.hugging_face import (
     qwen3_vl_moe,
     radio,
     vit,
+    vit_pairs,
     voxtral,
     whisper,
 )
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Whole
+from mimo_launch.hugging_face.family import Alone, Family, NoSuchPart, Part, Whole
 from mimo_launch.hugging_face.folder import Config, short
 
 # Whole models of a vision transformer with a merger and a language model with M-RoPE.
@@ -68,14 +72,15 @@ WITH_TOWER = (
     llava_onevision.WHOLE,
     nemotron_h_omni.WHOLE,
 )
-_WHOLES: tuple[Whole, ...] = (*WITH_TOWER, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit.PAIRS)
+_WHOLES: tuple[Whole, ...] = (*WITH_TOWER, *QWEN_VL, *qwen2_5_omni.WHOLES, *vit_pairs.PAIRS)
 WHOLES = {each.model_type: each for each in _WHOLES}
 _ALL: tuple[Family[Any], ...] = (
     *decoder.FAMILIES,
     *moe_decoder.FAMILIES,
     gemma2.TEXT,
-    gemma3.TEXT,
+    gemma3_text.TEXT,
     *glm.FAMILIES,
+    ministral3.TEXT,
     gpt_oss.TEXT,
     deepseek_v3.TEXT,
     glm4_moe.TEXT,
@@ -87,7 +92,7 @@ _ALL: tuple[Family[Any], ...] = (
     *(whole.towers[f"{whole.model_type}_vision"] for whole in idefics3.WHOLES),
     qwen2_5_omni.TEXT,
     qwen2_5_omni.VISION,
-    qwen2_5_omni.TALKER,
+    qwen2_5_omni_talker.TALKER,
     whisper.ENCODER,
     voxtral.AUDIO,
     qwen2_audio.AUDIO,
@@ -96,13 +101,15 @@ _ALL: tuple[Family[Any], ...] = (
 )
 FAMILIES = {each.model_type: each for each in _ALL}
 # Models with prefixes of their own for a part, by `model_type`.
+_ALONE: tuple[Alone[Any], ...] = (
+    *vit.FOLDERS,
+    radio.FOLDER,
+    whisper.FOLDER,
+    nemotron_h.FOLDER,
+)
 PARTS: dict[str, Callable[[Config, str], Part[Any]]] = {
-    vit.SIGLIP: vit.tower,
-    vit.CLIP: vit.tower,
-    radio.RADIO: radio.part,
+    **{each.family.model_type: each.part for each in _ALONE},
     **{name: whole.part for name, whole in WHOLES.items()},
-    whisper.WHISPER: whisper.part,
-    nemotron_h.NEMOTRON_H: nemotron_h.part,
 }
 KINDS = ("vit", "audio", "decoder", "hybrid", *(each.kind for each in own_folders.FAMILIES))
 

@@ -19,6 +19,8 @@ CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
 # The usual template, and the one for conversations with tools, if there is one.
 DEFAULT, FOR_TOOLS = "default", "tool_use"
+# That for conversations with videos, where a processor has one of its own.
+FOR_VIDEOS = "videos"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 # What processors write around the rows of an image: by class, the special token of an image in a
@@ -40,6 +42,15 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
 # of tiles, and what stands in front of the text of an image, which is here the tile of all of it.
 _IDEFICS_TILES = "{fake_image_token}<row_{line}_col_{column}>{image_token}", "\n", "\n"
 _AROUND_TILES = {"Idefics3": _IDEFICS_TILES, "SmolVLM": _IDEFICS_TILES}
+# By what they write conversations with videos, whatever the template of the folder.
+_VIDEO_TEMPLATES = {
+    "SmolVLM": "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}:"
+    "{% set parts = message.content %}{% if parts is string %} {{ parts }}{% else %}"
+    "{{ ' ' if parts[0].type != 'image' }}{% for part in parts %}"
+    "{{ {'text': part.text, 'image': '<image>', 'video': '<video>'}.get(part.type, '') }}"
+    "{% endfor %}{% endif %}<end_of_utterance>\n{% endfor %}"
+    "{{ 'Assistant:' if add_generation_prompt }}",
+}
 # What they write between two lines of rows.
 _BETWEEN_LINES = {"Pixtral": "image_break_token"}
 # Settings of their own that are special tokens, with those of a folder that does not say.
@@ -200,6 +211,9 @@ def chat_sources(folder: Path) -> dict[str, str]:
             source = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
         named = source if isinstance(source, dict) else {DEFAULT: source}
         found |= {str(name): text for name, text in named.items() if isinstance(text, str)}
+    found.pop(FOR_VIDEOS, None)
+    if DEFAULT in found and (own := _VIDEO_TEMPLATES.get(processor_class(folder))) is not None:
+        found[FOR_VIDEOS] = own
     return found
 
 

@@ -1,121 +1,62 @@
-"""The steps from a video to the inputs of an encoder, as in a Hugging Face folder or by default.
+"""The settings of the video processor in a Hugging Face folder, or those by default.
 
-Decides: how frames are grouped and timed, and which video processors are supported.
+Decides: what they mean as a `VideoRecipe`, and which video processors are supported.
 Relies on: processor_config.json, video_preprocessor_config.json or preprocessor_config.json, as
 transformers 4 and 5 write them; defaults are those of its classes in 5.23.
-Leaves: which frames, of which size, to `frame_rules`; frames themselves to `decode_video`.
+Leaves: which frames, of which size, to `frame_rules` and `single_frames`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mimo_launch.hugging_face.frame_rules import (
-    EvenSampling,
-    ExactFrames,
     FrameSampling,
     FrameSize,
-    Sampling,
     SecondSampling,
-    VideoSize,
 )
 from mimo_launch.hugging_face.image_processor import (
     BICUBIC,
     BILINEAR,
     HALF,
+    LANCZOS,
     ProcessorError,
     processor_folder,
 )
-from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
+from mimo_launch.hugging_face.single_frames import (
+    RULES,
+    EvenSampling,
+    ExactFrames,
+)
+from mimo_launch.hugging_face.tokenizer import (
+    PREPROCESSOR,
+    PROCESSOR,
+    VIDEO_PREPROCESSOR,
+    processor_class,
+)
+from mimo_launch.hugging_face.video_recipe import (
+    FPS,
+    MAX_FRAMES,
+    MIN_FRAMES,
+    Sampling,
+    VideoRecipe,
+    as_asked,
+)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
-from mimo_launch.spec.spec import Spec, Videos, VideoSettings, VitModel, WebdatasetData
-
-# Without a processor: those of Qwen3-VL.
-FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
-
-
-@dataclass(frozen=True, slots=True)
-class TakenVideo:
-    """What is taken of a video: frames, their height and width in pixels, times of their groups.
-
-    A group is a temporal patch; the last frame is repeated to fill one. `seconds` are those from
-    the beginning to the middle of each, or the whole ones to its first frame; `later` how much
-    later language counts it than the first, None for the first of its image.
-    """
-
-    indices: tuple[int, ...]
-    height: int
-    width: int
-    seconds: tuple[float, ...]
-    later: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class VideoRecipe:
-    """Steps from a decoded video to the arrays of an encoder, in this order.
-
-    Without `sampling`, all frames are taken. `resample` is the number of a filter of Pillow.
-    """
-
-    sampling: Sampling | None
-    frame_size: FrameSize | ExactFrames
-    videos: Videos
-    resample: int = BICUBIC
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = HALF
-    std: tuple[float, ...] = HALF
-
-    @property
-    def group(self) -> int:
-        """Frames of a temporal patch."""
-        return self.frame_size.group
-
-    @property
-    def most_groups(self) -> int | None:
-        """Most temporal patches of a video, None if any number of frames is taken."""
-        if self.sampling is None:
-            return None
-        if isinstance(self.sampling, SecondSampling):
-            return ceil(self.sampling.most_taken / self.group)
-        most = self.sampling.number or self.sampling.most
-        return None if most is None else ceil(most / self.group)
-
-    def taken(self, size: VideoSize) -> TakenVideo:
-        """Return what is taken of a video. Raises: ImageTooThin, VideoTooShort."""
-        every = tuple(range(size.frames))
-        indices = every if self.sampling is None else self.sampling.indices(size)
-        height, width = self.frame_size.size(len(indices), size.height, size.width)
-        padded = [*indices, *indices[-1:] * (-len(indices) % self.group)]
-        times = [index / size.rate for index in padded]
-        firsts = range(0, len(times), self.group)
-        seconds = tuple((times[each] + times[each + self.group - 1]) / 2 for each in firsts)
-        if self.videos.time == "text_after":
-            seconds = tuple(float(int(times[each])) for each in firsts)
-        return TakenVideo(indices, height, width, seconds, self._later(len(seconds), indices, size))
-
-    def _later(
-        self, groups: int, indices: tuple[int, ...], size: VideoSize
-    ) -> tuple[int | None, ...]:
-        if self.videos.in_text or self.videos.time == "none":
-            return (None,) * groups
-        if self.videos.time == "patches":
-            return (None, *range(1, groups))
-        import numpy as np
-
-        # In fp32, as the reference, where a time is the product of these.
-        taken_rate = len(indices) / size.frames * size.rate
-        step = np.float32(self.videos.per_second or 1) * np.float32(self.group / taken_rate)
-        places = (np.arange(groups, dtype=np.float32) * step).astype(np.int64).tolist()
-        return (None, *places[1:])
-
+from mimo_launch.spec.spec import Spec, Videos, VitModel, WebdatasetData
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _BOTH: dict[str, Any] = {
     "merge_size": 2, "temporal_patch_size": 2, "min_frames": MIN_FRAMES, "max_frames": MAX_FRAMES,
+}  # fmt: skip
+# What a processor of all media asks that of videos for, whatever its file says, by its class.
+_ASKED: dict[str, dict[str, Any]] = {
+    "Qwen2_5Omni": {
+        "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2},
+        "min_pixels": None, "max_pixels": None,
+    },
 }  # fmt: skip
 # The defaults of transformers, by the name of the video processor without `VideoProcessor`.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -135,6 +76,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "LlavaOnevision": {
         "size": {"height": 384, "width": 384}, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD,
+    },
+    "InternVL": {
+        "size": {"height": 384, "width": 384}, "image_mean": _CLIP_MEAN, "image_std": _CLIP_STD,
+        "initial_shift": True,
+    },
+    "SmolVLM": {
+        "max_image_size": {"longest_edge": 364}, "image_mean": HALF, "image_std": HALF,
+        "resample": LANCZOS,
     },
 }  # fmt: skip
 
@@ -177,38 +126,6 @@ def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
     return as_asked(recipe, data.video)
 
 
-def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
-    """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
-    sampling = recipe.sampling
-    if isinstance(sampling, SecondSampling):
-        if asked.max_frames is not None:
-            raise ProcessorError("its video processor takes no `max_frames`, but `fps`")
-        fps = sampling.fps if asked.fps is None else asked.fps
-        return replace(recipe, sampling=replace(sampling, fps=fps))
-    if isinstance(sampling, EvenSampling):
-        most = sampling.most if asked.max_frames is None else asked.max_frames
-        if asked.fps is None:
-            return replace(recipe, sampling=replace(sampling, most=most))
-        return replace(recipe, sampling=EvenSampling(asked.fps, None, most))
-    if asked.fps is not None:
-        to_ends = recipe.frame_size.over_time
-        base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
-        sampling = replace(base, fps=asked.fps, number=None)
-    if asked.max_frames is not None:
-        if sampling is None or sampling.number is not None:
-            raise ProcessorError("its video processor takes no `max_frames`: write `fps` as well")
-        least = min(sampling.least, asked.max_frames)
-        sampling = replace(sampling, most=asked.max_frames, least=least)
-    fills = recipe.frame_size.over_time or (sampling is not None and not sampling.to_ends)
-    if sampling is not None and fills and sampling.most_taken < recipe.group:
-        raise ProcessorError(
-            f"at most {sampling.number or sampling.most} frame is taken of a video, but a temporal "
-            f"patch has {recipe.group}: write `max_frames: {recipe.group}` or more, and `fps`, in "
-            "`data.video`"
-        )
-    return replace(recipe, sampling=sampling)
-
-
 def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
     """Return the recipe that a Hugging Face folder holds. Raises: ProcessorError."""
     config = _read(folder)
@@ -220,16 +137,18 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
     if kind not in _DEFAULTS:
         known = ", ".join(f"{each}VideoProcessor" for each in _DEFAULTS)
         raise ProcessorError(f"its video processor is {name or 'not named'}; supported are {known}")
-    config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
     try:
+        config = config | _ASKED.get(processor_class(folder), {})
+        config = _DEFAULTS[kind] | {key: each for key, each in config.items() if each is not None}
         return _recipe(kind, config, videos)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
 
 
 def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    if kind == "LlavaOnevision":
-        return _of_one_size(config, videos)
+    if kind in RULES:
+        single, frames = RULES[kind](config)
+        return VideoRecipe(single, frames, videos, **_pixels(config))
     over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
     group, side, merged = (
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
@@ -258,21 +177,6 @@ def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe
     return VideoRecipe(sampling, size, videos, **_pixels(config))
 
 
-def _of_one_size(config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    """Return the recipe of a processor that takes single frames. Raises: ValueError."""
-    number, fps = config.get("num_frames"), config.get("fps")
-    if not config.get("do_sample_frames", False):
-        number = fps = None
-    sampling = EvenSampling(
-        fps=None if fps is None else _positive(config, "fps", float),
-        number=None if number is None else _positive(config, "num_frames"),
-        most=None,
-    )
-    height, width = (_positive(config["size"], each) for each in ("height", "width"))
-    size = ExactFrames(height, width)
-    return VideoRecipe(sampling, size, videos, **_pixels(config))
-
-
 def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what becomes of the pixels of frames. Raises: ValueError."""
     if not config.get("do_resize", True):
@@ -280,7 +184,7 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("do_center_crop", False):
         raise ValueError("do_center_crop: true")
     resample = int(config.get("resample", BICUBIC))
-    if resample not in (BILINEAR, BICUBIC):
+    if resample not in (BILINEAR, BICUBIC, LANCZOS):
         raise ValueError(f"resample: {resample}")
     scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
     return {

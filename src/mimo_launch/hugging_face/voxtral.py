@@ -8,14 +8,14 @@ Leaves: its tokenizer (`tekken.json`) to nobody.
 Sources: arXiv:2507.13264; `transformers` 5.23, models/voxtral.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, whisper
 from mimo_launch.hugging_face.family import Family, layers_at
-from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.refusals import Refusal, only, refusals
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import only, refusals, where
+from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
@@ -23,6 +23,26 @@ from mimo_launch.spec.spec import AudioModel
 _ENCODER, _SECTION = "voxtral_encoder", "audio_config"
 PROJECTOR = "multi_modal_projector."
 _HIDDEN, _MLP, _POSITIONS = 1280, 5120, 1500
+_SETTINGS = Settings(
+    {
+        "layers": ("num_hidden_layers", 32),
+        "hidden": ("hidden_size", _HIDDEN),
+        "heads": ("num_attention_heads", 20),
+        "mlp": ("intermediate_size", _MLP),
+        "mels": ("num_mel_bins", 128),
+    },
+    besides={
+        "frames": lambda config: (
+            FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS)
+        ),
+        "pooling": None,
+    },
+    written={
+        "model_type": _ENCODER,
+        "max_source_positions": lambda model: model.frames // FRAMES_PER_TOKEN,
+        "activation_function": "gelu",
+    },
+)
 AUDIO_NAMES = (
     ("audio_tower.", ""),
     ("model.audio_tower.", ""),
@@ -31,38 +51,13 @@ AUDIO_NAMES = (
 )
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return {
-        "layers": number(config, "num_hidden_layers", 32),
-        "hidden": number(config, "hidden_size", _HIDDEN),
-        "heads": number(config, "num_attention_heads", 20),
-        "mlp": number(config, "intermediate_size", _MLP),
-        "mels": number(config, "num_mel_bins", 128),
-        "frames": FRAMES_PER_TOKEN * number(config, "max_source_positions", _POSITIONS),
-        "pooling": None,
-    }
-
-
-def _config(model: AudioModel) -> Config:
-    return {
-        "model_type": _ENCODER,
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "intermediate_size": model.mlp_width,
-        "num_mel_bins": model.mels,
-        "max_source_positions": model.frames // FRAMES_PER_TOKEN,
-        "activation_function": "gelu",
-    }
-
-
 AUDIO: Family[AudioModel] = replace(
     whisper.ENCODER,
     model_type=_ENCODER,
     # It has `layerdrop`, too, and does nothing with it.
     random=whisper.DROPOUTS,
-    keys=_keys,
-    config=_config,
+    keys=_SETTINGS.keys,
+    config=_SETTINGS.config,
     architecture="VoxtralEncoder",
 )
 
@@ -86,11 +81,9 @@ def _fixed(config: Config, inner: Config) -> dict[str, Any]:
     }
 
 
-def _uneven(config: Config) -> Iterator[str]:
-    inner = config[_SECTION]
+def _is_uneven(inner: Config) -> bool:
     stack, left = _stack(inner)
-    if left or not stack or number(inner, "max_source_positions", _POSITIONS) % stack:
-        yield f"intermediate_size: {short(inner.get('intermediate_size', _MLP))}"
+    return bool(left or not stack or number(inner, "max_source_positions", _POSITIONS) % stack)
 
 
 def _settings(audio: AudioModel, token: int) -> Config:
@@ -110,10 +103,12 @@ WHOLE = TowerAndDecoder(
     text_names=llava.TEXT_NAMES,
     projector=layers_at(llava.LAYERS),
     fixed=_fixed,
-    refusals=refusals(
-        only("projector_hidden_act", "gelu"),
-        Refusal("`intermediate_size` that is not the width of a row: whole tokens", _uneven),
-    ),
+    refusals=refusals(only("projector_hidden_act", "gelu"))
+    + refusals(
+        where(
+            "intermediate_size", "that is not the width of a row: whole tokens", _is_uneven, _MLP
+        )
+    ).after(lambda config: config[_SECTION]),
     tied=tied_by_default(False),
     settings=_settings,
     # As its configuration class has them.

@@ -26,8 +26,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
 )
 from mimo_launch.spec.language_models import DecoderBlocks
-from mimo_launch.spec.layers import Mtp
-from mimo_launch.spec.spec import DecoderModel, RopeScaling, SlidingWindow
+from mimo_launch.spec.spec import DecoderModel, QueryScaling, RopeScaling, SlidingWindow
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),
@@ -55,6 +54,7 @@ TORCH_ONLY = (
     "output_bias",
     "attention_sinks",
     "query_pre_attn_scalar",
+    "query_scaling",
     "attention_softcap",
     "rotary_factor",
     "rotary_interleaved",
@@ -135,9 +135,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.sliding_window
 
     @property
-    def mtp(self) -> Mtp | None:
-        """How it predicts further tokens, if it learns to."""
-        return self.model.mtp
+    def query_scaling(self) -> QueryScaling | None:
+        """How queries grow with the position of their token, if they do."""
+        return self.model.query_scaling
 
     @property
     def bidirectional_images(self) -> bool:
@@ -205,9 +205,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
         """Yield the weights of a block, and what stands around that of a depth."""
         if number >= self.model.layers:
-            width = self.model.hidden
-            yield from (Weight((width,)),) * 3
-            yield Weight((width, share.of(2 * width)), in_product=True)
+            yield from self._weights_around_depth(share)
         yield from self._block_weights(self._dense_width(number), share)
         if self.model.post_norms:
             yield from (Weight((self.model.hidden,)),) * 2
@@ -221,8 +219,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         """Return the sizes of a block."""
         layer = self._with_experts(number, self.widths)
         if number >= self.model.layers:
-            # One more for its product; embedding and head are half a region each.
-            layer = replace(layer, is_depth=True, regions=layer.regions + 2)
+            layer = self._around_depth(layer)
         if self.sliding_window is None or not self.attends_in_windows(number):
             return layer
         return replace(layer, reach=self.sliding_window.size)

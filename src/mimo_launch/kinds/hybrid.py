@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind, Recurrence, Share, Weight, Widths
-from mimo_launch.kinds.saved_activations import ATTENTION_OUT, GATED, SILU, Passes, Saved
+from mimo_launch.kinds.saved_activations import (
+    ATTENTION_OUT,
+    GATED,
+    RMS,
+    RMS_BF16,
+    SILU,
+    Passes,
+    Saved,
+)
 from mimo_launch.spec.hybrid import (
     ATTENTION,
     DELTANET,
@@ -160,8 +168,7 @@ _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
 )
-MLP_LAYER = (
-    *_INPUT,
+SQUARED = (
     Saved(name="up", inner=1),
     Saved(name="its squared ReLU", inner=1, for_weights=True),
 )
@@ -197,15 +204,33 @@ class HybridKind(LanguageKind):
         found = {key: self.model.sizes_of(letter) for letter, key in RECURRENT.items()}
         return {key: sizes for key, sizes in found.items() if sizes is not None}
 
+    def has_experts(self, number: int) -> bool:
+        """Return whether a layer, or the block of a depth behind them, has experts."""
+        model = self.model
+        return EXPERTS in model.pattern if self._is_depth(number) else model.has_experts(number)
+
+    def _is_depth(self, number: int) -> bool:
+        return number >= self.model.layers
+
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
+        if self._is_depth(number):
+            return f"mtp {LanguageKind.layer_name(self, number)}"
         return NAMES[self.model.pattern[number]]
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a norm and a mixer."""
-        model, letter = self.model, self.model.pattern[number]
-        width = model.hidden
-        yield Weight((width,))
+        """Yield the weights of a norm and a mixer; of a depth those of its block, and around it."""
+        width = self.model.hidden
+        letters = self.model.pattern[number : number + 1] or ATTENTION + MLP
+        if self._is_depth(number):
+            yield from self._weights_around_depth(share)
+        for letter in letters:
+            yield Weight((width,))
+            yield from self._mixer_weights(letter, number, share)
+        yield from self._expert_weights(number, share)
+
+    def _mixer_weights(self, letter: str, number: int, share: Share) -> Iterator[Weight]:
+        model, width = self.model, self.model.hidden
         if sizes := model.sizes_of(letter):
             yield from RECURRENT_LAYERS[letter].weights(width, sizes, share)
         elif letter == ATTENTION:
@@ -216,11 +241,13 @@ class HybridKind(LanguageKind):
             inner = share.of(dense)
             yield Weight((inner * (1 + model.gated_mlp), width), in_product=True)
             yield Weight((width, inner), in_product=True)
-        yield from self._expert_weights(number, share)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of one mixer."""
-        whole, letter = self.widths, self.model.pattern[number]
+        whole = self.widths
+        if self._is_depth(number):
+            return self._around_depth(self._with_experts(number, whole))
+        letter = self.model.pattern[number]
         empty = replace(whole, query=0, key=0, inner=0, ups=0, regions=1)
         if sizes := self.model.sizes_of(letter):
             return replace(
@@ -237,18 +264,24 @@ class HybridKind(LanguageKind):
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         if layer.recurrence is not None:
             return (*_INPUT, *_BY_KIND[layer.recurrence.kind].saved)
+        inside = GATED if self.model.gated_mlp else SQUARED
         if layer.query:
             rotated = self.model.rope_theta is not None
             attention = self._saved_projected(rotated=rotated, normed=self.model.qk_norm)
-            return (*_INPUT, *attention, *ATTENTION_OUT[:2])
-        return (*_INPUT, *GATED) if self.model.gated_mlp else MLP_LAYER
+            behind = (*ATTENTION_OUT, *inside) if layer.is_depth else ATTENTION_OUT[:2]
+            return (*_INPUT, *attention, *behind)
+        return (*_INPUT, *inside)
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         norm = EAGER_BF16 if passes.are_bf16 else EAGER
         if layer.recurrence is None:
-            if layer.query:
-                return (norm, *self._saved_beside_attention(passes, normed=self.model.qk_norm))
-            return (norm, SILU) if self.model.gated_mlp else (norm,)
+            gate = (SILU,) if self.model.gated_mlp else ()
+            if not layer.query:
+                return (norm, *gate)
+            attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
+            if not layer.is_depth:
+                return (norm, *attention)
+            return (RMS_BF16 if passes.are_bf16 else RMS, *attention, *gate)
         found = _BY_KIND[layer.recurrence.kind]
         return norm, found.eager_bf16 if passes.are_bf16 else found.eager
 

@@ -35,6 +35,7 @@ from mimo_launch.spec.spec import (
     EncoderModel,
     Images,
     Moe,
+    QueryScaling,
     RopeScaling,
     SlidingWindow,
     Windows,
@@ -199,6 +200,11 @@ class ModelKind(ABC):
     @property
     def rope_scaling(self) -> RopeScaling | None:
         """The scaling of long wavelengths of rotary embeddings, if any."""
+        return None
+
+    @property
+    def query_scaling(self) -> QueryScaling | None:
+        """How queries grow with the position of their token, if they do."""
         return None
 
     @property

@@ -23,6 +23,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
 )
 from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.layers import Mtp
 from mimo_launch.spec.spec import LanguageModel, Moe
 
 
@@ -160,6 +161,22 @@ class LanguageKind(CausalKind):
     def has_experts(self, number: int) -> bool:
         """Return whether a layer is a mixture of experts."""
         return self.model.has_experts(number)
+
+    @property
+    def mtp(self) -> Mtp | None:
+        """How it predicts further tokens, if it learns to."""
+        return self.model.mtp
+
+    def _weights_around_depth(self, share: Share) -> Iterator[Weight]:
+        """Yield three norms and a product, which stand around the block of a depth."""
+        width = self.model.hidden
+        yield from (Weight((width,)),) * 3
+        yield Weight((width, share.of(2 * width)), in_product=True)
+
+    def _around_depth(self, block: Widths) -> Widths:
+        """Return the sizes of a depth with this block."""
+        # One region more for its product; embedding and head are half a region each.
+        return replace(block, is_depth=True, regions=block.regions + 2)
 
     @property
     def is_tied(self) -> bool:

@@ -144,7 +144,9 @@ class Attention(nn.Module):
         q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
         if sequences.cos is not None and sequences.sin is not None:
             turn = rotated_interleaved if self.interleaved else rotated
-            q, k = (self.context.fused(turn, x, sequences.cos, sequences.sin) for x in (q, k))
+            factors = () if sequences.factors is None else (sequences.factors,)
+            q = self.context.fused(turn, q, sequences.cos, sequences.sin, *factors)
+            k = self.context.fused(turn, k, sequences.cos, sequences.sin)
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )

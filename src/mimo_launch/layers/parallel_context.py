@@ -34,7 +34,8 @@ def _compiled(function: Any, owner: str, width: int) -> Any:
     is slower than code for one. So each module and width gets a separate code object.
     """
     name = f"{owner}_{function.__name__}_{width}"
-    return torch.compile(FunctionType(function.__code__.replace(), function.__globals__, name))
+    code = function.__code__.replace()
+    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,12 @@ def sigmoid_gated(x_NF: Tensor, gate_NHK: Tensor) -> Tensor:
     return (x_NF.reshape(gate_NHK.shape) * torch.sigmoid(gate_NHK)).flatten(1)
 
 
-def rotated(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+def rotated(
+    x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor, factor_S: Tensor | None = None
+) -> Tensor:
     """Return x whose first R dimensions are rotated by its positions (RoPE, arXiv:2104.09864).
+
+    All dimensions are multiplied by a factor of each position, if any is given.
 
     Shapes: more dimensions may come before S, in all of them or only in x.
     """
@@ -142,15 +146,21 @@ def rotated(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
     wide = x_SHK[..., :size].to(cos_SR.dtype)
     first, second = wide.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    out = (wide * cos_SR.unsqueeze(-2) + turned * sin_SR.unsqueeze(-2)).to(x_SHK.dtype)
-    return out if size == x_SHK.shape[-1] else torch.cat([out, x_SHK[..., size:]], dim=-1)
+    out, rest = wide * cos_SR.unsqueeze(-2) + turned * sin_SR.unsqueeze(-2), x_SHK[..., size:]
+    if factor_S is not None:
+        factor = factor_S[..., None, None]
+        out, rest = out * factor, rest * factor
+    out, rest = out.to(x_SHK.dtype), rest.to(x_SHK.dtype)
+    return torch.cat([out, rest], dim=-1) if rest.shape[-1] else out
 
 
-def rotated_interleaved(x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
+def rotated_interleaved(
+    x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor, factor_S: Tensor | None = None
+) -> Tensor:
     """Return the same of x in which neighbours rotate together, first numbers of pairs in front.
 
     Scores do not change if queries and keys have another order.
     """
     size = cos_SR.shape[-1]
     halves = [x_SHK[..., :size:2], x_SHK[..., 1:size:2], x_SHK[..., size:]]
-    return rotated(torch.cat(halves, dim=-1), cos_SR, sin_SR)
+    return rotated(torch.cat(halves, dim=-1), cos_SR, sin_SR, factor_S)

@@ -2,7 +2,7 @@
 
 Decides: which tokens of a sequence attend to which; positions of this rank's tokens, by the zigzag;
 the angle of each pair of a head at a position: frequencies, and how they are scaled in models
-trained further on longer sequences.
+trained further on longer sequences; by what queries of later tokens are multiplied.
 Relies on: the spec's words for a scaling.
 Leaves: lists of images to `image_contexts`, the rotation and the attention itself to `attention`.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.layers.router import RoutingContext
-from mimo_launch.spec.spec import RopeScaling
+from mimo_launch.spec.spec import QueryScaling, RopeScaling
 
 # Base of the 2-D rotary embedding, the same in every published model that has one.
 ROPE2D_THETA = 10000.0
@@ -96,7 +96,8 @@ class SequenceContext:
     packed into sequences and do not attend to each other. A token attends to the last `reach`
     tokens, itself among them; None: to all. `routing` is for the balance of experts. `masks` are
     added to the scores of each chunk of a sequence that this rank holds, over all its positions,
-    where some tokens attend to later ones: [B, 1, queries, S].
+    where some tokens attend to later ones: [B, 1, queries, S]. Queries are multiplied by `factors`,
+    [S] or [B, S], if there are any.
     """
 
     batch: int
@@ -107,6 +108,7 @@ class SequenceContext:
     routing: RoutingContext | None = None
     reach: int | None = None
     masks: tuple[Tensor, ...] = ()
+    factors: Tensor | None = None
 
     @property
     def needs_mask(self) -> bool:
@@ -167,6 +169,29 @@ def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> T
         return places
     chunks = places.view(2 * cp_size, -1)
     return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
+
+
+def query_factors(
+    scaling: QueryScaling | None,
+    documents: Documents | None,
+    held: Tensor,
+    seq: int,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Return what the queries at the places `held` of sequences of `seq` tokens are multiplied by.
+
+    Positions count from 0 in each document. None if all factors are 1. Shapes: [S] for S places;
+    with documents [B, S].
+    """
+    if scaling is None or seq <= scaling.length:
+        return None
+    positions = held
+    if documents is not None:
+        places = torch.arange(seq, device=held.device)
+        begins = documents.numbers.diff(dim=1, prepend=documents.numbers[:, :1]) != 0
+        positions = (places - torch.where(begins, places, 0).cummax(dim=1).values)[:, held]
+    steps = (positions // scaling.length).to(torch.promote_types(dtype, torch.float32))
+    return 1 + scaling.beta * torch.log1p(steps)
 
 
 def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:

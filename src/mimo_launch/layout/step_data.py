@@ -29,6 +29,7 @@ class ImageSpan:
 
     A video is as many images as it has temporal patches. Where language counts its time on an axis,
     those behind the first are so much `later` than that one; they share its place on other axes.
+    Text goes on behind the longer side of the last one or, if it `holds_text`, behind its time.
 
     Behind the tokens of its rows a clip may have `loose` ones, of which no row is made. The rows of
     an image in tiles are one line; `shown` says what they are made of.
@@ -40,6 +41,7 @@ class ImageSpan:
     reads: int | None = None
     gap: int = 0
     later: int | None = None
+    holds_text: bool = False
     loose: int = 0
     shown: Shown = None
 
@@ -52,6 +54,12 @@ class ImageSpan:
     def num_positions(self) -> int:
         """Number of tokens of the text that belong to the image."""
         return self.rows if self.reads is None else self.reads
+
+    @property
+    def length(self) -> int:
+        """How far behind its corner text goes on, on axes of positions."""
+        last = (self.later or 0) if self.holds_text else 0
+        return max(self.height, self.width, last + 1)
 
     @property
     def lines(self) -> tuple["ImageSpan", ...]:

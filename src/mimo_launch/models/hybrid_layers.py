@@ -5,8 +5,12 @@ Relies on: `layers.mamba` and `layers.deltanet`, and the attention and MLP of tr
 Leaves: embedding, head and loss to `language_model`.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from torch import Tensor, nn
 
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.deltanet import DeltaNet
 from mimo_launch.layers.image_contexts import AttentionContext
@@ -14,6 +18,7 @@ from mimo_launch.layers.mamba import Mamba
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.mlp import Mlp, MoeMlp, MoeShape
+from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.transformer_block import (
     Layer,
     attention_of,
@@ -95,3 +100,11 @@ class HybridStage(LanguageStage):
                 for i in self.stage.layers
             }
         )
+
+    def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
+        """Return the depths, whose blocks are attention, then experts or an MLP."""
+        shape = hybrid_shape(self.model, experts if EXPERTS in self.model.pattern else None)
+        # Each adds twice to the stream, a layer once.
+        shape = replace(shape, layers=-(-self.model.layers // 2))
+        depths = kind_of(self.model).depths if self.stage.is_last else 0
+        return (MtpDepth(self.context, shape, recompute=recompute) for _ in range(depths))

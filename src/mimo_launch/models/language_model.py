@@ -24,8 +24,10 @@ from mimo_launch.layers.router import RoutingContext
 from mimo_launch.layers.sequence_contexts import (
     Documents,
     SequenceContext,
+    query_factors,
     sequence_context,
     with_images,
+    zigzag_positions,
 )
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
@@ -210,14 +212,17 @@ class LanguageStage(nn.Module):
             axes=kind.mrope_axes,
             routing=batch.routing,
         )
+        cp, seq = self.context.cp, batch.positions.shape[-1] * self.context.cp.size
+        held = zigzag_positions(seq, cp.index, cp.size, batch.positions.device)
+        factors = query_factors(kind.query_scaling, batch.documents, held, seq, dtype)
         everywhere = made(theta=self.model.rope_theta, scaling=kind.rope_scaling)
+        everywhere = replace(everywhere, factors=factors)
         window = kind.sliding_window
         if window is None:
             shown = self._with_images(everywhere, batch, dtype)
             return shown, shown
         own = everywhere if window.rope_theta is None else made(theta=window.rope_theta)
-        seq = batch.positions.shape[-1] * self.context.cp.size
-        local = replace(own, reach=window.size if window.size < seq else None)
+        local = replace(own, reach=window.size if window.size < seq else None, factors=factors)
         windowed = {kind.attends_in_windows(int(number)) for number in self.layers}
         return (
             self._with_images(everywhere, batch, dtype) if False in windowed else everywhere,

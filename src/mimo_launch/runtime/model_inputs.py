@@ -9,7 +9,7 @@ Leaves: reading and decoding to `train`, with the ranks of `layout.step_views`; 
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; the position after an image is behind its longer side. So it is after a video, each of
-whose temporal patches has a time of its own.
+whose temporal patches has a time of its own, or behind the last of these (Qwen2.5-Omni).
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
@@ -61,7 +61,7 @@ def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun
             yield PositionRun(token, length, position)
             corner = position + length
         yield PositionRun(image.position, image.rows, corner, image)
-        position = corner + max(image.height, image.width)
+        position = corner + image.length
         token = image.position + image.rows
     yield PositionRun(token, seq - token, position)
 

@@ -160,13 +160,13 @@ class HybridModel(LanguageModel):
 
     @property
     def attends(self) -> bool:
-        """Whether the pattern has attention."""
-        return ATTENTION in self.pattern
+        """Whether the pattern, or a block for further tokens, has attention."""
+        return ATTENTION in self.pattern or self.mtp is not None
 
     @property
     def has_mlps(self) -> bool:
-        """Whether the pattern has MLPs."""
-        return MLP in self.pattern
+        """Whether the pattern, or a block for further tokens, has MLPs."""
+        return MLP in self.pattern or (self.mtp is not None and EXPERTS not in self.pattern)
 
     def has_experts(self, layer: int) -> bool:
         """Return whether the pattern has experts at a layer."""

@@ -87,25 +87,53 @@ class Windows(Strict):
 class Videos(Strict):
     """How an encoder of images reads videos: as images of `temporal_patch` frames each."""
 
-    time: Literal["none", "patches", "seconds", "text", "text_after"] = Field(
+    time: Literal[
+        "none",
+        "patches",
+        "seconds",
+        "nominal_seconds",
+        "text",
+        "text_after",
+        "text_number",
+        "text_clock",
+    ] = Field(
         description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
         "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
+        "`nominal_seconds`: there, by seconds of the rate that is asked for, whatever is taken, "
+        "and text goes on behind the last of them (Qwen2.5-Omni); "
         "`text`: each temporal patch is an image behind its time in words (Qwen3-VL); "
-        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `none`: nowhere "
-        "(LLaVA-OneVision).",
+        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `text_number`: "
+        "an image behind its number (InternVL); `text_clock`: an image behind its minute and "
+        "second, all of them behind how many they are and how long the video lasts (SmolVLM); "
+        "`none`: nowhere (LLaVA-OneVision).",
         examples=["patches"],
     )
     per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="For `time: seconds`: places on the first axis that a second takes, the "
-        "`tokens_per_second` of a folder.",
+        description="For `time: seconds` and `nominal_seconds`: places on the first axis that a "
+        "second takes, the `tokens_per_second` or `position_id_per_seconds` of a folder.",
         examples=[2],
     )
 
     @property
     def in_text(self) -> bool:
-        """Whether the time of each temporal patch stands in the text."""
-        return self.time in ("text", "text_after")
+        """Whether the time of each temporal patch stands in the text, or its number."""
+        return self.time.startswith("text")
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether the time counts in seconds on an axis."""
+        return self.time in ("seconds", "nominal_seconds")
+
+    @property
+    def on_axis(self) -> bool:
+        """Whether the time counts on an axis."""
+        return self.time == "patches" or self.in_seconds
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether text goes on behind the last time of a video, not a frame's longer side."""
+        return self.time == "nominal_seconds"
 
 
 class Tiles(Strict):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, Layers, Strict, Tokens
-from mimo_launch.spec.layers import Mla, Moe, Mtp, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import Mla, Moe, Mtp, QueryScaling, RopeScaling, SlidingWindow
 
 
 class CausalModel(Strict):
@@ -116,6 +116,13 @@ class LanguageModel(CausalModel):
     norm_offset: bool = Field(
         False,
         description="Norms multiply by 1 + weight instead of weight, as in Gemma and Qwen3.5.",
+    )
+    mtp: Mtp | None = Field(
+        None,
+        description="Multi-token prediction, as in DeepSeek-V3: while it trains, the model also "
+        "learns to predict further tokens. A block is like the last one of a decoder; in a hybrid "
+        "it is attention, then experts if the pattern has any, else an MLP.",
+        examples=["{depth: 1, loss_weight: 0.3}"],
     )
 
     @property
@@ -226,6 +233,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "the size of a head.",
         examples=[168.0],
     )
+    query_scaling: QueryScaling | None = Field(
+        None,
+        description="The query of a token at position p of its document is multiplied by "
+        "1 + beta ln(1 + floor(p / length)), as in Ministral 3.",
+        examples=["{beta: 0.1, length: 16384}"],
+    )
     attention_softcap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Attention scores s become c tanh(s / c), c this number, as in Gemma 2: none "
@@ -236,12 +249,6 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         None,
         description="The same of the logits of words, as in Gemma 2.",
         examples=[30.0],
-    )
-    mtp: Mtp | None = Field(
-        None,
-        description="Multi-token prediction, as in DeepSeek-V3: while it trains, the model also "
-        "learns to predict further tokens.",
-        examples=["{depth: 1, loss_weight: 0.3}"],
     )
 
     @property

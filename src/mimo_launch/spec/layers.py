@@ -97,6 +97,18 @@ class RopeScaling(Strict):
         return 0.1 * scale * math.log(self.factor) + 1.0
 
 
+class QueryScaling(Strict):
+    """Larger queries at later positions, so that attention stays sharp over more tokens."""
+
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="How fast queries grow with the logarithm of their position.", examples=[0.1]
+    )
+    length: Count = Field(
+        description="Tokens over which the factor is the same; over the first ones it is 1.",
+        examples=[16384],
+    )
+
+
 class SlidingWindow(Strict):
     """Attention to the last tokens only, in all layers but some."""
 

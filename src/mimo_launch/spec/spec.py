@@ -38,7 +38,7 @@ from mimo_launch.spec.generators import Codes, FlowModel, TalkerModel
 from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
 from mimo_launch.spec.images import Images, Tiles, Videos, Windows
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
-from mimo_launch.spec.layers import Moe, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import Moe, QueryScaling, RopeScaling, SlidingWindow
 from mimo_launch.spec.module import Balance, Model, ModuleSpec
 from mimo_launch.spec.sections import (
     BatchSpec,
@@ -100,6 +100,7 @@ __all__ = [
     "Moe",
     "NodesSpec",
     "OptimizerSpec",
+    "QueryScaling",
     "Ranks",
     "RopeScaling",
     "ScheduleKind",

@@ -217,8 +217,6 @@ class Oracle:
     def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
         """Return the loss of each depth of multi-token prediction, from a normed stream."""
         model, seen = self.model, self._seen("train", index, load)
-        if not isinstance(model, DecoderModel) or seen.angles is None:
-            return []
         tokens, labels = (torch.from_numpy(x) for x in self.dataset.text("train", index))
         angles, text = (seen.angles, seen.local_angles), seen.text
         return [
@@ -320,6 +318,14 @@ class Oracle:
             local = angles(window.rope_theta, None)
         return _Seen(text, everywhere, local)
 
+    @property
+    def _holding(self) -> list[int]:
+        """The tokens of rows of videos behind whose last time text goes on."""
+        models = {name: self.spec.modules[name].model for name in self.spec.sources_of(LANGUAGE)}
+        videos = {name: getattr(model, "video", None) for name, model in models.items()}
+        held = (name for name, video in videos.items() if video and video.holds_text)
+        return [placeholder_id(self.spec, name) for name in held]
+
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, [S, D]."""
         scale = self.model.embedding_scale if isinstance(self.model, DecoderModel) else None
@@ -367,5 +373,5 @@ class Oracle:
         """Return the angles of the rotary embedding for each token, [S, R/2]."""
         if model.mrope is None:
             return text_angles(len(tokens), turns)
-        ids = axis_ids(tokens, documents, sizes, later)
+        ids = axis_ids(tokens, documents, sizes, later, holding=self._holding)
         return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)

@@ -29,6 +29,7 @@ from mimo_launch.verify.oracle_layers import (
     attention_factor,
     frequencies,
     linear,
+    query_growth,
     rms_norm,
     text_angles,
     turned,
@@ -89,6 +90,7 @@ def decoder_block(
         factor=1.0 if turns_here else attention_factor(model.rope_scaling),
         head_norm=norm if model.qk_norm else None,
         window=window.size if window is not None and is_local else None,
+        growth=query_growth(more.query_scaling, text.documents) if more else None,
         size=more.query_pre_attn_scalar if more else None,
         cap=more.attention_softcap if more else None,
         sinks_H=weights[f"{layer}.attention.sinks.weight"]
@@ -215,6 +217,26 @@ def hybrid_layers(
     return x_SD
 
 
+def hybrid_block(
+    weights: Weights,
+    x_SD: Tensor,
+    model: HybridModel,
+    text: RecordText,
+    angles: Tensor | None,
+    name: str,
+) -> Tensor:
+    """Return the stream behind attention and experts, or an MLP, as further tokens have them."""
+    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
+    gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
+    head_norm, y = norm if model.qk_norm else None, norm(x_SD, f"{name}.attention_norm")
+    attention = f"{name}.attention"
+    x_SD = x_SD + _attention(weights, y, attention, model, text, angles, head_norm=head_norm)
+    y = norm(x_SD, f"{name}.mlp_norm")
+    if "E" in model.pattern and model.moe is not None:
+        return x_SD + mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
+    return x_SD + mlp(weights, f"{name}.mlp", y, gate)
+
+
 def _attention(
     weights: Weights,
     y: Tensor,
@@ -225,12 +247,16 @@ def _attention(
     *,
     head_norm: Callable[[Tensor, str], Tensor] | None,
     factor: float = 1.0,
+    growth: Tensor | None = None,
     window: int | None = None,
     size: float | None = None,
     cap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention; the features of a query head may be a query, then a gate."""
+    """Return causal attention; the features of a query head may be a query, then a gate.
+
+    Queries are multiplied by `growth` [S].
+    """
     heads, kv_heads = model.heads, model.num_kv_heads
     gates: Sequence[Tensor] = ()
     if isinstance(model, DecoderModel) and model.mla and angles is not None:
@@ -246,6 +272,8 @@ def _attention(
             if isinstance(model, LanguageModel) and model.rotary_interleaved:
                 q, k = (_pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
             q, k = turned(q, angles, factor), turned(k, angles, factor)
+    if growth is not None:
+        q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     attended = attend(
         *(q, k, v, text.documents),

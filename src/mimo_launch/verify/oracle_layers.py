@@ -9,13 +9,14 @@ Legend: S tokens of a record, T tokens of a sample (of all its records), H heads
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.spec import RopeScaling
+from mimo_launch.spec.spec import QueryScaling, RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
@@ -104,11 +105,14 @@ def axis_ids(
     documents: Tensor,
     images: Mapping[int, Sequence[Size]],
     later: Mapping[int, Sequence[int | None]],
+    *,
+    holding: Collection[int] = (),
 ) -> list[tuple[int, int, int]]:
     """Return the position ids of each token: time, height and width.
 
     `images` holds, for each placeholder token, the heights and widths of its images in rows;
-    `later` how much later each one is than the first of its video, None if it is the first.
+    `later` how much later each one is than the first of its video, None if it is the first. Behind
+    those of tokens that are `holding` text, it goes on behind their time as well.
     """
     times = {token: list(each) for token, each in later.items()}
     corner = 0
@@ -130,6 +134,8 @@ def axis_ids(
         when = corner + (time or 0)
         ids += [(when, corner + y, corner + x) for y in range(height) for x in range(width)]
         now = corner + max(height, width)
+        if int(tokens[place]) in holding:
+            now = max(now, when + 1)
     return ids
 
 
@@ -189,6 +195,17 @@ def attention_factor(scaling: RopeScaling | None) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)
     return grown + 1
+
+
+def query_growth(scaling: QueryScaling | None, documents: Tensor) -> Tensor | None:
+    """Return the factor on the query of each token, [S], from the document of each token."""
+    if scaling is None:
+        return None
+    seen, found = Counter[int](), list[float]()
+    for document in documents.tolist():
+        found.append(1 + scaling.beta * math.log(1 + math.floor(seen[document] / scaling.length)))
+        seen[document] += 1
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:

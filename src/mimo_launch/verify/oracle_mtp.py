@@ -16,20 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
-from mimo_launch.spec.spec import DecoderModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel
 from mimo_launch.verify.oracle_blocks import RecordText
-from mimo_launch.verify.oracle_language import decoder_block
+from mimo_launch.verify.oracle_language import decoder_block, hybrid_block
 from mimo_launch.verify.oracle_layers import Weights, linear, rms_norm
 
 
 def losses_ahead(
     weights: Weights,
-    model: DecoderModel,
+    model: LanguageModel,
     x_SD: Tensor,
     tokens: Tensor,
     labels: Tensor,
     text: RecordText,
-    angles: tuple[Tensor, Tensor | None],
+    angles: tuple[Tensor | None, Tensor | None],
     embedded: Callable[[Tensor], Tensor],
     words: Callable[[Tensor], Tensor],
 ) -> Iterator[tuple[Tensor, int]]:
@@ -37,7 +37,7 @@ def losses_ahead(
 
     `x_SD` is the stream behind the last norm; `angles` are as for `decoder_block`.
     """
-    last, everywhere, local = model.layers - 1, *angles
+    everywhere, local = angles
     for depth in range(1, 1 + (model.mtp.depth if model.mtp else 0)):
         name, there = f"language.mtp.{depth - 1}", []
         for place, document in enumerate(text.documents.tolist()):
@@ -54,7 +54,12 @@ def losses_ahead(
         pair = norm(embedded(tokens[at]), "token_norm"), norm(x_SD, "hidden_norm")
         x_SD = linear(weights, torch.cat(pair, dim=1), f"{name}.project")
         seen = replace(text, counts=text.counts & text.counts[at] & has)
-        x_SD = decoder_block(weights, x_SD, model, seen, everywhere, last, f"{name}.block", local)
+        block = f"{name}.block"
+        if isinstance(model, DecoderModel) and everywhere is not None:
+            last = model.layers - 1
+            x_SD = decoder_block(weights, x_SD, model, seen, everywhere, last, block, local)
+        elif isinstance(model, HybridModel):
+            x_SD = hybrid_block(weights, x_SD, model, seen, everywhere, block)
         x_SD = norm(x_SD, "norm")
         said = torch.where(has, labels[at], IGNORE_LABEL)
         loss = F.cross_entropy(words(x_SD), said, ignore_index=IGNORE_LABEL, reduction="sum")

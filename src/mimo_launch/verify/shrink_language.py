@@ -33,6 +33,9 @@ MAX_WINDOW = 5
 # Further tokens that are predicted: the second depth reads the first one.
 MAX_DEPTH = 2
 
+# Queries grow within documents.
+MIN_BETA, MAX_LENGTH = 0.5, 3
+
 # About as large as scores and logits of small models.
 MAX_CAP = 2.0
 
@@ -52,10 +55,12 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
         sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
         update["mla"] = model.mla.model_copy(update=sizes)
-    if model.mtp is not None:
-        update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
+    if (scaling := model.query_scaling) is not None:
+        # Shorter than documents, and large enough that wrong positions are seen.
+        small_one = {"beta": max(scaling.beta, MIN_BETA), "length": min(scaling.length, MAX_LENGTH)}
+        update["query_scaling"] = scaling.model_copy(update=small_one)
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that what is capped differs from what is not.
         if (cap := getattr(model, key)) is not None:
@@ -85,6 +90,8 @@ def _shrink_language(model: Language, tp: int) -> Language:
     words = {"vocab": vocab, "vocab_multiple": 16}
     small = model.model_copy(update={**_small_blocks(model, tp), **words})
     update: dict[str, object] = {}
+    if model.mtp is not None:
+        update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
     if model.rotary_factor < 1:
         # Pairs for three axes, and as many dimensions that do not rotate.
         update |= {"head_dim": PART_HEAD_SIZE, "rotary_factor": 0.5}

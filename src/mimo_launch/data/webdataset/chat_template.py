@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.records import REASONING, Message, Record
-from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS
+from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 
 # The marks around blocks of `{% generation %}`, where they are asked for. No text has these
@@ -264,7 +264,7 @@ def _shown(medium: Medium) -> dict[str, Any]:
 
 
 class ChatFormats:
-    """The chat templates of a tokenizer: one, or one for tools beside it."""
+    """The chat templates of a tokenizer: one, or ones for tools and for videos beside it."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class ChatFormats:
         self._formats = {
             name: ChatFormat(source, variables, day, most, images)
             for name, source in sources.items()
-            if name in (DEFAULT, FOR_TOOLS)
+            if name in (DEFAULT, FOR_TOOLS, FOR_VIDEOS)
         }
 
     @property
@@ -290,5 +290,15 @@ class ChatFormats:
 
     def of(self, record: Record) -> ChatFormat:
         """Return the template of a conversation, as transformers chooses it."""
+        if "video" in record.media() and FOR_VIDEOS in self._formats:
+            return self._formats[FOR_VIDEOS]
         name = FOR_TOOLS if record.tools is not None else DEFAULT
         return self._formats.get(name, self.usual)
+
+    def media_text(self, medium: Medium) -> str | None:
+        """Return what is written for an image, a clip or a video; None if only text is taken.
+
+        Raises: TemplateRefused if none of this medium is written.
+        """
+        name = FOR_VIDEOS if medium == "video" else DEFAULT
+        return self._formats.get(name, self.usual).media_text(medium)

@@ -21,7 +21,7 @@ from mimo_launch.data.webdataset.decode_media import decode_image, image_size, r
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
+from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
 Groups = npt.NDArray[np.float32]
@@ -88,7 +88,10 @@ def video_groups(
     now: list[Frame] = []
     with readable(suffix, "a video"):
         for frame in _frames(suffix, data, taken.indices, channels):
-            now.append(resized(frame, taken.height, taken.width, recipe.resample))
+            made = frame
+            for size in (*taken.before, (taken.height, taken.width)):
+                made = resized(made, *size, recipe.resample)
+            now.append(made)
             if len(now) == recipe.group:
                 yield group(now)
                 now = []

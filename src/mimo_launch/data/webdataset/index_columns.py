@@ -23,7 +23,7 @@ from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 8
+VERSION = 9
 
 # Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
@@ -43,7 +43,7 @@ LISTS = {
         "span_width": "u4",
         "span_reads": "u4",
         "span_later": "u4",
-        "span_told": "u4",
+        "span_told": "u8",
         "span_loose": "u4",
         **dict.fromkeys(TILING, "u4"),
     },

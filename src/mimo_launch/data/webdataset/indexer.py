@@ -136,7 +136,7 @@ class SampleIndexer:
         )
         counts = {marker: len(found) for marker, found in members.items()}
         videos = [self._video(suffix, partial(read, suffix)) for suffix in members["video"]]
-        told: dict[Marker, list[Sequence[int]]] = {"video": [video.tenths for video in videos]}
+        told: dict[Marker, list[Sequence[int]]] = {"video": [video.told for video in videos]}
         sizes: dict[str, MediumSize] = {}
         if self.inputs.cuts_images:
             sizes = {each: self._size(each, partial(read, each)) for each in members["image"]}

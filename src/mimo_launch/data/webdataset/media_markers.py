@@ -66,7 +66,7 @@ def _in_template(
     module: str, medium: Medium, tokenizer: Tokenizer, chat: ChatFormats | None
 ) -> str | None:
     """Return the one token that the chat template writes for an image or a clip."""
-    text = None if chat is None else chat.usual.media_text(medium)
+    text = None if chat is None else chat.media_text(medium)
     if chat is None or text is None:
         return None
     added = tokenizer.get_added_tokens_decoder()
@@ -76,7 +76,7 @@ def _in_template(
     if medium == "video" and len(named) > 1:
         # Around it stands what is around an image, too.
         with suppress(TemplateRefused):
-            image = chat.usual.media_text("image")
+            image = chat.media_text("image")
             named = [each for each in named if each not in (image or "")]
         # Or its own, in the middle of what stands around it.
         if len(named) in (1, 3):

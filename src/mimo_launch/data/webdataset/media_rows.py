@@ -29,7 +29,7 @@ from mimo_launch.data.webdataset.member_readers import (
 from mimo_launch.data.webdataset.readers import readers_of
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
-from mimo_launch.hugging_face.video_processor import VideoRecipe
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
@@ -219,7 +219,7 @@ class ShardInputs:
         """
         for number, video in enumerate(videos, first):
             sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
-            shown: _Images = list(zip(sizes, video.later, video.tenths, strict=True))
+            shown: _Images = list(zip(sizes, video.later, video.told, strict=True))
             for part in [[each] for each in shown] if self.says_time else [shown]:
                 yield number, part
 
@@ -241,6 +241,12 @@ class ShardInputs:
     def gap(self, name: str) -> int:
         """Return how many tokens stand between two lines of the rows of a module."""
         return int(self.line_break is not None and "image" in self.in_text.get(name, ()))
+
+    def holds_text(self, name: str) -> bool:
+        """Return whether text goes on behind the last time of a video of a module."""
+        reader = self.readers.get(name)
+        videos = None if reader is None else _videos(reader)
+        return videos is not None and videos.videos.holds_text
 
     def _media(self, name: str) -> tuple[Medium, ...]:
         if (reader := self.readers.get(name)) is None:

@@ -30,7 +30,7 @@ from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.hugging_face.image_processor import ImageRecipe
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_processor import TakenVideo, VideoRecipe
+from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images
@@ -92,12 +92,12 @@ class ShownVideo:
     """What an encoder sees of a video: images of one height and width in pixels.
 
     Of each, how much `later` language counts it than the first (None for an image of its own), and
-    the tenths of a second that its text says.
+    what is `told` of it in the text.
     """
 
     size: MediumSize
     later: tuple[int | None, ...]
-    tenths: tuple[int, ...]
+    told: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,7 @@ class ImageReader(MemberReader):
     def shown(self, size: VideoSize) -> ShownVideo:
         """Return what is shown of a video. Raises: BadSample."""
         taken = self._taken(size)
-        # As its text has them: rounded by the rule of Python, not up.
-        tenths = tuple(int(f"{second:.1f}".replace(".", "")) for second in taken.seconds)
-        return ShownVideo((taken.height, taken.width), taken.later, tenths)
+        return ShownVideo((taken.height, taken.width), taken.later, taken.told)
 
     def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
         """Return the rows of each image of a video."""

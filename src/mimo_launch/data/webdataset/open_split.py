@@ -154,6 +154,7 @@ class OpenSplit:
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
         tilings = zip(*(columns[name][here].tolist() for name in TILING), strict=True)
         gaps = [self._inputs.gap(name) for name in self._inputs.names]
+        holds = [self._inputs.holds_text(name) for name in self._inputs.names]
         return tuple(
             (
                 module,
@@ -165,6 +166,7 @@ class OpenSplit:
                     reads or None,
                     gap=gaps[module],
                     later=later - 1 if later else None,
+                    holds_text=holds[module],
                     loose=loose,
                     shown=shown_as(tiling),
                 ),

@@ -26,7 +26,6 @@ from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.data.webdataset.text_parts import tile_text, with_parts
-from mimo_launch.data.webdataset.video_times import times_of
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TOKENIZER,
@@ -35,6 +34,7 @@ from mimo_launch.hugging_face.tokenizer import (
     image_text,
     special_texts,
 )
+from mimo_launch.hugging_face.video_words import words_of
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
 # Of media that stand in several places, the numbers that their text is written from.
@@ -80,15 +80,16 @@ class SampleEncoder:
         specials = special_texts(folder)
         self._template = data.template
         self._most = data.max_characters
-        self._times = None if inputs.says_time is None else times_of(inputs.says_time, specials)
+        around = image_text(folder)
+        says = inputs.says_time
+        self._words = None if says is None else words_of(says, specials, around)
         self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
             sources = chat_sources(folder)
             if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
-            around = image_text(folder)
             self._chat = ChatFormats(sources, specials, data.template, self._most, around)
-        if self._times and self._chat is None:
+        if self._words and self._chat is None:
             raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
         probe = self._tokenizer.encode("")
@@ -155,8 +156,8 @@ class SampleEncoder:
             members: Numbers of its images, clips, videos and targets.
             unread: Suffixes of its other members. Where an image or a clip is missing, they may be
                 what the user meant.
-            told: Of each image in tiles the columns of its grid, for each part; of each video the
-                time of its temporal patches, in tenths of a second.
+            told: Of each image in tiles the columns of its grid, for each part; of each video what
+                its text says of each temporal patch (see `video_words`).
 
         Raises:
             BadSample: Markers and members do not agree, or nothing in it can be learnt.
@@ -237,9 +238,9 @@ class SampleEncoder:
         """Yield each medium of several parts, what stands for one, and what is written for each."""
         if self._tiles and told.get("image"):
             yield "image", self._tiles.whole, [self._tiles.written(x) for x in told["image"]]
-        if self._times and told.get("video"):
+        if self._words and told.get("video"):
             marker = self._markers["video"]
-            yield "video", marker, [self._times.written(marker, x) for x in told["video"]]
+            yield "video", marker, [self._words.written(marker, x) for x in told["video"]]
 
     def _without_markers(
         self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 Decides: what is written for an image in tiles, and that what is learned moves with the text.
 Relies on: `hugging_face.tokenizer` for what a processor writes.
-Leaves: the words for times to `video_times`, rows to `media_rows`, tokens to `sample_encoder`.
+Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `sample_encoder`.
 """
 
 from collections.abc import Sequence

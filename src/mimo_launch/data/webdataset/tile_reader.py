@@ -17,7 +17,7 @@ from mimo_launch.data.webdataset.member_readers import Array, ImageReader, Mediu
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError
 from mimo_launch.hugging_face.image_tiles import tiling
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_processor import VideoRecipe
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.tiles import Frame, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.spec import Images

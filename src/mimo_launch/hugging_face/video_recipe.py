@@ -1,0 +1,146 @@
+"""The steps from a video to the inputs of an encoder.
+
+Decides: how frames are grouped and timed, and what of it a spec may ask for.
+Relies on: `frame_rules` and `single_frames` for which frames, of which size; `video_words`.
+Leaves: settings of folders to `video_processor`; frames themselves to `decode_video`.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from mimo_launch.hugging_face.frame_rules import (
+    FrameSampling,
+    FrameSize,
+    SecondSampling,
+    VideoSize,
+)
+from mimo_launch.hugging_face.image_processor import BICUBIC, HALF, ProcessorError
+from mimo_launch.hugging_face.single_frames import (
+    EndlessSampling,
+    ExactFrames,
+    SingleSampling,
+    Size,
+)
+from mimo_launch.hugging_face.video_words import told_of
+from mimo_launch.spec.spec import Videos, VideoSettings
+
+# Without a processor: those of Qwen3-VL.
+FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
+Sampling = FrameSampling | SecondSampling | SingleSampling
+
+
+@dataclass(frozen=True, slots=True)
+class TakenVideo:
+    """What is taken of a video: frames, their height and width in pixels, times of their groups.
+
+    A group is a temporal patch; the last frame is repeated to fill one. `told` is what the text
+    says of each (see `video_words`); `later` how much later language counts it than the first, None
+    for the first of its image. Frames are resized to the sizes `before` on their way.
+    """
+
+    indices: tuple[int, ...]
+    height: int
+    width: int
+    told: tuple[int, ...]
+    later: tuple[int | None, ...]
+    before: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRecipe:
+    """Steps from a decoded video to the arrays of an encoder, in this order.
+
+    Without `sampling`, all frames are taken. `nominal_fps` are those that are asked for, whatever
+    is taken. `resample` is the number of a filter of Pillow.
+    """
+
+    sampling: Sampling | None
+    frame_size: FrameSize | ExactFrames
+    videos: Videos
+    resample: int = BICUBIC
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = HALF
+    std: tuple[float, ...] = HALF
+    nominal_fps: float = FPS
+
+    @property
+    def group(self) -> int:
+        """Frames of a temporal patch."""
+        return self.frame_size.group
+
+    @property
+    def most_groups(self) -> int | None:
+        """Most temporal patches of a video, None if any number of frames is taken."""
+        if self.sampling is None:
+            return None
+        if isinstance(self.sampling, FrameSampling):
+            return ceil((self.sampling.number or self.sampling.most) / self.group)
+        most = self.sampling.most_taken
+        return None if most is None else ceil(most / self.group)
+
+    def taken(self, size: VideoSize) -> TakenVideo:
+        """Return what is taken of a video. Raises: ImageTooThin, VideoTooShort."""
+        every = tuple(range(size.frames))
+        indices = every if self.sampling is None else self.sampling.indices(size)
+        height, width = self.frame_size.size(len(indices), size.height, size.width)
+        padded = [*indices, *indices[-1:] * (-len(indices) % self.group)]
+        times = [index / size.rate for index in padded]
+        told = told_of(self.videos, times, self.group, size.frames / size.rate)
+        later = self._later(len(told), indices, size)
+        before = self.frame_size.before(size.height, size.width)
+        return TakenVideo(indices, height, width, told, later, before)
+
+    def _later(
+        self, groups: int, indices: tuple[int, ...], size: VideoSize
+    ) -> tuple[int | None, ...]:
+        if not self.videos.on_axis:
+            return (None,) * groups
+        if not self.videos.in_seconds:
+            return (None, *range(1, groups))
+        import numpy as np
+
+        # In fp32 and in the order of the reference, whose rounding decides between two places.
+        second, numbers = np.float32(self.videos.per_second or 1), np.arange(groups)
+        if self.videos.time == "nominal_seconds":
+            times = numbers.astype(np.float32) * np.float32(self.group / self.nominal_fps) * second
+        else:
+            taken_rate = len(indices) / size.frames * size.rate
+            times = numbers.astype(np.float32) * (second * np.float32(self.group / taken_rate))
+        return (None, *times.astype(np.int64).tolist()[1:])
+
+
+def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
+    """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
+    sampling = recipe.sampling
+    if asked.fps is not None:
+        recipe = replace(recipe, nominal_fps=asked.fps)
+    if isinstance(recipe.frame_size, ExactFrames) and sampling is None and asked.fps is not None:
+        # All others have one, if only for all frames.
+        if asked.max_frames is None:
+            raise ProcessorError(
+                "its video processor takes so many frames a second only up to some number: write "
+                f"`fps: {asked.fps:g}, max_frames: 64` in `data.video`"
+            )
+        sampling = EndlessSampling(asked.fps, asked.max_frames)
+    if sampling is not None and not isinstance(sampling, FrameSampling):
+        try:
+            return replace(recipe, sampling=sampling.asked(asked.fps, asked.max_frames))
+        except ValueError as error:
+            raise ProcessorError(str(error)) from error
+    if asked.fps is not None:
+        to_ends = recipe.frame_size.over_time
+        base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
+        sampling = replace(base, fps=asked.fps, number=None)
+    if asked.max_frames is not None:
+        if sampling is None or sampling.number is not None:
+            raise ProcessorError("its video processor takes no `max_frames`: write `fps` as well")
+        least = min(sampling.least, asked.max_frames)
+        sampling = replace(sampling, most=asked.max_frames, least=least)
+    fills = recipe.frame_size.over_time or (sampling is not None and not sampling.to_ends)
+    if sampling is not None and fills and sampling.most_taken < recipe.group:
+        raise ProcessorError(
+            f"at most {sampling.number or sampling.most} frame is taken of a video, but a temporal "
+            f"patch has {recipe.group}: write `max_frames: {recipe.group}` or more, and `fps`, in "
+            "`data.video`"
+        )
+    return replace(recipe, sampling=sampling)

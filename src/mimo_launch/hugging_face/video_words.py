@@ -1,0 +1,103 @@
+"""The words for a video in the text of a conversation, by where language is told its time.
+
+Decides: what is told of each temporal patch, and what is written around its rows and around all of
+them; that the chat template's own text around a video stays.
+Relies on: `number_words`.
+Leaves: their places in a text to `data.webdataset.text_parts`, rows to `media_rows`.
+
+Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transformers` 5.24.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from mimo_launch.hugging_face.number_words import in_words
+from mimo_launch.spec.spec import Videos
+
+# What stands around the rows of each temporal patch of a video, if a tokenizer does not say.
+_AROUND = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
+# What is told are tenths of a second and, so many times more, the seconds that the video lasts.
+_LASTS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class VideoWords:
+    """What is written in front of the rows of a temporal patch, behind them, and between two.
+
+    `begins` and `ends` stand around all of a video. In the first two, `{seconds}`, `{clock}` and
+    `{number}` are places for the time of the patch and its number, in `begins` `{frames}` and
+    `{lasts}` for those of the video. `whole` seconds are those to the first frame of a patch,
+    otherwise tenths to its middle. `{open}` and `{close}` are what stands around an image.
+    """
+
+    before: str
+    behind: str
+    between: str = ""
+    begins: str = ""
+    ends: str = ""
+    whole: bool = False
+
+    def told(self, first: float, last: float, lasts: float) -> int:
+        """Return what is told of a patch, by the times of its frames and that of the video."""
+        if self.whole:
+            tenths = 10 * int(first)
+        else:
+            # As its text has them: rounded by the rule of Python, not up.
+            tenths = int(f"{(first + last) / 2:.1f}".replace(".", ""))
+        # Rates are fractions, such as 30000/1001; their quotient may be just below a whole number.
+        return int(round(lasts, 6)) * _LASTS + tenths
+
+    def written(self, marker: str, told: Sequence[int]) -> str:
+        """Return the text of a video, with a marker for each temporal patch."""
+        found = []
+        for number, each in enumerate(told, 1):
+            seconds = each % _LASTS / 10
+            clock = f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+            places = {"seconds": seconds, "clock": clock, "number": number}
+            found.append(self.before.format(**places) + marker + self.behind.format(**places))
+        lasts = timedelta(seconds=told[0] // _LASTS)
+        begins = self.begins.format(frames=in_words(len(told)), lasts=lasts)
+        return f"{begins}{self.between.join(found)}{self.ends}"
+
+
+# By `time` of `video`.
+_WORDS = {
+    "text": VideoWords("<{{seconds:.1f}} seconds>{start}", "{end}"),
+    "text_after": VideoWords("<|begin_of_image|>", "<|end_of_image|>{{seconds:.0f}}", whole=True),
+    "text_number": VideoWords("Frame{{number}}: {open}", "{close}", between="\n"),
+    "text_clock": VideoWords(
+        "\nFrame from {{clock}}:{open}",
+        "{close}",
+        begins="You are provided the following series of {frames} frames from a {lasts} "
+        "[H:MM:SS] video.\n",
+        ends="\n\n",
+        whole=True,
+    ),
+}
+
+
+def words_of(
+    videos: Videos, specials: Mapping[str, str], image: tuple[str, str] | None = None
+) -> VideoWords:
+    """Return what is written for a video, with the special tokens of a tokenizer.
+
+    `image` is what a template writes for an image, and what its processor makes of that.
+    """
+    found = _WORDS[videos.time]
+    start, end = (specials.get(name, usual) for name, usual in _AROUND.items())
+    marker, whole = image or ("", "")
+    opens, _, closes = whole.partition(marker) if marker else ("", "", "")
+    around = {"start": start, "end": end, "open": opens, "close": closes}
+    # Braces of a special token are none of a place.
+    safe = {name: text.replace("{", "{{").replace("}", "}}") for name, text in around.items()}
+    return replace(found, before=found.before.format(**safe), behind=found.behind.format(**safe))
+
+
+def told_of(videos: Videos, times: Sequence[float], group: int, lasts: float) -> tuple[int, ...]:
+    """Return what is told of each temporal patch of `group` frames at these times, 0 if nothing."""
+    firsts = range(0, len(times), group)
+    if not videos.in_text:
+        return (0,) * len(firsts)
+    words = _WORDS[videos.time]
+    return tuple(words.told(times[at], times[at + group - 1], lasts) for at in firsts)
