@@ -7,6 +7,7 @@ import torch
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.layers import deltanet, mamba, recurrent
+from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.spec.spec import Spec
 
 
@@ -107,8 +108,8 @@ def delta_state_over_documents() -> None:
     """The state of a DeltaNet is handed from one document to the next."""
     correct = deltanet.delta_rule
 
-    def over_all(*args: Any, documents_BS: Any, **options: Any) -> Any:
-        del documents_BS
+    def over_all(*args: Any, documents: Any, **options: Any) -> Any:
+        del documents
         return correct(*args, **options)
 
     deltanet.delta_rule = over_all
@@ -118,8 +119,9 @@ def delta_state_not_passed_between_cp_ranks() -> None:
     """The state of a DeltaNet starts anew at the next chunk of another cp rank."""
     correct = deltanet.delta_rule
 
-    def anew(q: Any, *rest: Any, documents_BS: Any, **options: Any) -> Any:
-        return correct(q, *rest, documents_BS=_cut_at_ranks(q, documents_BS), **options)
+    def anew(q: Any, *rest: Any, documents: Any, **options: Any) -> Any:
+        numbers = None if documents is None else documents.numbers
+        return correct(q, *rest, documents=Documents(_cut_at_ranks(q, numbers), ()), **options)
 
     deltanet.delta_rule = anew
 

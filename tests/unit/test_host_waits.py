@@ -9,6 +9,7 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
 
 SHORT = Starts(times=4, running=(1.0, 2.0), starting=(3.0, 6.0))
 LONG = Starts(times=2, running=(20.0, 40.0), starting=(2.0, 4.0))
@@ -39,7 +40,7 @@ def test_of_ranks_that_hold_a_stage_the_one_that_waits_longest_counts() -> None:
 
 
 def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
-    """A backward is two passes, and recomputing one more; what is frozen has none."""
+    """A backward is one pass, and recomputing one more; what is frozen has none."""
     made = spec({"language": box(0, model={"layers": 6}, recompute="full")}, microbatches=4)
     free = replace(Calibration(), action_overhead=0.0, layer_overhead=0.0)
 
@@ -48,4 +49,19 @@ def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
 
     assert seconds(free) < 1e-3
     slow = seconds(replace(free, layer_overhead=1000.0))
-    assert slow == pytest.approx(4 * 6 * (1 + 3) * 1e-3, rel=1e-3)
+    assert slow == pytest.approx(4 * 6 * (1 + 2) * 1e-3, rel=1e-3)
+
+
+def test_a_layer_with_experts_takes_the_host_twice_as_long() -> None:
+    free = replace(Calibration(), action_overhead=0.0, layer_overhead=0.0)
+    experts = {"experts": 4, "top_k": 2, "width": 16}
+    dense, sparse = (
+        spec({"language": box(0, model={"layers": 6} | more)}, microbatches=4)
+        for more in ({}, {"moe": experts})
+    )
+
+    def seconds(made: Spec) -> float:
+        slow = replace(free, layer_overhead=1000.0)
+        return Estimator.of(Plan.of(made), slow).estimates().schedule_seconds
+
+    assert seconds(sparse) == pytest.approx(2 * seconds(dense), rel=1e-3)

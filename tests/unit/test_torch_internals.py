@@ -122,3 +122,8 @@ def test_the_allocator_takes_settings() -> None:
     torch_internals.set_allocator("max_split_size_mb:512")
     with pytest.raises(TypeError):
         torch_internals.set_allocator(512)  # type: ignore[arg-type]
+
+
+def test_a_gpu_can_be_held_back() -> None:
+    """A call takes cycles; only a GPU can be asked to wait."""
+    assert callable(torch.cuda._sleep)

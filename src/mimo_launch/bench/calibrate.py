@@ -34,7 +34,6 @@ from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
@@ -186,20 +185,13 @@ def _overheads(
     sample = nominal_step_data(session.spec).samples[0]
     model = CostModel(session.spec, session.layout, sample, constants)
     beyond = []
-    for module in session.layout.modules:
-        for stage in module.stages:
-            cost = model.stages[module.name, stage.index]
-            for kind, expected in ((Kind.FORWARD, cost.forward), (Kind.BACKWARD, cost.backward)):
-                seconds = _median(
-                    end - start
-                    for steps in by_rank
-                    for step in steps
-                    for (action, *_), start, end in step.slots
-                    if (action.module, action.stage, action.kind)
-                    == (module.name, stage.index, kind)
-                )
-                if seconds is not None:
-                    beyond.append(max(0.0, seconds - expected))
+    for stages, own in zip(session.layout.roles, by_rank, strict=True):
+        costs = [(model.stages[stage], model.work[stage[0]].forwards) for stage in stages]
+        expected = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+        found = [_computing(step) for step in own]
+        if any(number for _, number in found):
+            each = ((seconds - expected) / max(1, number) for seconds, number in found)
+            beyond.append(max(0.0, statistics.median(each)))
     rest = []
     for seconds, steps in zip(step_seconds(by_rank), zip(*by_rank, strict=True), strict=True):
         # The program runs from the first slot of any rank to the end of the last.
@@ -238,15 +230,18 @@ def _layer_overhead(
         ]
         passes = sum(times * sum(cost.starting) for cost, times in costs) / _MICRO
         kernels = sum(times * (cost.forward + cost.backward) for cost, times in costs)
-        seconds = _median(
-            sum(end - start for (action, *_), start, end in step.slots if action.kind.is_compute)
-            for step in steps
-        )
+        seconds = _median(_computing(step)[0] for step in steps)
         if not passes or seconds is None:
             continue
         each = seconds / passes / _MICRO
         (starting if seconds > _LONGER * kernels else most).append(each)
     return _median(starting) or min(most)
+
+
+def _computing(step: RankStep) -> tuple[float, int]:
+    """Return the seconds of a step's forwards and backwards on a rank, and how many there are."""
+    times = [end - start for (action, *_), start, end in step.slots if action.kind.is_compute]
+    return sum(times), len(times)
 
 
 def _median(values: Iterator[float] | Sequence[float]) -> float | None:

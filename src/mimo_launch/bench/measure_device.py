@@ -9,6 +9,7 @@ Leaves: transfers to `links`, the constants to `calibrate`.
 """
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
+from mimo_launch.comm.torch_internals import hold_back
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
@@ -38,6 +40,8 @@ from mimo_launch.spec.spec import ExpertGrid, Spec
 from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
+# How much longer than a call the device is held back before it.
+_LEAD = 1.5
 # Constants of `Calibration`.
 CONSTANTS = {
     LayerKind.BLOCK: "language_linear",
@@ -53,12 +57,20 @@ _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a call, after some calls to warm up."""
+    """Return the median time of a call, after some calls to warm up.
+
+    On a GPU that is the time of its kernels: before each call the device is held back for as long
+    as the host takes to start them. In steps the host runs ahead, or else its own time counts.
+    """
     for _ in range(WARM_UP):
         run()
     clock = StepClock(device)
-    clock.start()
+    began = clock.start()
+    run()
+    lead = _LEAD * (time.perf_counter() - began)
     for _ in range(REPEATS):
+        if device.type == "cuda":
+            hold_back(lead)
         with clock.span(Section.STEP):
             run()
     return statistics.median(end - start for _, start, end in clock.stop())

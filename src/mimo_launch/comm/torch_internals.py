@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+# Cycles a second; no GPU is known to be faster.
+FASTEST_CLOCK = 3e9
+
 
 class FsdpParameter:
     """FSDP2's own record of a parameter of a unit.
@@ -122,6 +125,14 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+def hold_back(seconds: float) -> None:
+    """Let the current GPU wait before it does what is started next, for at least this long.
+
+    Why: the kernels that are started meanwhile run one behind another, as fast as the GPU can.
+    """
+    torch.cuda._sleep(int(seconds * FASTEST_CLOCK))  # type: ignore[no-untyped-call]
 
 
 def record_memory() -> None:

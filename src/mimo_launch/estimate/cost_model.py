@@ -158,7 +158,7 @@ class CostModel:
                 back, travels = back + again + between, 3
         ahead, back = ahead + overhead, back + overhead
         trains = any(each.total for each in backward.values())
-        one_pass = stage.num_layers * self.constants.layer_overhead * MICRO
+        one_pass = self._started(module, stage) * self.constants.layer_overhead * MICRO
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
         first, waited = 0.0, 0.0
@@ -185,7 +185,8 @@ class CostModel:
             communication=(travels * between + waited) * forwards + first,
             recomputation=again * forwards,
             starts=(1 + trains) * overhead * forwards,
-            starting=(one_pass, travels * one_pass if trains else 0.0),
+            # The last of the passes of `travels` is one of the two kinds of gradients.
+            starting=(one_pass, (travels - 1) * one_pass),
             flops=flops / _parts(module),
         )
 
@@ -213,6 +214,12 @@ class CostModel:
             seconds += (each.patch + each.projector) / rates.matmul
         speed = {"bf16": 1.0, "fp32": rates.fp32_speed, "fp64": rates.fp64_speed}
         return seconds / speed[spec.train.precision] / TERA / _parts(module)
+
+    def _started(self, module: ModuleLayout, stage: Stage) -> int:
+        """Return the layers that the host starts; one with experts has twice as many kernels."""
+        kind = kind_of(self.spec.modules[module.name].model)
+        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
+        return sum(1 + (kind.layer_widths(each).experts is not None) for each in numbers)
 
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""

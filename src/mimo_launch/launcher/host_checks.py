@@ -50,6 +50,7 @@ _PACKAGES = {
 _GPU_PACKAGES = {
     TRANSFORMER_ENGINE: "`backend: transformer_engine`",
     "mamba-ssm": "fast Mamba layers",
+    "fla-core": "fast Gated DeltaNet layers",
 }
 
 

@@ -1,7 +1,7 @@
 """The gated delta rule over whole sequences, in torch.
 
 Decides: how the recurrence becomes products of chunks.
-Relies on: `ssd` for cutting sequences into chunks.
+Relies on: `ssd` for cutting sequences into chunks; on GPUs `delta_rule_kernels` computes the same.
 Leaves: projections, decays and norms to `deltanet`.
 
 Source: S. Yang and others, arXiv:2406.06484, section 3; with decays S. Yang, J. Kautz and

@@ -2,7 +2,7 @@
 
 Decides: what decays and strengths are, and that the backward computes convolution and recurrence
 again: what happens inside is several times larger than what enters.
-Relies on: `recurrent` for heads on a grid, `delta_rule` for the maths over whole sequences.
+Relies on: `recurrent` for heads on a grid, `delta_rule_kernels` for the maths over whole sequences.
 Leaves: the rest of a layer to `models`.
 
 Source: S. Yang, J. Kautz and A. Hatamizadeh, Gated Delta Networks (arXiv:2412.06464).
@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.layers.delta_rule import delta_rule
+from mimo_launch.layers.delta_rule_kernels import delta_rule
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, replicated
 from mimo_launch.layers.pointwise import gated_head_norm, widened
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.recurrent import HeadShare, RecurrentMixer
-from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.sequence_contexts import Documents, SequenceContext
 from mimo_launch.spec.hybrid import DeltaNetSizes
 
 
@@ -88,7 +88,7 @@ class DeltaNet(RecurrentMixer):
         c_BSGK: Tensor,
         steps: tuple[Tensor, ...],
         weights: Mapping[str, Tensor],
-        documents_BS: Tensor | None,
+        documents: Documents | None,
     ) -> Tensor:
         """Return what queries read from states."""
         a_BSH, strength_BSH = (widened(step) for step in steps)
@@ -99,5 +99,5 @@ class DeltaNet(RecurrentMixer):
             -weights["A_log"].exp() * F.softplus(a_BSH + weights["dt_bias"]),
             strength_BSH.sigmoid(),
             chunk=self.chunk,
-            documents_BS=documents_BS,
+            documents=documents,
         )

@@ -18,6 +18,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, sharded
 from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.recurrent import RecurrentMixer
+from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.ssd_kernels import ssd
 from mimo_launch.spec.hybrid import MambaSizes
 
@@ -86,7 +87,7 @@ class Mamba(RecurrentMixer):
         c_BSGK: Tensor,
         steps: tuple[Tensor, ...],
         weights: Mapping[str, Tensor],
-        documents_BS: Tensor | None,
+        documents: Documents | None,
     ) -> Tensor:
         """Return the output of the state space model."""
         (dt_BSH,) = steps
@@ -98,6 +99,6 @@ class Mamba(RecurrentMixer):
             c_BSGK,
             weights["D"],
             chunk=self.chunk,
-            documents_BS=documents_BS,
+            documents_BS=None if documents is None else documents.numbers,
         )
         return y

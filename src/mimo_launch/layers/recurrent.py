@@ -25,7 +25,7 @@ from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.layers.sequence_contexts import SequenceContext, in_order, in_shards
+from mimo_launch.layers.sequence_contexts import Documents, SequenceContext, in_order, in_shards
 from mimo_launch.layers.ssd_kernels import causal_conv
 from mimo_launch.spec.hybrid import RecurrentSizes
 
@@ -131,7 +131,7 @@ class RecurrentMixer(nn.Module):
         c_BSGK: Tensor,
         steps: tuple[Tensor, ...],
         weights: Mapping[str, Tensor],
-        documents_BS: Tensor | None,
+        documents: Documents | None,
     ) -> Tensor:
         """Return the output of the recurrence, like x.
 
@@ -219,7 +219,7 @@ class RecurrentMixer(nn.Module):
                 name: _rows(widened(getattr(self.head, name)), share.heads, 1, dim=0)
                 for name in self.of_heads
             },
-            numbers,
+            sequences.documents,
         )
         return y.flatten(2)
 

@@ -1,0 +1,96 @@
+"""The same as `delta_rule`, computed by the Triton kernels of flash-linear-attention.
+
+Decides: when its kernels are used: on a GPU, where they are installed and right, in 16 bits.
+Relies on: fla-core 0.6 or later, imported at the first use; `varlen_attention` for bounds of
+documents that no layer waits for.
+Leaves: the definition of the results to `delta_rule`, which runs everywhere else and which tests
+compare the kernels with.
+
+Legend: as in `delta_rule`.
+"""
+
+import re
+from functools import cache, lru_cache
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from mimo_launch.checks.packages import is_installed
+from mimo_launch.comm.async_copies import to_device
+from mimo_launch.layers import delta_rule as plain
+from mimo_launch.layers.sequence_contexts import Documents
+from mimo_launch.layers.varlen_attention import packed
+
+# The largest key that the kernels take, and the tokens of a chunk of theirs.
+LARGEST_KEY, CHUNK = 256, 64
+
+
+# Triton compiles a gradient of these kernels wrongly for Hopper before the second of these versions
+# (fla-org/flash-linear-attention#640); the package then takes that kernel from tilelang, or raises.
+HOPPER, WRONG_FROM, RIGHT_FROM = 9, (3, 4), (3, 7, 1)
+
+
+@cache
+def are_usable(device: torch.device) -> bool:
+    """Return whether the package is installed, and with it all that its kernels need on a GPU."""
+    if not is_installed("fla"):
+        return False
+    if torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return True
+    triton = tuple(int(number) for number in re.findall(r"\d+", version("triton"))[:3])
+    return not WRONG_FROM <= triton < RIGHT_FROM or is_installed("tilelang")
+
+
+def _can(v: Tensor, key_size: int) -> bool:
+    # In fp32 the kernels round factors to TF32, which torch does only on request.
+    in_16_bits = v.dtype in (torch.bfloat16, torch.float16)
+    fits = v.numel() > 0 and key_size <= LARGEST_KEY
+    return v.is_cuda and in_16_bits and fits and are_usable(v.device)
+
+
+def delta_rule(
+    q_BSGK: Tensor,
+    k_BSGK: Tensor,
+    v_BSHP: Tensor,
+    decay_BSH: Tensor,
+    strength_BSH: Tensor,
+    *,
+    chunk: int,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Return what `delta_rule.delta_rule` does; the kernels' chunks are their own."""
+    given: tuple[Tensor, ...] = (q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH)
+    if not _can(v_BSHP, k_BSGK.shape[3]):
+        numbers = None if documents is None else documents.numbers
+        return plain.delta_rule(*given, chunk=chunk, documents_BS=numbers)
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    bounds = chunks = None
+    if documents is not None:
+        given = tuple(t.flatten(0, 1).unsqueeze(0) for t in given)
+        bounds = packed(documents.lengths, v_BSHP.device).bounds
+        chunks = _chunks(documents.lengths, v_BSHP.device)
+    y, _ = chunk_gated_delta_rule(
+        *given,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=bounds,
+        chunk_indices=chunks,
+        chunk_size=CHUNK,
+    )
+    out: Tensor = y.view(v_BSHP.shape)
+    return out
+
+
+@lru_cache(maxsize=256)
+def _chunks(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the document of each chunk and its number there, [c, 2].
+
+    The package would read them from the device, for which the host waits. Cached as bounds are.
+    """
+    numbers = [
+        (document, chunk)
+        for document, length in enumerate(lengths)
+        for chunk in range(-(-length // CHUNK))
+    ]
+    return to_device(torch.tensor(numbers, dtype=torch.int32), device)
