@@ -32,7 +32,7 @@ settings.load_profile("tests")
 
 @pytest.fixture(scope="module", autouse=True)
 def _ranks_end_with_the_file() -> Iterator[None]:
-    """End the ranks that served the proofs of a file."""
+    """End the ranks that served the tests of a file."""
     yield
-    if proof := sys.modules.get("tests.support.proof"):  # Else torch would be imported for it.
-        proof.end_running_ranks()
+    if ranks := sys.modules.get("tests.support.running_ranks"):  # Else torch would be imported.
+        ranks.end_running_ranks()

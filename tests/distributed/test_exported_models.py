@@ -19,10 +19,10 @@ from tests.support.exports import (
     with_sections,
 )
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
+from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
 from mimo_launch.export.export_plan import CannotExport
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -31,7 +31,7 @@ LEARN = {"train": {"steps": 2, "precision": "fp32"}, "optimizer": {"lr": 1e-2}}
 
 def saved_untouched(spec: Spec, folder: Path) -> Path:
     asked = with_sections(spec)
-    run_ranks(save_on_rank, asked, folder / "run", world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, folder / "run", world_size=world_size(asked))
     return folder / "run"
 
 
@@ -94,7 +94,7 @@ def test_a_trained_llava_has_the_same_logits(kept: bool, tmp_path: Path) -> None
     model = load("AutoModelForImageTextToText", tmp_path / "out")
     assert type(model).__name__ == "LlavaForConditionalGeneration"
     assert model.config.vision_config.num_hidden_layers == (3 if kept else 2)
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
     assert_close(joined(asked, parts, llava.VOCAB), wanted_logits(model, asked))
 
 
@@ -176,7 +176,7 @@ def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:
     exported(run, tmp_path / "out")
     model = load("AutoModelForImageTextToText", tmp_path / "out")
     assert type(model).__name__ == "Qwen2VLForConditionalGeneration"
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
     assert_close(joined(asked, parts, qwen_vl.VOCAB), qwen_vl.wanted_logits(model, asked))
 
 

@@ -23,8 +23,8 @@ from tests.support.hugging_face import (
     tiny,
     tokens_of,
 )
+from tests.support.running_ranks import run_on_running_ranks
 
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import Spec
@@ -48,7 +48,7 @@ def test_an_untouched_import_comes_out_bit_for_bit(
 ) -> None:
     save(tiny(kind, dtype), tmp_path / "model", max_shard_size="20KB")
     asked = with_sections(made(kind, "tp2", tmp_path / "model"))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=2)
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=2)
     found = exported(tmp_path / "run", tmp_path / "out", max_bytes=shards)
     wanted = tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()
@@ -78,7 +78,7 @@ def test_a_trained_model_has_the_same_logits_in_transformers(tmp_path: Path) -> 
     assert model.config.vocab_size == VOCAB + 1
     with torch.no_grad():
         wanted = model(input_ids=tokens_of(asked)).logits.double()
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world)
+    parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world)
     logits = joined(asked, parts, VOCAB + 1)
     assert wanted.std() > 0.1
     assert float((logits - wanted).abs().max() / wanted.abs().max()) < 1e-5
@@ -89,11 +89,11 @@ def test_types_and_tokens_are_known_through_runs_that_started_from_runs(tmp_path
     save(tiny("llama", torch.bfloat16), source)
     (source / "tokenizer.json").write_text("{}")
     asked = with_sections(made("llama", "one rank", source))
-    run_ranks(save_on_rank, asked, tmp_path / "stage1", world_size=1)
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "stage1", world_size=1)
     data = dump_spec(asked)
     data["modules"]["language"]["init_from"] = None
     second = Spec.model_validate({**data, "init_from": str(tmp_path / "stage1")})
-    run_ranks(save_on_rank, second, tmp_path / "stage2", world_size=1)
+    run_on_running_ranks(save_on_rank, second, tmp_path / "stage2", world_size=1)
     found = exported(tmp_path / "stage2", tmp_path / "out")
     wanted = tensors(source)
     assert {name: bits(each) for name, each in found.items()} == {

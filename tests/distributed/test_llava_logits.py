@@ -17,10 +17,10 @@ from tests.support.llava import (
     tiny_llava,
     tiny_tower,
 )
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.whole_models import deviation
 from torch import Tensor
 
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(
     save(model, tmp_path / "model")
     given = token if token != VOCAB - 1 else None
     asked = made_llava(tower, text, layout, tmp_path / "model", placeholder=given, precision="fp32")
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     wanted = wanted_logits(model, asked, torch.float32)
     assert deviation(joined(asked, parts, VOCAB), wanted) < 1e-5
 
@@ -60,7 +60,7 @@ def test_logits_are_those_of_transformers_in_float64(tower: str, tmp_path: Path)
     widen(model)
     folder = tmp_path / "model"
     asked = made_llava(tower, "llama", "one rank", folder, placeholder=7, precision="fp64")
-    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    [part] = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=1)
     wanted = wanted_logits(model, asked, torch.float64)
     assert deviation(joined(asked, [part], VOCAB), wanted) < 1e-9
 
@@ -78,7 +78,7 @@ def test_the_bound_sees_a_wrong_setting(changed: dict[str, Any], tmp_path: Path)
     vision = asked.modules["vision"]
     wrong = vision.model_copy(update={"model": vision.model.model_copy(update=changed)})
     asked = asked.model_copy(update={"modules": asked.modules | {"vision": wrong}})
-    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    [part] = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=1)
     wanted = wanted_logits(model, asked, torch.float32)
     assert deviation(joined(asked, [part], VOCAB), wanted) > 1e-5
 
@@ -97,7 +97,7 @@ def test_towers_are_those_of_transformers(
     model = tiny_tower(tower, dtype)
     save(model, tmp_path / "model")
     asked = made_tower(tower, tmp_path / "model", image, precision, layers=3)
-    [found] = run_ranks(features_on_rank, asked, tmp_path, world_size=1)
+    [found] = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=1)
     pixels = torch.cat([images_of(asked, sample) for sample in ids_of(asked)]).to(dtype)
     with torch.no_grad():
         out = model(pixel_values=pixels, interpolate_pos_encoding=True).last_hidden_state
@@ -110,7 +110,7 @@ def test_the_first_layers_of_a_tower_beside_a_text_model(tower: str, tmp_path: P
     model = tiny_tower(tower, whole=True)
     save(model, tmp_path / "model")
     asked = made_tower(tower, tmp_path / "model", [4, 4], "fp32", layers=2)
-    [found] = run_ranks(features_on_rank, asked, tmp_path, world_size=1)
+    [found] = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=1)
     pixels = torch.cat([images_of(asked, sample) for sample in ids_of(asked)])
     with torch.no_grad():
         states = model.vision_model(pixel_values=pixels, output_hidden_states=True).hidden_states

@@ -18,10 +18,10 @@ from tests.support.nemotron_h import (
     tiny,
     widened,
 )
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.whole_models import deviation
 from torch import Tensor
 
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -85,7 +85,7 @@ def test_an_untouched_model_comes_out_bit_for_bit(tmp_path: Path) -> None:
         bias.data = bias.float() + 1e-4
     save(model, tmp_path / "model")
     asked = with_sections(of_experts("ep2", tmp_path / "model"))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
     found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()
     assert all(bits(found[name]) == bits(wanted[name]) for name in wanted)

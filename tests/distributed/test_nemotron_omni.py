@@ -14,10 +14,10 @@ from tests.support.hugging_face import ids_of, joined, logits_on_rank, save
 from tests.support.llava import LAYOUTS
 from tests.support.nemotron_h import VOCAB
 from tests.support.nemotron_omni import in_float64, logits_of, made, tiny
+from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -25,7 +25,7 @@ OFTEN = {"apart"}
 
 
 def found_logits(asked: Spec, run: Path) -> Tensor:
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
     return joined(asked, parts, VOCAB)
 
 
@@ -115,7 +115,7 @@ def test_an_untouched_model_comes_out_bit_for_bit(tmp_path: Path) -> None:
     """With the audio tower that we leave out, and settings that we do not know."""
     save(tiny(torch.bfloat16, hears=True), tmp_path / "model")
     asked = with_sections(made("tp2", tmp_path / "model"))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
     found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from tests.support.exports import exported, load, save_on_rank, with_sections
 from tests.support.hugging_face import logits_on_rank, made, save, tiny
 from tests.support.quantized import MXFP4, in_fp8, in_mxfp4, write
+from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
 from mimo_launch.cli.app import run
 from mimo_launch.hugging_face.folder import CONFIG, WEIGHTS, FilesError
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 
 # Kinds with sizes that need several blocks of 128, and experts whose matrices are square.
@@ -38,7 +38,7 @@ def folder(kind: str, at: Path) -> Path:
 
 def imported(kind: str, layout: str, start: Path, run: Path, **more: Any) -> Path:
     asked = with_sections(made(kind, layout, start, model=SIZES[kind][1], **more))
-    run_ranks(save_on_rank, asked, run, world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, run, world_size=world_size(asked))
     return run
 
 
@@ -94,9 +94,9 @@ def test_scales_of_inputs_are_left_out(tmp_path: Path, capsys: pytest.CaptureFix
     form = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     write(folder, held, form)
     asked = made("ministral3", "tp2", folder)
-    wanted = run_ranks(logits_on_rank, asked, tmp_path / "run", world_size=2)
+    wanted = run_on_running_ranks(logits_on_rank, asked, tmp_path / "run", world_size=2)
     write(folder, held | more, form)
-    found = run_ranks(logits_on_rank, asked, tmp_path / "other", world_size=2)
+    found = run_on_running_ranks(logits_on_rank, asked, tmp_path / "other", world_size=2)
     for one, other in zip(wanted[0], found[0], strict=True):
         assert torch.equal(one.logits, other.logits)
     assert run(["inspect", str(folder)]) == 0

@@ -28,10 +28,10 @@ from tests.support.radio import (
     made,
     tiny,
 )
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.whole_models import OPTIMIZERS
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 
 OFTEN = {"apart", "cp2"}
@@ -44,7 +44,7 @@ def test_features_are_those_of_transformers(layout: str, tmp_path: Path) -> None
     model = tiny()
     save(model, tmp_path / "model")
     asked = made(layout, tmp_path / "model")
-    parts = run_ranks(features_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=world_size(asked))
     found = deviations(model, asked, parts)
     assert found
     assert max(found) < 1e-5
@@ -56,7 +56,7 @@ def test_features_in_float64(tmp_path: Path, *, gated: bool) -> None:
     model = tiny(torch.float64, **theirs)
     save(model, tmp_path / "model")
     asked = made("one rank", tmp_path / "model", "fp64", **ours)
-    [seen] = run_ranks(features_on_rank, asked, tmp_path, world_size=1)
+    [seen] = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=1)
     keep_positions_wide(model)
     assert max(deviations(model, asked, [seen])) < 1e-9
 
@@ -67,7 +67,7 @@ def test_an_untouched_tower_comes_out_bit_for_bit(tmp_path: Path, *, gated: bool
     theirs, ours = GATED if gated else ({}, {})
     save(tiny(torch.bfloat16, video_temporal_patch_size=2, **theirs), tmp_path / "model")
     asked = with_sections(made("tp2", tmp_path / "model", **ours))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
     exported(tmp_path / "run", tmp_path / "out", ["vision"])
     found, wanted = tensors(tmp_path / "out" / "vision"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()
@@ -82,7 +82,7 @@ def test_files_may_leave_out_layer_scale(tmp_path: Path) -> None:
     kept = {name: x for name, x in tensors(folder).items() if "layer_scale" not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     asked = made("tp2", folder)
-    parts = run_ranks(features_on_rank, asked, tmp_path, world_size=2)
+    parts = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=2)
     model = type(tiny()).from_pretrained(folder)
     assert float(model.encoder.layer[1].layer_scale2.lambda1.detach().max()) == 1
     assert max(deviations(model, asked, parts)) < 1e-5
@@ -100,7 +100,7 @@ def test_a_step_is_that_of_plain_torch(optimizer: str, tmp_path: Path) -> None:
         made("one rank", tmp_path / "tower", "fp64", words),
         optimizer={**ours, "kind": optimizer, "clip": None},
     )
-    run_ranks(save_on_rank, asked, tmp_path / "start", world_size=1)
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "start", world_size=1)
     exported(tmp_path / "start", tmp_path / "before", ["vision"])
     ends = load_file(tmp_path / "before" / "vision" / "projector.safetensors")
     ends = {name.removeprefix("projector."): each.requires_grad_() for name, each in ends.items()}

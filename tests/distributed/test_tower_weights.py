@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.hugging_face import save, started
 from tests.support.llava import features_on_rank, made_llava, made_tower, tiny_llava, tiny_tower
+from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
-from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
+from mimo_launch.launcher.run_on_ranks import RankError
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
 
@@ -51,14 +52,14 @@ def test_names_of_older_versions_are_read(names: dict[str, str], tmp_path: Path)
     folder = tmp_path / "model"
     save(tiny_llava("clip", "llama", 7), folder)
     asked = made_llava("clip", "llama", "tp2", folder, placeholder=7, precision="fp32")
-    wanted = run_ranks(features_on_rank, asked, tmp_path, world_size=2)
+    wanted = run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=2)
     number = names["vision_tower."] + "embeddings.position_ids"
     rewrite(folder, names, **{number: torch.arange(17)[None]})
     for found, before in zip(
-        run_ranks(features_on_rank, asked, tmp_path, world_size=2), wanted, strict=True
+        run_on_running_ranks(features_on_rank, asked, tmp_path, world_size=2), wanted, strict=True
     ):
         assert torch.equal(found, before)
-    for events in run_ranks(loaded, asked, tmp_path, world_size=2):
+    for events in run_on_running_ranks(loaded, asked, tmp_path, world_size=2):
         assert [event.missing for event in events.values()] == [(), ()]
         assert number in events["vision"].unused
 
@@ -68,7 +69,7 @@ def test_a_tower_leaves_the_projector_as_it_is(whole: bool, tmp_path: Path) -> N
     """Without a word of `init_partial`; what is left out is listed."""
     save(tiny_tower("siglip", whole=whole), tmp_path / "model")
     asked = made_tower("siglip", tmp_path / "model", [4, 4], "fp32", layers=2)
-    [events] = run_ranks(loaded, asked, tmp_path, world_size=1)
+    [events] = run_on_running_ranks(loaded, asked, tmp_path, world_size=1)
     event = events["vision"]
     assert (event.missing, event.misfits, event.num_loaded) == (PROJECTOR, (), 3 + 2 * 16)
     prefix = "vision_model." if whole else ""
@@ -87,7 +88,7 @@ def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
     asked = made_llava("siglip", "llama", "tp2", folder, placeholder=7, precision="fp32")
     rewrite(folder, {}, *gone, **other)
     with pytest.raises(RankError) as caught:
-        run_ranks(loaded, asked, tmp_path, world_size=2)
+        run_on_running_ranks(loaded, asked, tmp_path, world_size=2)
     for words in (
         "2 missing there: encoder.layers.1.mlp.fc1.weight (48x32), "
         "multi_modal_projector.linear_1.bias (24)",
@@ -105,4 +106,4 @@ def test_a_convolution_of_another_shape_does_not_fit(tmp_path: Path) -> None:
     rewrite(folder, {}, **{name: torch.ones(32, 2, 2, 3)})
     asked = made_tower("siglip", folder, [4, 4], "fp32", layers=3)
     with pytest.raises(RankError, match=r"32x2x2x3 there, 32x12 here"):
-        run_ranks(loaded, asked, tmp_path, world_size=1)
+        run_on_running_ranks(loaded, asked, tmp_path, world_size=1)

@@ -13,6 +13,7 @@ import torch
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
 from tests.support.proof import failures
 from tests.support.qwen_vl import ALL_KINDS, LANGUAGE_KEYS, LAYOUTS, tiny, widen_all
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 from tests.support.videos import video_shard
 from tokenizers import Tokenizer
@@ -190,7 +191,7 @@ def test_other_families_read_them_as_well(kind: str, shards: Path, tmp_path: Pat
     """In fp32, which parts of these compute in any case."""
     model = theirs(kind, shards, torch.float32, tmp_path / "model")
     asked = made(kind, "one rank", shards, tmp_path / "model", "fp32")
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     found, there = joined(asked, parts, VOCAB), wanted(kind, model, asked, shards).double()
     assert there.std() > 0.1
     assert float((found - there).abs().max() / there.abs().max()) < 1e-5
@@ -238,7 +239,7 @@ def test_logits_of_a_glm_are_those_of_transformers(
     """The same samples; their text says the second of each temporal patch behind it."""
     model = theirs(kind, shards, torch.float32, tmp_path / "model")
     asked = made(kind, layout, shards, tmp_path / "model", "fp32")
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     found, there = joined(asked, parts, VOCAB), wanted_of_glm(model, asked).double()
     assert there.std() > 0.1
     assert float((found - there).abs().max() / there.abs().max()) < 1e-5

@@ -1,6 +1,8 @@
-"""Proving a spec inside a test, on ranks that serve all tests of a file."""
+"""Proving a spec inside a test."""
 
 from collections.abc import Callable
+
+from tests.support.running_ranks import running_ranks
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layout.layout import world_size
@@ -9,25 +11,6 @@ from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.compare import ModuleVerdict
 from mimo_launch.verify.proof import verify_on, verify_training_on
 from mimo_launch.verify.shrink import short_run, shrink
-
-_RUNNING: dict[int, Ranks] = {}
-
-
-def running_ranks(world_size: int) -> Ranks:
-    """Return ranks that may have served other tests, on which nothing was planted.
-
-    Their first job takes half as long again as later ones. What a test patches in its own process
-    does not reach them.
-    """
-    if world_size not in _RUNNING:
-        _RUNNING[world_size] = Ranks(world_size)
-    return _RUNNING[world_size]
-
-
-def end_running_ranks() -> None:
-    """End all of them, as after each file."""
-    while _RUNNING:
-        _RUNNING.popitem()[1].close()
 
 
 def verdicts(

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, widen
 from tests.support.llava import VOCAB
+from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -44,7 +44,7 @@ def deviation(found: Tensor, wanted: Tensor) -> float:
 
 def found_logits(asked: Spec, run: Path, words: int = VOCAB) -> Tensor:
     """Return the logits of our ranks in the first step, [samples, S, words]."""
-    parts = run_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
     return joined(asked, parts, words)
 
 
@@ -169,7 +169,7 @@ class WholeModel:
         """
         save(self.tiny(dtype=torch.bfloat16), run / "model")
         asked = with_sections(self.made("tp2", run / "model"))
-        run_ranks(save_on_rank, asked, run / "run", world_size=world_size(asked))
+        run_on_running_ranks(save_on_rank, asked, run / "run", world_size=world_size(asked))
         found, wanted = exported(run / "run", run / "out"), tensors(run / "model")
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
