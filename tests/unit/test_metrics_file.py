@@ -162,10 +162,14 @@ def test_a_full_disk_loses_no_line_and_is_reported_once(
 def test_a_full_disk_ends_the_run_if_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl", print, stops_on_error=True)
+    """The error names the file, since it is all that the report of the run says."""
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, print, stops_on_error=True)
     monkeypatch.setattr(os, "write", Disk(room=0))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=rf"No space left.*: '{path}'"):
         file(step(1))
+    with pytest.raises(OSError, match=rf"No space left.*: '{path}'"):
+        file.close()
 
 
 def test_a_number_that_is_not_finite_is_null() -> None:

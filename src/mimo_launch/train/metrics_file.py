@@ -58,7 +58,7 @@ class MetricsFile:
                 os.fsync(self._fd)
         except OSError as error:
             if self._stops:
-                raise
+                raise self._named(error) from error
             if not self._failing:
                 self._failing = True
                 self._tell(WriteFailed(file=str(self._path), reason=str(error)))
@@ -72,6 +72,10 @@ class MetricsFile:
             written = os.write(self._fd, self._pending)
             self._pending = self._pending[written:]
         self._failing = False
+
+    def _named(self, error: OSError) -> OSError:
+        """Return the same error of this file: one of a descriptor does not say of which."""
+        return OSError(error.errno, error.strerror, str(self._path))
 
     def _drop_after(self, step: int) -> None:
         """Keep the records of the first `step` steps, without an incomplete line."""
@@ -93,9 +97,9 @@ class MetricsFile:
         """Write what is left, if it fits now, and close the file."""
         try:
             self._write()
-        except OSError:
+        except OSError as error:
             if self._stops:
-                raise
+                raise self._named(error) from error
         finally:
             os.close(self._fd)
 
