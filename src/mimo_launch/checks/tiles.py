@@ -3,7 +3,7 @@
 Decides: what tiles cannot be combined with; that all encoders see as many images, where processors
 make several of one.
 Relies on: `kinds` for what language does with images; `hugging_face.image_processor`.
-Leaves: whether a processor makes the same tiles to `data.webdataset.tile_reader`.
+Leaves: whether a processor makes the same tiles to `data.webdataset.readers`.
 """
 
 from collections.abc import Iterator
