@@ -192,23 +192,19 @@ def _make(
             writer.finish({"identity": identity, "suffixes": list(suffixes), "num_bad": len(bad)})
         finally:
             writer.close()
-        _put(made, folder)
+        # An old index is removed, a newer one of another process stays.
+        if folder.exists():
+            old = _beside(folder)
+            with suppress(FileNotFoundError):  # Another process did the same.
+                folder.rename(old)
+                shutil.rmtree(old, ignore_errors=True)
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _put(made: Path, folder: Path) -> None:
-    """Rename a new index; an old one is removed, a newer one of another process stays."""
-    if folder.exists():
-        old = _beside(folder)
-        with suppress(FileNotFoundError):  # Another process did the same.
-            folder.rename(old)
-            shutil.rmtree(old, ignore_errors=True)
-    try:
-        made.rename(folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
 
 
 def _beside(folder: Path) -> Path:
