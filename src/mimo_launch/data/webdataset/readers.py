@@ -6,7 +6,7 @@ each is one tile, as is each frame of a video, as by the processors of LLaVA-One
 Relies on: `member_readers` for what is read whole; `hugging_face.cut_rules` and
 `hugging_face.image_tiles` for sizes, `decode_media` for pixels; on `checks` that all encoders of
 images cut them alike.
-Leaves: the text around images to `text_parts`, the places of rows in a sample to `media_rows`.
+Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
 """
 
 from collections.abc import Iterator, Sequence
