@@ -13,7 +13,7 @@ from tests.support.whole_models import deviation, found_logits
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.webdataset import cut_reader
+from mimo_launch.data.webdataset import readers
 from mimo_launch.hugging_face.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
@@ -70,12 +70,12 @@ def test_the_bound_sees_all_of_an_image_in_front_of_its_tiles(
 ) -> None:
     model, asked = asked_of("smolvlm", "one rank", tmp_path)
     found = found_logits(asked, tmp_path, VOCAB)
-    correct = cut_reader.process_cut
+    correct = readers.process_cut
 
     def whole_first(*given: Any) -> Any:
         *tiles, whole = correct(*given)
         return iter([whole, *tiles])
 
-    monkeypatch.setattr(cut_reader, "process_cut", whole_first)
+    monkeypatch.setattr(readers, "process_cut", whole_first)
     with torch.no_grad():
         assert deviation(found, logits_of(model, asked)) > 1e-4

@@ -95,10 +95,10 @@ def edit(file: Path, before: str, after: str) -> None:
 def follow(sources: Path, scale: str) -> None:
     """Write the three files of the recipe, and the oracle, which multiplies by `scale`."""
     union = "EncoderKinds = VitModel | AudioModel"
-    encoders = sources / "spec" / "encoders.py"
-    edit(encoders, f"\n{union}", f"\n{union} | ScaledVitModel")
+    module = sources / "spec" / "module.py"
+    edit(module, f"\n{union}", f"\n{union} | ScaledVitModel")
     imported = "from mimo_launch.spec.vit import VitModel\n"
-    edit(encoders, imported, f"from mimo_launch.spec.scaled_vit import ScaledVitModel\n{imported}")
+    edit(module, imported, f"from mimo_launch.spec.scaled_vit import ScaledVitModel\n{imported}")
     (sources / "spec" / "scaled_vit.py").write_text(KEYS, encoding="utf-8")
     (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
@@ -150,7 +150,7 @@ def test_an_encoder_kind_takes_three_files_and_is_proved(
         or not filecmp.cmp(file, there, shallow=False)
     }
     code = {f"{room}/scaled_vit.py" for room in ("spec", "kinds", "models")}
-    assert changed == code | {"spec/encoders.py", "verify/oracle_encoders.py"}
+    assert changed == code | {"spec/module.py", "verify/oracle_encoders.py"}
     recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = recipe.partition("## Recipe: an encoder kind")[2].partition("\n## ")[0]
     named = set(re.findall(r"^\d\. .*?`([a-z_/.]+)`", steps, re.MULTILINE))

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,7 @@ from mimo_launch.data.webdataset import tar_files
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.index_columns import TYPES
-from mimo_launch.data.webdataset.indexer import IndexedSample, _add
+from mimo_launch.data.webdataset.indexer import IndexedSample, _Rows
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
     Member,
@@ -161,7 +160,7 @@ import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from tests.support.specs import box, spec
-from mimo_launch.data.webdataset.indexer import _start
+from mimo_launch.data.webdataset.index import _start
 
 if __name__ == "__main__":
     made = spec({"vision": box(0)})
@@ -190,14 +189,13 @@ def test_a_pool_ends_with_whoever_made_it_however_that_ends(tmp_path: Path) -> N
 
 def test_each_sample_may_have_a_suffix_of_its_own() -> None:
     """Names such as `KEY.CHECKSUM.png`: more of them than two bytes count."""
-    rows: dict[str, list[int]] = defaultdict(list)
-    suffixes: dict[str, int] = {}
+    rows = _Rows(0)
     for number in range((1 << 16) + 1):
         suffix = f"{number}.png"
         seen = IndexedSample(1, np.array([[0, 1]]), [], {"image": [suffix], "audio": []})
-        _add(rows, 0, Member("key", {suffix: MemberPlace(0, 1)}), seen, suffixes)
-    column = np.array(rows["member_suffix"], dtype=TYPES["member_suffix"])
-    assert np.array_equal(column, np.arange(len(suffixes)))
+        rows.add(Member("key", {suffix: MemberPlace(0, 1)}), seen)
+    column = np.array(rows.values["member_suffix"], dtype=TYPES["member_suffix"])
+    assert np.array_equal(column, np.arange(len(rows.suffixes)))
 
 
 def test_an_index_that_is_there_is_used_where_nothing_can_be_written(

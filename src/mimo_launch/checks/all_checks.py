@@ -13,6 +13,7 @@ from mimo_launch.checks import (
     further_tokens,
     graph,
     init_from,
+    init_from_folder,
     joined_rows,
     packages,
     positions,
@@ -26,8 +27,7 @@ from mimo_launch.checks import (
     vocabulary,
     widths,
 )
-from mimo_launch.checks.proposed_batches import with_shares
-from mimo_launch.checks.proposed_grids import with_grids
+from mimo_launch.checks.proposals import with_grids, with_shares
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
@@ -76,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(graph.reads_in_order),
     ModuleRule(graph.reads_fit_kind, needs=_ROLE),
     ModuleRule(graph.loss_is_behind_language, needs=_READS),
+    ModuleRule(graph.behind_language_for_one, needs=_READS),
     ModuleRule(graph.rows_have_reader, needs=_READS),
     ModelRule(CustomModel, packages.class_is_there, needs=("not-supported-yet",)),
     ModuleRule(ranks.grid_fills_ranks),
@@ -199,7 +200,9 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(init_from.init_from_is_checkpoint),
     ModuleRule(init_from.init_from_is_same_model),
-    ModuleRule(init_from.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
+    ModuleRule(
+        init_from_folder.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")
+    ),
     ModuleRule(init_from.init_partial_used),
     SpecRule(packages.log_packages_installed),
 )
@@ -229,7 +232,7 @@ _SIZE_RULES = tuple(rule for rule in RULES if rule.run in _SIZES)
 _OF_FILES = (
     init_from.init_from_is_checkpoint,
     init_from.init_from_is_same_model,
-    init_from.init_from_fits_config,
+    init_from_folder.init_from_fits_config,
     shards.shards_are_there,
     shards.members_for_encoders,
     vocabulary.tokenizer_is_usable,

@@ -7,6 +7,7 @@ come together to `joined_rows`.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 
 from mimo_launch.checks.rule import Findings
@@ -47,9 +48,17 @@ def reads_modules(spec: Spec, name: str) -> Findings:
 
 def reads_in_order(spec: Spec) -> Findings:
     """No module gets rows that were made of its own."""
-    graph = {name: _read_by(spec, name) for name in spec.modules}
-    while (circle := _circle(graph)) is not None:
-        # Each sends rows to the next one, the last one to the first.
+    graph: dict[str, list[str]] = {name: [] for name in spec.modules}
+    for name, reads in graph.items():
+        with suppress(MissingPartError):  # Its own part of the file cannot be read.
+            reads += [each for each in spec.modules[name].reads or () if each in graph]
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+            return
+        except CycleError as error:
+            # Each sends rows to the next one, the last one to the first.
+            circle: list[str] = error.args[1][:-1]
         first = LANGUAGE if LANGUAGE in circle else next(x for x in spec.modules if x in circle)
         start = circle.index(first)
         circle = circle[start:] + circle[:start]
@@ -84,23 +93,6 @@ def reads_in_order(spec: Spec) -> Findings:
         }
 
 
-def _read_by(spec: Spec, name: str) -> list[str]:
-    """Return the modules that one reads; none if its own part of the file cannot be read."""
-    try:
-        return [each for each in spec.modules[name].reads or () if each in spec.modules]
-    except MissingPartError:
-        return []
-
-
-def _circle(graph: dict[str, list[str]]) -> list[str] | None:
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        found: list[str] = error.args[1]
-        return found[:-1]
-    return None
-
-
 def _without(spec: Spec, reader: str, source: str) -> str:
     """Return what to write so that `reader` does not read `source`."""
     rest = [each for each in spec.modules[reader].reads or () if each != source]
@@ -132,13 +124,17 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
         return
     if module.reads and not kind.reads_rows:
         what = "images" if kind.images is not None else "clips"
+        other = ", or write `kind: connector`"
+        if LANGUAGE in module.reads:
+            loss = f", or write `loss: true` in the model of `{name}` if it is a generator"
+            other = loss if kind.is_custom else ""
         yield Diagnostic(
             code="reads-unlike-kind",
             headline=f"`{name}` has `reads`, but `kind: {module.model.kind}` takes no rows",
             path=(*path, "reads"),
             at_key=True,
             why=f"it reads {what} of the data; a connector takes the rows of other modules",
-            help="delete `reads`" + _or_takes_rows(spec, name),
+            help="delete `reads`" + other,
             related=(Related(path=(*path, "model", "kind"), label=f"reads {what}"),),
         )
     for source in dict.fromkeys(each for each in module.reads or () if each in spec.modules):
@@ -176,25 +172,10 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
         )
 
 
-def _or_takes_rows(spec: Spec, name: str) -> str:
-    """Return what else to write in a module that takes no rows but reads some."""
-    module = spec.modules[name]
-    if LANGUAGE not in (module.reads or ()):
-        return ", or write `kind: connector`"
-    if kind_of(module.model).is_custom:
-        return f", or write `loss: true` in the model of `{name}` if it is a generator"
-    return ""
-
-
 def loss_is_behind_language(spec: Spec, name: str) -> Findings:
-    """A module with a loss stands behind language, and a connector there serves one of them."""
+    """A module with a loss stands behind language."""
     kind, path = kind_of(spec.modules[name].model), ("modules", name)
-    if kind.reads_tokens:
-        return
-    if name in spec.generators:
-        yield from _behind_language(spec, name)
-        return
-    if not kind.computes_loss:
+    if kind.reads_tokens or name in spec.generators or not kind.computes_loss:
         return
     written = f"`kind: {kind.model.kind}`"
     given = spec.modules[name].reads
@@ -207,10 +188,16 @@ def loss_is_behind_language(spec: Spec, name: str) -> Findings:
     )
 
 
-def _behind_language(spec: Spec, name: str) -> Findings:
-    """A generator reads one module, and a connector in front of one nothing that is shown."""
+def behind_language_for_one(spec: Spec, name: str) -> Findings:
+    """Behind language a generator reads one module, and a connector serves one generator.
+
+    Such a connector reads nothing that is shown.
+    """
     module, path = spec.modules[name], ("modules", name)
-    kind, reads = kind_of(module.model), spec.sources_of(name)
+    kind = kind_of(module.model)
+    if kind.reads_tokens or name not in spec.generators:
+        return
+    reads = spec.sources_of(name)
     if kind.computes_loss:
         if len(reads) > 1:
             yield Diagnostic(

@@ -16,8 +16,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.findings import in_order
 from mimo_launch.spec.load import Loaded, load_spec, load_text
+from mimo_launch.spec.overrides import in_order
 from mimo_launch.spec.spec import Spec
 
 

@@ -109,7 +109,7 @@ def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[
     if estimator.layout.samples.microbatch_size > 1:
         text = "cut the step into more and smaller microbatches (`schedule.microbatches`)"
         offers.append(((memory.activations + memory.transfers) // 2, text))
-    changes = (*_settings(estimator, alike), *_smaller_groups(estimator, alike))
+    changes = _legal_changes(estimator, alike)
     needed = [(changed.memory(alike).total, text) for changed, text in changes]
     bars = (1 - TOLERANCE) * limit, limit
     met = next((bar for bar in bars if any(total <= bar for total, _ in needed)), memory.total)
@@ -125,23 +125,22 @@ def _names(alike: RankClass) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in alike.role))
 
 
-def _settings(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
-    """Yield changes to full recomputation, or full sharding, of modules that do not use it."""
+def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
+    """Yield legal changes that save memory on some ranks.
+
+    To full recomputation, or full sharding, of modules that do not use it; then to the largest
+    groups of microbatches that are smaller than now.
+    """
+    spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
-        module = estimator.spec.modules[name]
+        module = spec.modules[name]
         for key, applies in (("recompute", True), ("sharding", module.grid.dp > 1)):
             if not applies or getattr(module, key) == "full":
                 continue
-            changed = module.model_copy(update={key: "full"})
-            modules = {**estimator.spec.modules, name: changed}
-            spec = estimator.spec.model_copy(update={"modules": modules})
-            if _is_legal(spec):
-                yield replace(estimator, spec=spec), f"write `{key}: full` for `{name}`"
-
-
-def _smaller_groups(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
-    """Yield changes to the largest legal groups of microbatches that are smaller than now."""
-    spec, layout = estimator.spec, estimator.layout
+            full = {**spec.modules, name: module.model_copy(update={key: "full"})}
+            changed = spec.model_copy(update={"modules": full})
+            if _is_legal(changed):
+                yield replace(estimator, spec=changed), f"write `{key}: full` for `{name}`"
     ways = (
         ("encoder_microbatches", "encode fewer microbatches of", spec.encoders),
         ("generator_microbatches", "run fewer microbatches of", spec.generators),

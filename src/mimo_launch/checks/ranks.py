@@ -16,7 +16,7 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.base import LANGUAGE, num_bytes
 from mimo_launch.spec.gpus import GPUS
-from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
+from mimo_launch.spec.spec import AXES, MissingPartError, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
@@ -29,7 +29,12 @@ def language_present(spec: Spec) -> Findings:
     """Some module computes the loss."""
     if LANGUAGE in spec.modules:
         return
-    near = _language_models(spec) or close_matches(LANGUAGE, spec.modules)
+    near = []
+    for name, module in spec.modules.items():
+        with suppress(MissingPartError):
+            if kind_of(module.model).reads_tokens:
+                near.append(name)
+    near = near or close_matches(LANGUAGE, spec.modules)
     yield Diagnostic(
         code="no-language-module",
         headline="no module is called `language`",
@@ -40,16 +45,6 @@ def language_present(spec: Spec) -> Findings:
         if near
         else "add `language:` with a decoder model",
     )
-
-
-def _language_models(spec: Spec) -> list[str]:
-    """Return the modules whose model can compute the loss."""
-    found = []
-    for name, module in spec.modules.items():
-        with suppress(MissingPartError):
-            if kind_of(module.model).reads_tokens:
-                found.append(name)
-    return found
 
 
 def kind_fits_role(spec: Spec, name: str) -> Findings:
@@ -84,12 +79,14 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     if grid.num_ranks == num_ranks:
         return
     sizes = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp}
+    heads = None
+    with suppress(MissingPartError):
+        heads = kind_of(module.model).num_heads
     fits = []
     for axis in ("dp", "tp"):
-        rest = prod(size for other, size in sizes.items() if other != axis)
-        heads = _heads(module) if axis == "tp" else None
-        if num_ranks % rest == 0 and (heads is None or heads % (num_ranks // rest) == 0):
-            fits.append(f"`{axis}: {num_ranks // rest}`")
+        size, left = divmod(num_ranks, prod(n for other, n in sizes.items() if other != axis))
+        if left == 0 and (axis == "dp" or heads is None or heads % size == 0):
+            fits.append(f"`{axis}: {size}`")
     start = module.rank_range.start
     fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
     shown = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
@@ -103,13 +100,6 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         help=f"these fit: {', '.join(fits)}",
         related=(Related(path=("modules", name, "ranks"), label=held),),
     )
-
-
-def _heads(module: ModuleSpec) -> int | None:
-    """Return the number of heads that tp cuts, if there are any and it is known."""
-    with suppress(MissingPartError):
-        return kind_of(module.model).num_heads
-    return None
 
 
 def order_is_permutation(spec: Spec, name: str) -> Findings:

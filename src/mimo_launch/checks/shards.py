@@ -23,7 +23,6 @@ from mimo_launch.data.webdataset.tar_files import (
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.frame_rules import FrameSize
 from mimo_launch.hugging_face.image_processor import ProcessorError, processor_folder, recipe_of
 from mimo_launch.hugging_face.single_frames import ExactFrames
 from mimo_launch.hugging_face.video_processor import video_recipe_of
@@ -169,6 +168,8 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
 
 def _why_not(name: str, images: Images, videos: VideoRecipe, tiles: TileRule | None) -> str:
     """Return why the processor of videos does not fit the patches of an encoder, or ""."""
+    side, size = images.row_side, videos.frame_size
+    a_row = f"but a row of `{name}` takes {side} x {side}"
     if len(videos.mean) != images.channels:
         return (
             f"it makes videos of {len(videos.mean)} channels, but `{name}` takes {images.channels}"
@@ -178,26 +179,17 @@ def _why_not(name: str, images: Images, videos: VideoRecipe, tiles: TileRule | N
             f"it makes temporal patches of {videos.group} frames, those of `{name}` have "
             f"{images.frames}"
         )
-    return _why_no_rows(name, images, videos.frame_size, tiles)
-
-
-def _why_no_rows(
-    name: str, images: Images, size: FrameSize | ExactFrames, tiles: TileRule | None
-) -> str:
-    """Return why frames of these sizes do not become rows of an encoder, or ""."""
-    side, why = images.row_side, ""
     if tiles is not None:
         made = (size.height, size.width) if isinstance(size, ExactFrames) else None
         if made not in ((tiles.side,) * 2, images.input_shape(tiles.height, tiles.width)[-2:]):
-            why = f"no frames of {tiles.side} x {tiles.side} pixels, as are the tiles of `{name}`"
+            square = f"{tiles.side} x {tiles.side}"
+            return f"it makes no frames of {square} pixels, as are the tiles of `{name}`"
     elif isinstance(size, ExactFrames):
         if min(size.height, size.width) < side:
-            why = f"frames of {size.height} x {size.width} pixels"
+            return f"it makes frames of {size.height} x {size.width} pixels, {a_row}"
     elif size.factor % side:
-        why = f"frames with sides that are multiples of {size.factor} pixels"
-    if why and tiles is None:
-        why += f", but a row of `{name}` takes {side} x {side}"
-    return f"it makes {why}" if why else ""
+        return f"it makes frames with sides that are multiples of {size.factor} pixels, {a_row}"
+    return ""
 
 
 def processors_have_encoders(spec: Spec) -> Findings:

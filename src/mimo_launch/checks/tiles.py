@@ -3,7 +3,7 @@
 Decides: what tiles cannot be combined with; that all encoders see as many images, where processors
 make several of one.
 Relies on: `kinds` for what language does with images; `hugging_face.image_processor`.
-Leaves: whether a processor makes the same tiles to `data.webdataset.tile_reader`.
+Leaves: whether a processor makes the same tiles to `data.webdataset.readers`.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
     """A tile is an image of the grid of learned positions, each patch of which may be a row."""
     if model.tiles is None:
         return
-    for path, why, remedy in (*_of_model(name, model), *_around(spec)):
+    for path, why, remedy in list(_misfits(spec, name, model)):
         yield Diagnostic(
             code="tiles-do-not-fit",
             headline=f"`{name}` cuts images into tiles, which do not fit to "
@@ -33,8 +33,8 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
         )
 
 
-def _of_model(name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
-    """Yield the keys of the model that do not fit, why, and what to write instead."""
+def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
+    """Yield the keys that do not fit to tiles, why, and what to write instead."""
     path: YamlPath = ("modules", name, "model")
     if model.positions != "learned" or model.image is None:
         why = "`image`, the grid of learned positions, is the size of a tile"
@@ -46,19 +46,27 @@ def _of_model(name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]
             yield (*path, "tiles", "side"), why, f"write `side: {least}`"
     if model.shuffle > 1:
         yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
-    if model.video is not None:
-        if model.temporal_patch > 1:
-            why = "each frame of a video is a tile"
-            yield (*path, "temporal_patch"), why, "write `temporal_patch: 1`, or delete `video`"
-        if model.video.time != "none":
-            why = "frames of a video follow each other without their time"
-            yield (*path, "video", "time"), why, "write `time: none`"
-    for key, why in (
-        ("windows", "patches attend to those of their tile"),
-        ("deepstack", "rows of several layers are not averaged"),
-    ):
-        if getattr(model, key):
-            yield (*path, key), why, f"delete `{key}`"
+    if model.video is not None and model.temporal_patch > 1:
+        why = "each frame of a video is a tile"
+        yield (*path, "temporal_patch"), why, "write `temporal_patch: 1`, or delete `video`"
+    if model.video is not None and model.video.time != "none":
+        why = "frames of a video follow each other without their time"
+        yield (*path, "video", "time"), why, "write `time: none`"
+    if model.windows is not None:
+        yield (*path, "windows"), "patches attend to those of their tile", "delete `windows`"
+    if model.deepstack:
+        why = "rows of several layers are not averaged"
+        yield (*path, "deepstack"), why, "delete `deepstack`"
+    if isinstance(spec.data, DigitsData):
+        yield ("data", "kind"), "strips of digits have no tiles", "write `kind: synthetic`"
+    language = kind_of(spec.language.model)
+    path = ("modules", LANGUAGE, "model")
+    if language.mrope is not None:
+        why = "lines of rows and learned rows have no place on the axes"
+        yield (*path, "mrope"), why, "delete `mrope`"
+    if language.bidirectional_images:
+        why = "tiles are images of their own"
+        yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"
 
 
 def processors_cut_alike(spec: Spec) -> Findings:
@@ -92,17 +100,3 @@ def processors_cut_alike(spec: Spec) -> Findings:
             why=why,
             help=remedy,
         )
-
-
-def _around(spec: Spec) -> Iterator[tuple[YamlPath, str, str]]:
-    """Yield the same of data and of language."""
-    if isinstance(spec.data, DigitsData):
-        yield ("data", "kind"), "strips of digits have no tiles", "write `kind: synthetic`"
-    language = kind_of(spec.language.model)
-    path: YamlPath = ("modules", LANGUAGE, "model")
-    if language.mrope is not None:
-        why = "lines of rows and learned rows have no place on the axes"
-        yield (*path, "mrope"), why, "delete `mrope`"
-    if language.bidirectional_images:
-        why = "tiles are images of their own"
-        yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"

@@ -88,8 +88,8 @@ def template_shows_media(spec: Spec) -> Findings:
         return
     # Here, because they import the package of tokenizers, which other specs do not need.
     from mimo_launch.data.webdataset.chat_template import TemplateRefused
-    from mimo_launch.data.webdataset.media_markers import MarkerUnclear
     from mimo_launch.data.webdataset.media_rows import ShardInputs
+    from mimo_launch.data.webdataset.media_text import MarkerUnclear
     from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
 
     path: tuple[str | int, ...] = ("data", "template")

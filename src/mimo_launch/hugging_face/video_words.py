@@ -3,7 +3,7 @@
 Decides: what is told of each temporal patch, and what is written around its rows and around all of
 them; that the chat template's own text around a video stays.
 Relies on: `number_words`.
-Leaves: their places in a text to `data.webdataset.text_parts`, rows to `media_rows`.
+Leaves: their places in a text to `data.webdataset.media_text`, rows to `media_rows`.
 
 Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transformers` 5.24.
 """

@@ -9,7 +9,7 @@ Leaves: other settings to `setting_changes`.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from mimo_launch.checks.proposed_grids import grids_of
+from mimo_launch.checks.proposals import grids_of
 from mimo_launch.checks.rule import divisors, show_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.search.changes import Ideas

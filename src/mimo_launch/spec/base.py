@@ -3,8 +3,8 @@
 Decides: that unknown keys are errors and values are never converted; how an annotation divides into
 sections, words and a single value; the axes of a grid.
 Relies on: pydantic, `wording` for lists.
-Leaves: the sections to `encoders`, `language_models`, `hybrid`, `sections` and `spec`; whether a
-grid fits a model and its ranks to `checks`.
+Leaves: the sections to `module`, `sections`, `spec` and their neighbours; whether a grid fits a
+model and its ranks to `checks`.
 """
 
 import os

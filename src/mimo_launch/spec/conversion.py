@@ -20,8 +20,16 @@ STDIN_NAME = "<stdin>"
 
 def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
     """Return the text of a file, or the finding that it has another encoding."""
-    wide = _wide_encoding(raw)
-    if wide:
+    head = raw[:64]
+    # By the mark at its beginning, or by zeros in half of its bytes.
+    signs = {
+        "utf-32": raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
+        "utf-16": raw.startswith((b"\xff\xfe", b"\xfe\xff")),
+        "utf-16le": len(head) > 1 and not any(head[1::2]),
+        "utf-16be": len(head) > 0 and not any(head[::2]),
+    }
+    wide = next((name for name, is_it in signs.items() if is_it), None)
+    if wide is not None:
         return "", Diagnostic(
             code="not-utf8",
             headline=f"the file is {wide.upper()} text",
@@ -41,17 +49,6 @@ def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
             line=before.count(b"\n") + 1,
             column=len(before) - (before.rfind(b"\n") + 1) + 1,
         )
-
-
-def _wide_encoding(raw: bytes) -> str:
-    """Return the name of an encoding with several bytes for each letter, or nothing."""
-    if raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        return "utf-32"
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    head = raw[:64]
-    halves = {"utf-16le": head[1::2], "utf-16be": head[::2]}
-    return next((name for name, half in halves.items() if half and not any(half)), "")
 
 
 def is_toml(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 Decides: keys, defaults and derived sizes that kinds of encoder share.
 Relies on: `base`.
-Leaves: what an encoder reads to `images` and `audio`, its kinds to `encoders`.
+Leaves: what an encoder reads to `images` and `audio`, its kinds to `module`.
 """
 
 from typing import Literal

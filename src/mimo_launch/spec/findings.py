@@ -1,23 +1,19 @@
 """Reports faults of single keys and values: unknown, missing, of the wrong type, not allowed.
 
-Decides: code, headline and remedy of each; which remedies become a `--set` to write, where the
-finding is about one.
+Decides: code, headline and remedy of each.
 Relies on: `wording` for types and near misses.
-Leaves: finding the faults to `parse`, overrides whose path leads nowhere to `load`.
+Leaves: finding the faults to `parse`, those of overrides to `overrides`.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from mimo_launch.diag.diagnostic import Diagnostic, SpecSource, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.meant import meant, why_other
-from mimo_launch.spec.places import field_at
 from mimo_launch.spec.renaming import Renamed
-from mimo_launch.spec.set_paths import set_line
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
@@ -240,59 +236,3 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
 def _line(key: str, value: str) -> str:
     """Return a line of the spec, or an item of a list, in quotes."""
     return f"`{value}`" if key.isdecimal() else f"`{key}: {value}`"
-
-
-_GUESS = re.compile(r"did you mean `([^`]+)`(?: or `[^`]+`|, `[^`]+`)*\?")
-
-
-def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnostic, ...]:
-    """Return each finding once, in the order of their places, with help for where they stand."""
-    if source.overrides:
-        found = [replace(item, help=_help(item, source)) for item in found]
-    return source.sorted(tuple(found))
-
-
-_LINE = re.compile(r"`(\w+): ([^`]+)`(?: under `([\w.]+)`| for `(\w+)`| in `\w+`)?( in its place)?")
-
-
-def _help(item: Diagnostic, source: SpecSource) -> str:
-    """Return help in which each line for a value that a `--set` sets is another `--set`."""
-    override, help_ = source.place_of(item).override, item.help
-    if override is not None:
-        keys, path = override.partition("=")[0].strip().split("."), list(map(str, item.path))
-        value = override.partition("=")[2]
-        if item.at_key and path == keys[: len(path)]:
-            # One of the keys of its path is wrong.
-            before, after = keys[: len(path) - 1], keys[len(path) :]
-            help_ = _GUESS.sub(lambda m: f"write {_set([*before, m[1], *after], value)}", help_)
-        elif path == keys:
-            help_ = _GUESS.sub(lambda m: f"write {_set(keys, m[1])}", help_)
-    if override is not None and " in its place" in help_:
-        help_ = help_.partition(", or delete it")[0]
-    changed = _LINE.sub(lambda m: _set_line(m, item, source, override), help_)
-    return changed if changed == help_ else changed.replace(" without quotes", "")
-
-
-def _set_line(
-    match: re.Match[str], item: Diagnostic, source: SpecSource, override: str | None
-) -> str:
-    key, value, under, module, instead = match.groups()
-    above = [item.path[:size] for size in range(len(item.path), -1, -1)]
-    sections: list[YamlPath] = [tuple(under.split("."))] if under else above
-    if module:
-        sections = [("modules", module), ("modules", module, "model")]
-    lines: list[YamlPath] = [(*section, key) for section in sections]
-    places = [line for line in lines if field_at(line, {}) is not None]
-    if not places:
-        return match[0]
-    (at, *_) = places
-    is_set = any(
-        at[: len(path)] == path or path[: len(at)] == at for path in source.overrides if path
-    )
-    if not is_set and not (instead and override is not None):
-        return match[0]
-    return _set([str(step) for step in at], value)
-
-
-def _set(keys: list[str], value: str) -> str:
-    return set_line(".".join(keys), value)

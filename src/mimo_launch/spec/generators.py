@@ -1,7 +1,7 @@
 """The kinds of generator: models behind language, each with a loss of its own.
 
 Decides: keys, defaults and derived sizes; which codes of a codec stand for no sound.
-Relies on: `encoders` for images, `language_models` for blocks of decoders.
+Relies on: `images` for images, `language_models` for blocks of decoders.
 Leaves: what fits together to `checks`.
 """
 

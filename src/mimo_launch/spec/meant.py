@@ -41,7 +41,7 @@ _THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
 
 def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
     """Return what to write in place of a wrong value, likeliest first."""
-    guesses = [guess for guess in _guesses(key, value, schema) if guess]
+    guesses = [guess for guess in _Key(key, schema).guesses(value) if guess]
     return list(dict.fromkeys(guesses))
 
 
@@ -54,141 +54,146 @@ def _word(value: Any) -> str:
     return str(value).strip().strip("'\"").lower().removeprefix("torch.")
 
 
-def _guesses(key: str, value: Any, schema: dict[str, Any]) -> Iterator[str]:
-    types = allowed_types(schema)
-    form = next((each["format"] for each in _parts(schema) if "format" in each), None)
-    readers: dict[Any, Callable[[Any], list[str]]] = {"ranks": _ranks, "size": _size}
-    if form in readers:
-        yield from readers[form](value)
-        return
-    yield from _choices(value, schema)
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        yield from _list(value, schema)
-    if isinstance(value, str):
-        yield from _text(key, value, schema)
-    elif isinstance(value, bool):
-        return
-    elif isinstance(value, int) and key in ("name", "project") and "pattern" in schema:
-        yield f"'{value}'" if re.fullmatch(schema["pattern"], str(value)) else ""
-    elif "boolean" in types and value in (0, 1):
-        yield "true" if value else "false"
-    elif isinstance(value, float) and value == value // 1 and "integer" in types:
-        yield from _allowed(int(value), schema)
-    elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
-        yield from _list(value[0], schema)
-        yield from _allowed(value[0], schema)
+class _Key:
+    """A key, or an item of a list, by what its JSON Schema accepts."""
 
+    def __init__(self, name: str, schema: dict[str, Any]) -> None:
+        self.name, self.schema = name, schema
+        self.types = allowed_types(schema)
+        # Fragments of which a value must fit one.
+        self.parts = [schema, *schema.get("anyOf", ())]
+        self.is_name = name in ("name", "project") and "pattern" in schema
 
-def _choices(value: Any, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the words of a key that another word, a boolean or a number stands for."""
-    choices = [str(choice) for each in _parts(schema) for choice in each.get("enum", ())]
-    if _WORDS.get(_word(value)) in choices:
-        yield _WORDS[_word(value)]
-    others = [choice for choice in choices if choice != "none"]
-    truth = _BOOLEANS.get(_word(value)) if isinstance(value, bool | str) else None
-    if truth and len(others) == 1 < len(choices):
-        yield others[0] if truth == "true" else "none"
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
+    def guesses(self, value: Any) -> Iterator[str]:
+        """Yield what a wrong value may mean; nothing, or "", for one without a meaning."""
+        form = next((each["format"] for each in self.parts if "format" in each), None)
+        readers: dict[Any, Callable[[Any], list[str]]] = {"ranks": _ranks, "size": _size}
+        if form in readers:
+            yield from readers[form](value)
+            return
+        yield from self._choices(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            yield from self._list(value)
+        if isinstance(value, str):
+            yield from self._of_text(value)
+        elif isinstance(value, bool):
+            return
+        elif isinstance(value, int) and self.is_name:
+            yield f"'{value}'" if re.fullmatch(self.schema["pattern"], str(value)) else ""
+        elif "boolean" in self.types and value in (0, 1):
+            yield "true" if value else "false"
+        elif isinstance(value, float) and value == value // 1 and "integer" in self.types:
+            yield from self._allowed(int(value))
+        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
+            yield from self._list(value[0])
+            yield from self._allowed(value[0])
 
+    def _choices(self, value: Any) -> Iterator[str]:
+        """Yield the words of the key that another word, a boolean or a number stands for."""
+        choices = [str(choice) for each in self.parts for choice in each.get("enum", ())]
+        if _WORDS.get(_word(value)) in choices:
+            yield _WORDS[_word(value)]
+        others = [choice for choice in choices if choice != "none"]
+        truth = _BOOLEANS.get(_word(value)) if isinstance(value, bool | str) else None
+        if truth and len(others) == 1 < len(choices):
+            yield others[0] if truth == "true" else "none"
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
 
-def _text(key: str, value: str, schema: dict[str, Any]) -> Iterator[str]:
-    types, word = allowed_types(schema), value.strip().strip("'\"").lower()
-    if "boolean" in types:
-        yield _BOOLEANS.get(word, "")
-    if "null" in types and word in _NOTHING:
-        yield "null"
-    if key in ("name", "project") and "pattern" in schema:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
-        yield name if re.fullmatch(schema["pattern"], name) else ""
-    if "integer" in types or "number" in types:
-        yield from _numbers(key, word, schema)
+    def _list(self, value: str | float) -> Iterator[str]:
+        """Yield a list of the right length: its items as text, or one number for a square."""
+        array = next((each for each in self.parts if each.get("type") == "array"), None)
+        items = array.get("prefixItems", []) if array else []
+        words = re.split(r"\s*[,x;]\s*|\s+", str(value).strip().strip("()[]{}").strip().lower())
+        if len(words) == 1 and [each.get("type") for each in items] == ["integer"] * 2:
+            words *= 2
+        if not items or len(words) != len(items):
+            return
+        pairs = zip(words, items, strict=True)
+        read = [next(_Key("", item).numbers(word), "") for word, item in pairs]
+        if all(read):
+            yield f"[{', '.join(read)}]"
 
+    def _of_text(self, value: str) -> Iterator[str]:
+        """Yield the boolean, null, name or number that a text writes."""
+        word = value.strip().strip("'\"").lower()
+        if "boolean" in self.types:
+            yield _BOOLEANS.get(word, "")
+        if "null" in self.types and word in _NOTHING:
+            yield "null"
+        if self.is_name:
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
+            yield name if re.fullmatch(self.schema["pattern"], name) else ""
+        if "integer" in self.types or "number" in self.types:
+            yield from self.numbers(word)
 
-def _list(value: str | float, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield a list of the right length: its items as text, or one number for a square."""
-    array = next((each for each in _parts(schema) if each.get("type") == "array"), None)
-    items = array.get("prefixItems", []) if array else []
-    words = re.split(r"\s*[,x;]\s*|\s+", str(value).strip().strip("()[]{}").strip().lower())
-    if len(words) == 1 and [each.get("type") for each in items] == ["integer"] * 2:
-        words *= 2
-    if not items or len(words) != len(items):
-        return
-    pairs = zip(words, items, strict=True)
-    read = [next(_numbers("", word, item), "") for word, item in pairs]
-    if all(read):
-        yield f"[{', '.join(read)}]"
+    def numbers(self, word: str) -> Iterator[str]:
+        """Yield the number that a text writes, in words that YAML reads as one."""
+        plain = self._plain(word)
+        factors = re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", plain)
+        powers = re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain)
+        if factors or powers:
+            product = int(factors[1]) * int(factors[2]) if factors else 0
+            yield from self._allowed(2 ** int(powers[1]) if powers else product)
+        elif match := re.fullmatch(r"0([xob])([0-9a-f]{1,16})", plain):
+            base = {"x": 16, "o": 8, "b": 2}[match[1]]
+            digits = "0123456789abcdef"[:base]
+            if set(match[2]) <= set(digits):
+                yield from self._allowed(int(match[2], base))
+        elif match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmbg])(i?)", plain):
+            number, power = float(match[1]), _THOUSANDS[match[2]]
+            bases = (1024, 1000) if match[3] or self.name in _BINARY else (1000, 1024)
+            for base in bases[:1] if match[3] else bases:
+                if number * base**power % 1 == 0:
+                    yield from self._allowed(int(number * base**power))
+        elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", plain):
+            yield from self._allowed(float(f"{float(match[1]) / 100:.12g}"))
+        elif re.fullmatch(r"[-+]?\d{1,18}", plain):
+            yield from self._allowed(int(plain))
+        elif re.fullmatch(r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:e[-+]?\d{1,3})?", plain):
+            number = float(plain)
+            if "number" in self.types:
+                yield from self._allowed(number)
+            elif number == number // 1:
+                yield from self._allowed(int(number))
 
+    def _plain(self, word: str) -> str:
+        """Return a number without the signs of groups and its unit, with a decimal point."""
+        plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
+        plain = re.sub(rf"(?<=\d)\s+{re.escape(self.name)}$", "", plain) if self.name else plain
+        # A comma before other than three digits is a decimal one.
+        plain = re.sub(r"^(\d{1,9}),(\d{1,2}(?:e[-+]?\d{1,3})?)$", r"\1.\2", plain)
+        ten = re.fullmatch(r"(?:(\d{1,9}(?:\.\d{1,9})?)[*x])?10(?:\^|\*\*)(-?\d{1,2})", plain)
+        return f"{ten[1] or 1}e{ten[2]}" if ten else plain
 
-def _plain(key: str, word: str) -> str:
-    """Return a number without the signs of groups and its unit, with a decimal point."""
-    plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
-    plain = re.sub(rf"(?<=\d)\s+{re.escape(key)}$", "", plain) if key else plain
-    # A comma before other than three digits is a decimal one.
-    plain = re.sub(r"^(\d{1,9}),(\d{1,2}(?:e[-+]?\d{1,3})?)$", r"\1.\2", plain)
-    ten = re.fullmatch(r"(?:(\d{1,9}(?:\.\d{1,9})?)[*x])?10(?:\^|\*\*)(-?\d{1,2})", plain)
-    return f"{ten[1] or 1}e{ten[2]}" if ten else plain
-
-
-def _numbers(key: str, word: str, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield the number that a text writes, in words that YAML reads as one."""
-    plain = _plain(key, word)
-    factors = re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", plain)
-    powers = re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain)
-    if factors or powers:
-        product = int(factors[1]) * int(factors[2]) if factors else 0
-        yield from _allowed(2 ** int(powers[1]) if powers else product, schema)
-        return
-    if match := re.fullmatch(r"0([xob])([0-9a-f]{1,16})", plain):
-        base = {"x": 16, "o": 8, "b": 2}[match[1]]
-        digits = "0123456789abcdef"[:base]
-        if set(match[2]) <= set(digits):
-            yield from _allowed(int(match[2], base), schema)
-    elif match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmbg])(i?)", plain):
-        number, power = float(match[1]), _THOUSANDS[match[2]]
-        bases = (1024, 1000) if match[3] or key in _BINARY else (1000, 1024)
-        for base in bases[:1] if match[3] else bases:
-            if number * base**power % 1 == 0:
-                yield from _allowed(int(number * base**power), schema)
-    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", plain):
-        yield from _allowed(float(f"{float(match[1]) / 100:.12g}"), schema)
-    elif re.fullmatch(r"[-+]?\d{1,18}", plain):
-        yield from _allowed(int(plain), schema)
-    elif re.fullmatch(r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:e[-+]?\d{1,3})?", plain):
-        number = float(plain)
-        whole = "number" not in allowed_types(schema)
-        if not whole:
-            yield from _allowed(number, schema)
-        elif number == number // 1:
-            yield from _allowed(int(number), schema)
-
-
-def _allowed(value: Any, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield a number if the limits of its key allow it."""
-    for each in _parts(schema):
-        number = isinstance(value, int) or each.get("type") == "number"
-        if each.get("type") not in ("integer", "number") or not number or isinstance(value, bool):
-            continue
-        low, high = each.get("minimum", value), each.get("maximum", value)
-        above, below = each.get("exclusiveMinimum"), each.get("exclusiveMaximum")
-        if (
-            low <= value <= high
-            and (above is None or value > above)
-            and (below is None or value < below)
-        ):
-            yield str(value)
-
-
-def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fragments of which a value must fit one."""
-    return [schema, *schema.get("anyOf", ())]
+    def _allowed(self, value: Any) -> Iterator[str]:
+        """Yield a number if the limits of the key allow it."""
+        for each in self.parts:
+            number = isinstance(value, int) or each.get("type") == "number"
+            if each.get("type") not in ("integer", "number") or not number:
+                continue
+            if isinstance(value, bool):
+                continue
+            low, high = each.get("minimum", value), each.get("maximum", value)
+            above, below = each.get("exclusiveMinimum"), each.get("exclusiveMaximum")
+            if (
+                low <= value <= high
+                and (above is None or value > above)
+                and (below is None or value < below)
+            ):
+                yield str(value)
 
 
 def _ranks(value: Any) -> list[str]:
     """Return `0-3` for a list of these ranks, or for another spelling of a range."""
-    if (ends := _open_range(value)) is not None:
-        # The last rank may be left out, as Python does, or not.
-        return [_range(list(range(ends[0], last + 1))) for last in (ends[1] - 1, ends[1])]
+    if isinstance(value, dict) and len(value) == 2:
+        first, stop = value.get("start"), value.get("end", value.get("stop"))
+    else:
+        match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", str(value))
+        first, stop = map(int, match.groups()) if match else (None, None)
+    if type(first) is int and type(stop) is int and 0 <= first < stop < MAX_RANKS:
+        # `4:8` or `{start: 4, end: 8}`: the last rank may be left out, as Python does, or not.
+        return [_range(list(range(first, last + 1))) for last in (stop - 1, stop)]
     return [_range(sorted(_listed(value)))]
 
 
@@ -198,18 +203,6 @@ def _range(ranks: list[int]) -> str:
     if ranks != list(range(ranks[0], ranks[-1] + 1)):
         return ""  # No range names them.
     return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
-
-
-def _open_range(value: Any) -> tuple[int, int] | None:
-    """Return the numbers of `4:8` or `{start: 4, end: 8}`, which may mean 8 or not."""
-    if isinstance(value, dict) and len(value) == 2:
-        first, last = value.get("start"), value.get("end", value.get("stop"))
-    else:
-        match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", str(value))
-        first, last = map(int, match.groups()) if match else (None, None)
-    if type(first) is int and type(last) is int and 0 <= first < last < MAX_RANKS:
-        return first, last
-    return None
 
 
 def _listed(value: Any) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mimo_launch.spec.audio import AudioModel
 from mimo_launch.spec.base import (
     CountFrom0,
     ExpertGrid,
@@ -19,15 +20,18 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
+from mimo_launch.spec.connector import ConnectorModel
 from mimo_launch.spec.custom import CustomModel
-from mimo_launch.spec.encoders import EncoderKinds
 from mimo_launch.spec.generators import GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.sections import Fp8Spec, ModuleOptimizer
+from mimo_launch.spec.vit import VitModel
 
 Balance = Literal["none", "linked", "all"]
 
+# Every kind of encoder except users' own classes.
+EncoderKinds = VitModel | AudioModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 

@@ -5,7 +5,7 @@ Relies on: the models.
 Leaves: words of other trainers to `synonyms`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,13 @@ def _paths(cls: type[Strict], path: YamlPath) -> Iterator[YamlPath]:
             yield from _paths(model, below)
 
 
+def in_modules(pattern: YamlPath, names: Iterable[str | int]) -> list[YamlPath]:
+    """Return a path with each name in place of its `*`; by itself if it has none."""
+    if ANY not in pattern:
+        return [pattern]
+    return [tuple(name if step == ANY else step for step in pattern) for name in names]
+
+
 def field_at(path: YamlPath, data: Any) -> FieldInfo | None:
     """Return the field that a path leads to, by the kinds that the data name; None if none."""
     classes: list[type[Strict]] = [Spec]
@@ -51,8 +58,8 @@ def field_at(path: YamlPath, data: Any) -> FieldInfo | None:
         if per_name:
             per_name = False
         else:
-            fields = ((each.alias or name, each) for cls in classes for name, each in _fields(cls))
-            field = next((each for name, each in fields if name == step), None)
+            fields = [item for cls in classes for item in cls.model_fields.items()]
+            field = next((each for name, each in fields if (each.alias or name) == step), None)
             if field is None:
                 return None
             inner = section_per_name(field.annotation)
@@ -62,10 +69,6 @@ def field_at(path: YamlPath, data: Any) -> FieldInfo | None:
         kind = data.get("kind") if isinstance(data, dict) and len(classes) > 1 else None
         classes = [cls for cls in classes if kind_of(cls) == kind] if kind else classes
     return None if per_name else field
-
-
-def _fields(cls: type[Strict]) -> Iterator[tuple[str, FieldInfo]]:
-    yield from cls.model_fields.items()
 
 
 def value_at(path: YamlPath, data: Any) -> Any:

@@ -7,6 +7,7 @@ Relies on: `synonyms` for the words of other trainers, `places` for our own in a
 Leaves: misspelt keys to `findings`.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -15,7 +16,7 @@ from pydantic.fields import FieldInfo
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE, field_schema, leaf_adapter, models_in
 from mimo_launch.spec.meant import meant
-from mimo_launch.spec.places import ANY, field_at, places_of, value_at
+from mimo_launch.spec.places import ANY, field_at, in_modules, places_of, value_at
 from mimo_launch.spec.synonyms import Synonym, synonym
 from mimo_launch.spec.wording import expected, flow, listing
 
@@ -34,18 +35,20 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     """Return what to write in place of an unknown key; None if it is no word of anybody."""
     section, word = path[:-1], str(path[-1])
     known = synonym(str(section[-1]) if section else "", word)
-    if known is None:
-        target = _own_place(section, word, value, data)
-        known = Synonym()
-    elif known.note:
+    if known is not None and known.note:
         return Renamed(known.note)
+    if known is None:
+        target, known = _free_place(section, word, value, data), Synonym()
     else:
-        target = _meant_place(section, known.key, data)
+        # In the section of its synonym, or where it belongs.
+        pattern: YamlPath = tuple(known.key.split("."))
+        places = [(*section, pattern[-1]), *_in_module(pattern, section)]
+        target = next((each for each in places if field_at(each, data) is not None), None)
     if target is not None and section[: len(target)] == target:
         return None  # The word means the section that it stands in.
     field = None if target is None else field_at(target, data)
     if target is not None and field is not None:
-        return Renamed(_help(path, value, data, target, field, known), (target,))
+        return Renamed(_Renaming(path, value, data, target, field, known).help(), (target,))
     *above, key = known.key.split(".")
     if ANY not in above:
         return None
@@ -55,102 +58,104 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     )
 
 
-def _own_place(section: YamlPath, key: str, value: Any, data: Any) -> YamlPath | None:
+def _free_place(section: YamlPath, key: str, value: Any, data: Any) -> YamlPath | None:
     """Return the nearest place that has a key of this name, free, for such a value."""
-    found = []
+    nearest: list[YamlPath] = []
+    most = 0
     for pattern in places_of(key.replace("-", "_")):
         for path in _in_module(pattern, section):
             field = field_at(path, data)
-            if field is not None and value_at(path, data) is None and _takes(field, value):
-                found.append(path)
-    near = max((_common(path, section) for path in found), default=0)
-    nearest = [path for path in found if _common(path, section) == near]
+            if field is None or value_at(path, data) is not None or not _takes(field, value):
+                continue
+            same = [one == other for one, other in zip(path, section, strict=False)]
+            shared = (*same, False).index(False)
+            if shared > most:
+                nearest, most = [], shared
+            if shared == most:
+                nearest.append(path)
     return nearest[0] if len(nearest) == 1 else None
-
-
-def _meant_place(section: YamlPath, dotted: str, data: Any) -> YamlPath | None:
-    """Return the place of a key in the section of its synonym, or where it belongs."""
-    pattern: YamlPath = tuple(dotted.split("."))
-    places = [(*section, pattern[-1]), *_in_module(pattern, section)]
-    return next((path for path in places if field_at(path, data) is not None), None)
 
 
 def _in_module(pattern: YamlPath, section: YamlPath) -> list[YamlPath]:
     """Return a path of the module that a section is in; nothing for one of an unknown module."""
-    if ANY not in pattern:
-        return [pattern]
-    if section[:1] != ("modules",) or len(section) < 2:
-        return []
-    return [tuple(section[1] if step == ANY else step for step in pattern)]
+    return in_modules(pattern, section[1:2] if section[:1] == ("modules",) else ())
 
 
-def _common(path: YamlPath, section: YamlPath) -> int:
-    same = [one == other for one, other in zip(path, section, strict=False)]
-    return (*same, False).index(False)
+@dataclass(frozen=True, slots=True)
+class _Renaming:
+    """An unknown key at `path`, with its value, and the key that it means, at `target`."""
 
+    path: YamlPath
+    value: Any
+    data: Any
+    target: YamlPath
+    field: FieldInfo
+    known: Synonym
 
-def _help(
-    path: YamlPath, value: Any, data: Any, target: YamlPath, field: FieldInfo, known: Synonym
-) -> str:
-    key = str(target[-1])
-    under = "" if target[:-1] == path[:-1] else f" under `{'.'.join(map(str, target[:-1]))}`"
-    why = f" ({known.why})" if known.why else ""
-    there = value_at(target, data)
-    texts = _texts(value, data, target, field, known)
-    if value is False and known.values.get("false") == "":
-        return f"delete it: without it `{key}` is `{field.default}`"
-    if texts and there is None:
-        return f"write {listing([f'`{key}: {text}`' for text in texts])}{under} in its place{why}"
-    if texts and texts[0] == flow(there):
-        return f"delete it: `{key}: {texts[0]}`{under} says the same{why}"
-    if texts:
-        both = f"write `{key}: {texts[0]}`{under} in its place, or delete it"
-        return f"{both}: `{key}: {flow(there)}` is there already"
-    if not under and isinstance(value, dict):
-        return f"did you mean `{key}`?"
-    if known.sized:
-        wanted = f": `batch.global` / (dp of `{LANGUAGE}` x {path[-1]}), a number of microbatches"
-    else:
-        is_section = bool(models_in(field.annotation)[0])
-        wanted = "" if is_section else f": {expected(field_schema(field))}"
-    return f"it is `{key}`{under} here{wanted}{why}"
+    def help(self) -> str:
+        """Return what to write in place of the key."""
+        target, field, known = self.target, self.field, self.known
+        key = str(target[-1])
+        section = ".".join(map(str, target[:-1]))
+        under = "" if target[:-1] == self.path[:-1] else f" under `{section}`"
+        why = f" ({known.why})" if known.why else ""
+        there = value_at(target, self.data)
+        texts = self._texts()
+        if self.value is False and known.values.get("false") == "":
+            return f"delete it: without it `{key}` is `{field.default}`"
+        if texts and there is None:
+            lines = listing([f"`{key}: {text}`" for text in texts])
+            return f"write {lines}{under} in its place{why}"
+        if texts and texts[0] == flow(there):
+            return f"delete it: `{key}: {texts[0]}`{under} says the same{why}"
+        if texts:
+            both = f"write `{key}: {texts[0]}`{under} in its place, or delete it"
+            return f"{both}: `{key}: {flow(there)}` is there already"
+        if not under and isinstance(self.value, dict):
+            return f"did you mean `{key}`?"
+        wanted = ""
+        if known.sized:
+            dp = f"dp of `{LANGUAGE}`"
+            wanted = f": `batch.global` / ({dp} x {self.path[-1]}), a number of microbatches"
+        elif not models_in(field.annotation)[0]:
+            wanted = f": {expected(field_schema(field))}"
+        return f"it is `{key}`{under} here{wanted}{why}"
 
+    def _texts(self) -> list[str]:
+        """Return our spellings of the value; nothing if it has none."""
+        value, field = self.value, self.field
+        if self.known.sized:
+            value = self._microbatches()
+        elif self.known.beta is not None:
+            betas = value_at(self.target, self.data)
+            pair = list(betas if isinstance(betas, list) and len(betas) == 2 else field.default)
+            section = value_at(self.target[:-1], self.data)
+            for word, beta in section.items() if isinstance(section, dict) else ():
+                other = synonym("", word)
+                if other is not None and other.beta is not None:
+                    pair[other.beta] = beta
+            pair[self.known.beta] = value
+            value = pair
+        elif self.known.values:
+            text = self.known.values.get(str(value).lower(), "")
+            return [text] if text else []
+        if value is None or (isinstance(value, dict) and len(str(value)) > _MOST_SHOWN):
+            return []
+        if _takes(field, value):
+            return [] if isinstance(value, dict) else [flow(value)]
+        if models_in(field.annotation)[0]:
+            return []
+        return meant(str(self.target[-1]), value, field_schema(field))
 
-def _texts(value: Any, data: Any, target: YamlPath, field: FieldInfo, known: Synonym) -> list[str]:
-    """Return our spellings of a value; nothing if it has none."""
-    if known.sized:
-        value = _microbatches(value, data)
-    elif known.beta is not None:
-        betas = value_at(target, data)
-        pair = list(betas) if isinstance(betas, list) and len(betas) == 2 else list(field.default)
-        section = value_at(target[:-1], data)
-        for word, beta in section.items() if isinstance(section, dict) else ():
-            other = synonym("", word)
-            if other is not None and other.beta is not None:
-                pair[other.beta] = beta
-        pair[known.beta] = value
-        value = pair
-    elif known.values:
-        text = known.values.get(str(value).lower(), "")
-        return [text] if text else []
-    if value is None or (isinstance(value, dict) and len(str(value)) > _MOST_SHOWN):
-        return []
-    if _takes(field, value):
-        return [] if isinstance(value, dict) else [flow(value)]
-    return (
-        [] if models_in(field.annotation)[0] else meant(str(target[-1]), value, field_schema(field))
-    )
-
-
-def _microbatches(size: Any, data: Any) -> int | None:
-    """Return the number of microbatches of a size, if it is known and whole."""
-    samples = value_at(("batch", "global"), data)
-    grid = value_at(("modules", LANGUAGE, "grid"), data) or {}
-    dp = grid.get("dp", 1) if isinstance(grid, dict) and set(grid) <= set(AXES) else None
-    counts = [each for each in (samples, dp, size) if isinstance(each, int) and each > 0]
-    if len(counts) < 3 or counts[0] % (counts[1] * counts[2]):
-        return None
-    return counts[0] // (counts[1] * counts[2])
+    def _microbatches(self) -> int | None:
+        """Return the number of microbatches of a size, if it is known and whole."""
+        samples = value_at(("batch", "global"), self.data)
+        grid = value_at(("modules", LANGUAGE, "grid"), self.data) or {}
+        dp = grid.get("dp", 1) if isinstance(grid, dict) and set(grid) <= set(AXES) else None
+        counts = [each for each in (samples, dp, self.value) if isinstance(each, int) and each > 0]
+        if len(counts) < 3 or counts[0] % (counts[1] * counts[2]):
+            return None
+        return counts[0] // (counts[1] * counts[2])
 
 
 def _takes(field: FieldInfo, value: Any) -> bool:

@@ -38,7 +38,15 @@ def expected(schema: dict[str, Any]) -> str:
         items = schema.get("prefixItems")
         each = expected(items[0] if items else schema.get("items", {}))
         return f"a list of {len(items)}, each {each}" if items else f"a list, each item {each}"
-    return _TYPES.get(kind, "a value") + _limits(schema)
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        limits = f" from {_number(low)} to {_number(high)}"
+    else:
+        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        signs = {">=": low, ">": above, "<=": high, "<": below}
+        given = (f" {sign} {_number(each)}" for sign, each in signs.items() if each is not None)
+        limits = " and".join(given)
+    return _TYPES.get(kind, "a value") + limits
 
 
 def listing(words: list[str]) -> str:
@@ -113,15 +121,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _literal(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _limits(schema: dict[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" from {_number(low)} to {_number(high)}"
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    limits = ((low, ">="), (above, ">"), (high, "<="), (below, "<"))
-    return " and".join(f" {sign} {_number(limit)}" for limit, sign in limits if limit is not None)
 
 
 def _number(value: float) -> str:

@@ -145,51 +145,79 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
     return nodes, None
 
 
+# What stands in PyYAML's words for a fault, our headline, and what to do. "" stands in all.
+_FAULTS = (
+    (
+        ("mapping values are not allowed",),
+        "a second `:` on this line, or a line that is indented too far",
+        "quote text that contains `: `, or align the key with the one above it",
+    ),
+    (
+        ("undefined alias",),
+        "an alias `*name` without an anchor `&name` before it",
+        "write `&name` at the value to be repeated, above this line",
+    ),
+    (
+        ("found duplicate anchor",),
+        "this anchor name is used twice",
+        "give one of the two another name",
+    ),
+    (
+        ("expected ',' or", "expected the node content"),
+        "a bracket or a comma is missing, or there is one too many",
+        "check that each `{` and `[` above is closed and that commas stand between items",
+    ),
+    (
+        ("could not find expected ':'",),
+        "a line without `:` where a key is expected",
+        "write `key: value`",
+    ),
+    (
+        ("unexpected end of stream",),
+        "a quoted text is never closed",
+        "add the closing quotation mark",
+    ),
+    (
+        ("",),
+        "this is not YAML ({})",
+        "compare the indentation and the punctuation with the lines above",
+    ),
+)
+
+
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     """Turn PyYAML's error into a finding that says what to do."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     lines = text.splitlines()
     shown = lines[line - 1] if line <= len(lines) else ""
-    indent = shown[: len(shown) - len(shown.lstrip())]
+    if variable := variable_in(shown):
+        return variable_fault(variable, (), "", line, shown.index(variable) + 1)
+    why = "the file cannot be read past this point, so nothing after it was checked"
+    marks = [each.line for each in (error.context_mark, error.problem_mark) if each]
+    near = sorted({number for each in marks for number in (each - 1, each)})
+    numbers = [number for number in near if 0 <= number < len(lines)]
+    found = ((number, _GLUED.fullmatch(lines[number])) for number in numbers)
+    number, glued = next((pair for pair in found if pair[1]), (0, None))
     problem = error.problem or ""
-    if variable_in(shown):
-        return variable_fault(variable_in(shown), (), "", line, shown.index(variable_in(shown)) + 1)
-    glued = _glued(lines, error)
+    indent = shown[: len(shown) - len(shown.lstrip())]
     if glued is not None:
-        return glued
-    if "\t" in indent or ("'\\t'" in problem):
+        headline = f"`{glued[1]}` has no space behind the `:`"
+        why = "without a space it is one word, not a key and its value"
+        help_ = f"write `{glued[2]}: {glued[3]}`"
+        line, column = number + 1, glued.start(1) + 1
+    elif "\t" in indent or "'\\t'" in problem:
         headline = "a tab stands where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
         help_ = "replace each tab by two spaces"
-    elif "mapping values are not allowed" in problem:
-        headline = "a second `:` on this line, or a line that is indented too far"
-        help_ = "quote text that contains `: `, or align the key with the one above it"
-    elif "undefined alias" in problem:
-        headline = "an alias `*name` without an anchor `&name` before it"
-        help_ = "write `&name` at the value to be repeated, above this line"
-    elif "found duplicate anchor" in problem:
-        headline = "this anchor name is used twice"
-        help_ = "give one of the two another name"
-    elif "expected ',' or" in problem or "expected the node content" in problem:
-        headline = "a bracket or a comma is missing, or there is one too many"
-        help_ = "check that each `{` and `[` above is closed and that commas stand between items"
-    elif "could not find expected ':'" in problem:
-        headline = "a line without `:` where a key is expected"
-        help_ = "write `key: value`"
-    elif "unexpected end of stream" in problem:
-        headline = "a quoted text is never closed"
-        help_ = "add the closing quotation mark"
     else:
-        headline = f"this is not YAML ({problem or 'unknown fault'})"
-        help_ = "compare the indentation and the punctuation with the lines above"
+        headline, help_ = next(
+            (headline.format(problem or "unknown fault"), help_)
+            for signs, headline, help_ in _FAULTS
+            if any(sign in problem for sign in signs)
+        )
     return Diagnostic(
-        code="yaml-syntax",
-        headline=headline,
-        why="the file cannot be read past this point, so nothing after it was checked",
-        help=help_,
-        line=line,
-        column=column,
+        code="yaml-syntax", headline=headline, why=why, help=help_, line=line, column=column
     )
 
 
@@ -228,23 +256,6 @@ def variable_fault(variable: str, path: YamlPath, value: str, line: int, column:
         line=line,
         column=column,
     )
-
-
-def _glued(lines: list[str], error: yaml.MarkedYAMLError) -> Diagnostic | None:
-    """Return the finding about `key:value` without a space, if that stopped the parser."""
-    marks = [mark.line for mark in (error.context_mark, error.problem_mark) if mark]
-    for number in sorted({n for mark in marks for n in (mark - 1, mark)}):
-        match = _GLUED.fullmatch(lines[number]) if 0 <= number < len(lines) else None
-        if match is not None:
-            return Diagnostic(
-                code="yaml-syntax",
-                headline=f"`{match[1]}` has no space behind the `:`",
-                why="without a space it is one word, not a key and its value",
-                help=f"write `{match[2]}: {match[3]}`",
-                line=number + 1,
-                column=match.start(1) + 1,
-            )
-    return None
 
 
 def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:

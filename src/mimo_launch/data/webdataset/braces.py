@@ -87,16 +87,12 @@ def _inside(text: str) -> int:
     elif found := _LETTER_RANGE.match(text):
         first, last = _LETTERS.index(found[1]), _LETTERS.index(found[2])
     else:
-        return sum(map(_product, _alternatives(text)))
+        # Alternatives stand between the commas that no braces surround.
+        number = depth = start = 0
+        for place, sign in _signs(text):
+            depth += {"{": 1, "}": -1}.get(sign, 0)
+            if sign == "," and depth == 0:
+                number += _product(text[start:place])
+                start = place + 1
+        return number + _product(text[start:])
     return abs(last - first) // (int(found[3] or 1) or 1) + 1
-
-
-def _alternatives(text: str) -> list[str]:
-    """Cut a text at the commas that no braces surround."""
-    depth, start, found = 0, 0, []
-    for place, sign in _signs(text):
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        if sign == "," and depth == 0:
-            found.append(text[start:place])
-            start = place + 1
-    return [*found, text[start:]]

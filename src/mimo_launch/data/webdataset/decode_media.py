@@ -201,7 +201,10 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         image = square
     height, width = recipe.resized(image.height, image.width)
     if isinstance(recipe.resize, PatchCount):
-        pixels = _resized_as_numbers(image, height, width, Image.Resampling(recipe.resample))
+        # As numbers, without rounding: they may leave the range of a pixel.
+        resample = Image.Resampling(recipe.resample)
+        bands = [each.convert("F").resize((width, height), resample) for each in image.split()]
+        pixels = np.stack([np.asarray(band) for band in bands])
     else:
         if recipe.resize is not None:
             image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
@@ -220,14 +223,6 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     # Scaled in double precision and rounded once, as the reference does.
     scaled = (pixels * np.float64(recipe.scale)).astype(np.float32)
     return np.ascontiguousarray((scaled - mean) / std)
-
-
-def _resized_as_numbers(
-    image: Image.Image, height: int, width: int, resample: Image.Resampling
-) -> np.ndarray:
-    """Return channels that are resized without rounding, and may leave the range of a pixel."""
-    bands = [each.convert("F").resize((width, height), resample) for each in image.split()]
-    return np.stack([np.asarray(each) for each in bands])
 
 
 def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:

@@ -11,7 +11,7 @@ import io
 import re
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
@@ -48,19 +48,11 @@ def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
 
     Raises: BadSample if it cannot be read, or says nothing that it must.
     """
-    with readable(suffix, "a video"):
-        if suffix.endswith(FRAMES_SUFFIX):
-            with _zip(data) as file:
-                names = _names(file)
-                height, width = image_size(names[0], _member(file, names[0]))
-                return _lasting(VideoSize(len(names), height, width, rate))
-        with closing(_opened(data)) as container:
-            stream = _stream(container)
-            height, width = int(stream.height), int(stream.width)
-            if not stream.average_rate or min(height, width) < 1:
-                raise ValueError("its header says no size or no rate of frames")
-            rate, frames = float(stream.average_rate), _count(container, stream)
-            return _lasting(VideoSize(frames, height, width, rate))
+    with readable(suffix, "a video"), _opened(suffix, data) as file:
+        size = file.size(rate)
+        if size.rate * _MOST_SECONDS < size.frames:
+            raise ValueError(f"{size.frames} frames at {size.rate:g} a second last for weeks")
+        return size
 
 
 def video_groups(
@@ -86,8 +78,8 @@ def video_groups(
         return np.ascontiguousarray((scaled - mean) / std)
 
     now: list[Frame] = []
-    with readable(suffix, "a video"):
-        for frame in _frames(suffix, data, taken.indices, channels):
+    with readable(suffix, "a video"), _opened(suffix, data) as file:
+        for frame in file.frames(taken.indices, channels):
             made = frame
             for size in (*taken.before, (taken.height, taken.width)):
                 made = resized(made, *size, recipe.resample)
@@ -99,18 +91,113 @@ def video_groups(
             yield group(now)
 
 
-def _frames(suffix: str, data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
-    """Yield the frames with these numbers, in order, [channels, height, width]."""
-    if suffix.endswith(FRAMES_SUFFIX):
-        yield from _zipped(data, indices, channels)
-        return
-    wanted, place, number = list(indices), 0, -1
-    with closing(_opened(data)) as container:
-        stream = _stream(container)
+def _opened(suffix: str, data: bytes) -> AbstractContextManager["_Zip | _Film"]:
+    """Return an open video, to be closed. Raises: ValueError, or whatever PyAV does."""
+    return closing(_Zip(data) if suffix.endswith(FRAMES_SUFFIX) else _Film(data))
+
+
+class _Zip:
+    """A video whose frames are images in a zip, by the numbers in their names."""
+
+    def __init__(self, data: bytes) -> None:
+        self._file = zipfile.ZipFile(io.BytesIO(data))
+        names = [
+            each
+            for each in self._file.namelist()
+            if each.rpartition(".")[2].lower() in IMAGE_FORMATS
+            and not any(part.startswith((".", "__")) for part in each.split("/"))
+        ]
+        if not names:
+            raise ValueError("it holds no image: name its frames 0001.jpg, 0002.jpg, ... or .png")
+
+        def by_number(name: str) -> list[tuple[int, int, str]]:
+            parts = _DIGITS.split(name)
+            return [(0, int(each), "") if each.isdecimal() else (1, 0, each) for each in parts]
+
+        self._names = sorted(names, key=by_number)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def size(self, rate: float) -> VideoSize:
+        """Return its size, at a rate of frames that it does not say itself."""
+        height, width = image_size(self._names[0], self._member(self._names[0]))
+        return VideoSize(len(self._names), height, width, rate)
+
+    def frames(self, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
+        """Yield the frames with these numbers, in order, [channels, height, width]."""
+        size = None
+        for index in indices:
+            name = self._names[index]
+            member = self._member(name)
+            found = image_size(name, member)
+            size = size or found
+            if found != size:
+                one, other = (f"{width} x {height}" for height, width in (found, size))
+                raise ValueError(f"its frame {name} has {one} pixels, others {other}")
+            pixels = np.asarray(decode_image(name, member, channels=channels))
+            yield pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    def _member(self, name: str) -> bytes:
+        if self._file.getinfo(name).file_size > _MOST_BYTES:
+            raise ValueError(f"its frame {name} has more than {_MOST_BYTES:,} bytes")
+        return self._file.read(name)
+
+
+class _Film:
+    """A video file of one of the formats that may be opened."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise ValueError("the package `av` is not installed: pip install 'av>=14'") from error
+        for name, begins in _FORMATS.items():
+            if any(data[at : at + len(sign)] == sign for at, sign in begins):
+                # To open one may decode a frame.
+                options = {"max_pixels": str(MOST_PIXELS)}
+                self._container: Any = av.open(io.BytesIO(data), format=name, options=options)
+                return
+        raise ValueError("it is no MP4, MOV, Matroska, WebM, AVI or MPEG file")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    @property
+    def _stream(self) -> Any:
+        if not self._container.streams.video:
+            raise ValueError("it has no pictures")
+        return self._container.streams.video[0]
+
+    def size(self, rate: float) -> VideoSize:
+        """Return its size and rate; `rate` is that of files that say none.
+
+        A packet is a frame: the number in a header may be a lie, or that of frames which an edit
+        list leaves out.
+        """
+        del rate
+        stream, frames = self._stream, 0
+        height, width = int(stream.height), int(stream.width)
+        if not stream.average_rate or min(height, width) < 1:
+            raise ValueError("its header says no size or no rate of frames")
+        for packet in self._container.demux(stream):
+            if packet.is_corrupt:
+                raise ValueError(f"the file is damaged or cut off at frame {frames}")
+            frames += packet.size > 0
+        if not frames:
+            raise ValueError("it has no frame")
+        return VideoSize(frames, height, width, float(stream.average_rate))
+
+    def frames(self, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
+        """Yield the frames with these numbers, in order, [channels, height, width]."""
+        wanted, place, number = list(indices), 0, -1
+        stream = self._stream
         height, width = int(stream.height), int(stream.width)
         most = max(_ROOM * height * width, _LEAST_PIXELS)
         stream.codec_context.options = {"max_pixels": str(most)}
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(self._container.decode(stream)):
             if place == len(wanted):
                 return
             if number < wanted[place]:
@@ -125,88 +212,5 @@ def _frames(suffix: str, data: bytes, indices: tuple[int, ...], channels: int) -
             while place < len(wanted) and wanted[place] == number:
                 yield pixels
                 place += 1
-    if place < len(wanted):
-        raise ValueError(f"only {number + 1} of its frames can be decoded")
-
-
-def _lasting(size: VideoSize) -> VideoSize:
-    """Return a size that is not that of weeks. Raises: ValueError."""
-    if size.rate * _MOST_SECONDS < size.frames:
-        raise ValueError(f"{size.frames} frames at {size.rate:g} a second last for weeks")
-    return size
-
-
-def _count(container: Any, stream: Any) -> int:
-    """Return the number of frames: a packet is one. Raises: ValueError.
-
-    The number in a header may be a lie, or that of frames which an edit list leaves out.
-    """
-    frames = 0
-    for packet in container.demux(stream):
-        if packet.is_corrupt:
-            raise ValueError(f"the file is damaged or cut off at frame {frames}")
-        frames += packet.size > 0
-    if not frames:
-        raise ValueError("it has no frame")
-    return frames
-
-
-def _zipped(data: bytes, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
-    with _zip(data) as file:
-        names = _names(file)
-        size = None
-        for index in indices:
-            member = _member(file, names[index])
-            found = image_size(names[index], member)
-            size = size or found
-            if found != size:
-                one, other = (f"{width} x {height}" for height, width in (found, size))
-                raise ValueError(f"its frame {names[index]} has {one} pixels, others {other}")
-            pixels = np.asarray(decode_image(names[index], member, channels=channels))
-            yield pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def _zip(data: bytes) -> zipfile.ZipFile:
-    return zipfile.ZipFile(io.BytesIO(data))
-
-
-def _names(file: zipfile.ZipFile) -> list[str]:
-    """Return the images in a zip, by the numbers in their names. Raises: ValueError."""
-    found = [
-        each
-        for each in file.namelist()
-        if each.rpartition(".")[2].lower() in IMAGE_FORMATS
-        and not any(part.startswith((".", "__")) for part in each.split("/"))
-    ]
-    if not found:
-        raise ValueError("it holds no image: name its frames 0001.jpg, 0002.jpg, ... or .png")
-    return sorted(found, key=lambda name: [_number(each) for each in _DIGITS.split(name)])
-
-
-def _number(text: str) -> tuple[int, int, str]:
-    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
-
-
-def _member(file: zipfile.ZipFile, name: str) -> bytes:
-    if file.getinfo(name).file_size > _MOST_BYTES:
-        raise ValueError(f"its frame {name} has more than {_MOST_BYTES:,} bytes")
-    return file.read(name)
-
-
-def _opened(data: bytes) -> Any:
-    """Return the open container of a video. Raises: ValueError, or whatever PyAV does."""
-    try:
-        import av
-    except ImportError as error:
-        raise ValueError("the package `av` is not installed: pip install 'av>=14'") from error
-    for name, begins in _FORMATS.items():
-        if any(data[at : at + len(sign)] == sign for at, sign in begins):
-            # To open one may decode a frame.
-            return av.open(io.BytesIO(data), format=name, options={"max_pixels": str(MOST_PIXELS)})
-    raise ValueError("it is no MP4, MOV, Matroska, WebM, AVI or MPEG file")
-
-
-def _stream(container: Any) -> Any:
-    if not container.streams.video:
-        raise ValueError("it has no pictures")
-    return container.streams.video[0]
+        if place < len(wanted):
+            raise ValueError(f"only {number + 1} of its frames can be decoded")

@@ -1,19 +1,12 @@
 """Reads every sample of a shard once for the index: tokens, sizes of images, faults.
 
-Decides: what the index holds of a sample, and which records it leaves out; how many processes read
-shards in parallel, and when one is faster.
+Decides: what the index holds of a sample, and which records it leaves out.
 Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
-Leaves: files of the index to `index_columns`, putting shards together to `index`.
+Leaves: files of the index to `index_columns`, reading many shards to `index`.
 """
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +51,6 @@ from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
-# With fewer bytes of shards, one process is done before others have started.
-SMALL = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +192,7 @@ def place_of(suffix: str) -> tuple[int, str]:
 
 def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     """Read every sample of the shard with this number."""
-    rows: dict[str, list[int]] = defaultdict(list)
-    suffixes: dict[str, int] = {}
+    rows = _Rows(number)
     bad: list[Bad] = []
     reader = ShardReader((path,))
     try:
@@ -223,99 +213,51 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
             except (OSError, EOFError, ValueError) as error:
                 bad.append(Bad(path.name, member.key, f"{type(error).__name__}: {error}"))
             else:
-                _add(rows, number, member, seen, suffixes)
+                rows.add(member, seen)
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
-    columns = {name: np.array(rows[name], dtype=TYPES[name]) for name in TYPES}
-    return ShardIndex(columns, tuple(suffixes), tuple(bad))
+    columns = {name: np.array(rows.values[name], dtype=TYPES[name]) for name in TYPES}
+    return ShardIndex(columns, tuple(rows.suffixes), tuple(bad))
 
 
-def _add(
-    rows: dict[str, list[int]],
-    number: int,
-    member: Member,
-    seen: IndexedSample,
-    suffixes: dict[str, int],
-) -> None:
-    """Append one sample to the columns of a shard."""
-    runs = seen.runs
-    per_sample = (seen.num_tokens, int((runs[:, 1] - runs[:, 0]).sum()), number)
-    for name, value in zip(SAMPLES, per_sample, strict=True):
-        rows[name].append(value)
-    kept = [
-        suffix
-        for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
-        if suffix in member.places
-    ]
-    for suffix in kept:
-        rows["member_offset"].append(member.places[suffix].offset)
-        rows["member_size"].append(member.places[suffix].size)
-        rows["member_suffix"].append(suffixes.setdefault(suffix, len(suffixes)))
-    for each in seen.placed:
-        rows["span_module"].append(each.module)
-        rows["span_member"].append(each.member)
-        rows["span_position"].append(each.span.position)
-        rows["span_height"].append(each.span.height)
-        rows["span_width"].append(each.span.width)
-        rows["span_reads"].append(each.span.reads or 0)
-        rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
-        rows["span_told"].append(each.told)
-        rows["span_loose"].append(each.span.loose)
-        for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
+class _Rows:
+    """The columns of a shard with this number, as they grow by its samples."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.values: dict[str, list[int]] = defaultdict(list)
+        self.suffixes: dict[str, int] = {}
+
+    def add(self, member: Member, seen: IndexedSample) -> None:
+        """Append one sample."""
+        rows, runs = self.values, seen.runs
+        per_sample = (seen.num_tokens, int((runs[:, 1] - runs[:, 0]).sum()), self.number)
+        for name, value in zip(SAMPLES, per_sample, strict=True):
             rows[name].append(value)
-    for first, last in runs.tolist():
-        rows["run_first"].append(first)
-        rows["run_last"].append(last)
-    rows["key_byte"] += member.key.encode("utf-8", "surrogateescape")
-    for name, columns in LISTS.items():
-        rows[f"{name}_end"].append(len(rows[next(iter(columns))]))
-
-
-# The indexer of a process of the pool: made once, because a tokenizer loads slowly.
-_INDEXERS: list[SampleIndexer] = []
-
-
-def _start(spec: Spec) -> None:
-    # Ctrl-C reaches the whole process group, but the parent ends its pool by itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if isinstance(spec.data, WebdatasetData):
-        _INDEXERS.append(SampleIndexer(spec, spec.data))
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent is killed, which the queues of a pool do not notice."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _task(number: int, path: Path) -> ShardIndex:
-    return index_shard(_INDEXERS[0], number, path)
-
-
-def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
-    """Yield the index of each shard in order, made by one process per processor.
-
-    Raises: OSError if one of them is killed.
-    """
-    workers = min(len(shards), len(os.sched_getaffinity(0)))
-    small = sum(path.stat().st_size for path in shards) < SMALL
-    if workers == 1 or small or multiprocessing.current_process().daemon:
-        for number, path in enumerate(shards):
-            yield index_shard(indexer, number, path)
-        return
-    # Not forked: this process may have threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)
-    ) as pool:
-        try:
-            yield from pool.map(_task, range(len(shards)), shards)
-        except BrokenProcessPool as error:
-            raise OSError("a process that made the index was killed; out of memory?") from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        kept = [
+            suffix
+            for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
+            if suffix in member.places
+        ]
+        for suffix in kept:
+            rows["member_offset"].append(member.places[suffix].offset)
+            rows["member_size"].append(member.places[suffix].size)
+            rows["member_suffix"].append(self.suffixes.setdefault(suffix, len(self.suffixes)))
+        for each in seen.placed:
+            rows["span_module"].append(each.module)
+            rows["span_member"].append(each.member)
+            rows["span_position"].append(each.span.position)
+            rows["span_height"].append(each.span.height)
+            rows["span_width"].append(each.span.width)
+            rows["span_reads"].append(each.span.reads or 0)
+            rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
+            rows["span_told"].append(each.told)
+            rows["span_loose"].append(each.span.loose)
+            for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
+                rows[name].append(value)
+        for first, last in runs.tolist():
+            rows["run_first"].append(first)
+            rows["run_last"].append(last)
+        rows["key_byte"] += member.key.encode("utf-8", "surrogateescape")
+        for name, columns in LISTS.items():
+            rows[f"{name}_end"].append(len(rows[next(iter(columns))]))

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
-from mimo_launch.data.webdataset.cut_reader import CutReader
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.member_readers import (
     ImageReader,
@@ -26,7 +25,7 @@ from mimo_launch.data.webdataset.member_readers import (
     MemberReader,
     ShownVideo,
 )
-from mimo_launch.data.webdataset.readers import readers_of
+from mimo_launch.data.webdataset.readers import CutReader, readers_of
 from mimo_launch.hugging_face.frame_rules import VideoSize
 from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
 from mimo_launch.hugging_face.video_recipe import VideoRecipe

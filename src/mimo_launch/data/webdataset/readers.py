@@ -1,24 +1,48 @@
-"""What the modules of a spec read of samples of shards.
+"""What each module of a spec reads of samples of shards: clips, codes, images, cut ones, tiles.
 
-Decides: the reader of each module.
-Relies on: `member_readers`, `cut_reader` and `tile_reader`.
-Leaves: the places of rows in a sample to `media_rows`.
+Decides: the reader of each module; what is told of an image that becomes several, from which the
+text around it is written; that the only image of a sample is cut into tiles, and that of several
+each is one tile, as is each frame of a video, as by the processors of LLaVA-OneVision.
+Relies on: `member_readers` for what is read whole; `hugging_face.cut_rules` and
+`hugging_face.image_tiles` for sizes, `decode_media` for pixels; on `checks` that all encoders of
+images cut them alike.
+Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
-from mimo_launch.data.webdataset.cut_reader import CutReader
+import numpy as np
+
+from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.shared_images import ImageSize
+from mimo_launch.data.webdataset.decode_media import (
+    decode_image,
+    medium_of,
+    process,
+    process_cut,
+    process_tiles,
+)
 from mimo_launch.data.webdataset.member_readers import (
+    Array,
     ClipReader,
     CodesReader,
     ImageReader,
+    MediumSize,
     MemberReader,
+    ShownVideo,
 )
-from mimo_launch.data.webdataset.tile_reader import tile_reader
-from mimo_launch.hugging_face.image_processor import recipe_of
+from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of
+from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, recipe_of
+from mimo_launch.hugging_face.image_tiles import tiling
+from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_processor import video_recipe_of
+from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.kinds.tiles import Frame, TileRule
+from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 
 def readers_of(spec: Spec) -> Iterator[MemberReader]:
@@ -39,3 +63,106 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
                 yield ImageReader(name, makes, images, recipe, videos, rate)
         elif (codes := kind.codes) is not None:
             yield CodesReader(name, makes, codes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutReader(ImageReader):
+    """The images of one encoder, for which each of a sample is several of one size."""
+
+    cut: Cut
+
+    @property
+    def sizing(self) -> list[object]:
+        """What the number of rows, and that of images, depends on."""
+        return [self.module, self.images.row_side, repr(self.cut), *self.sizing_of_videos]
+
+    def pieces(self, size: MediumSize) -> list[int]:
+        """Return the columns of the grid of an image, once for each image that it becomes."""
+        return [grid_of(self.cut, *size)[1]] * images_of(self.cut, *size)
+
+    def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
+        """Return the pixels of as many tiles of an image as are used, or of frames of a video."""
+        if medium_of(suffix) == "video":
+            # In a class with slots, `super()` has no class to begin at.
+            return ImageReader.arrays(self, suffix, data, spans)
+        image = decode_image(suffix, data, channels=self.images.channels)
+        made = islice(process_cut(image, self.recipe, self.cut), len(spans))
+        return [self.as_input(*each) for each in zip(made, spans, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileReader(ImageReader):
+    """The images of one encoder of tiles; with `videos`, it reads these as well."""
+
+    rule: TileRule
+
+    @property
+    def sizing(self) -> list[object]:
+        """What the number of rows depends on."""
+        read = self.sizing_of_videos
+        return [self.module, repr(self.rule), repr(self.recipe.grids), self.rule.side, *read]
+
+    def rows(self, size: MediumSize) -> tuple[int, int]:
+        """Return 1 and the number of rows of an image that is one tile."""
+        del size
+        return 1, self.rule.num_rows(None)
+
+    def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
+        """Return the rows of an image, and its tiles if it is the only one. Raises: BadSample."""
+        try:
+            self.recipe.size(*size)
+            if not alone or not self.recipe.grids:
+                return ImageSize(*self.rows(size))
+            found = tiling(*size, self.recipe.grid(*size), self.rule.side, self.rule)
+        except ImageTooThin as error:
+            raise BadSample(str(error)) from error
+        lines, columns = self.rule.shrunk(found)
+        if min(lines, columns) < 1:
+            raise BadSample(f"an image of {size[1]} x {size[0]} pixels is too thin for a row")
+        return ImageSize(1, self.rule.num_rows(found), shown=found)
+
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the pixels of the tiles of an image, [tiles, channels, height, width]."""
+        image = decode_image(suffix, data, channels=self.images.channels)
+        if span.shown is None:
+            return self._seen(process(image, self.recipe)[None])
+        return self._seen(process_tiles(image, self.recipe, self.rule.side))
+
+    def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
+        """Return the rows of each frame of a video."""
+        last = len(video.later) - 1
+        frames = [Frame(number == last) for number in range(last + 1)]
+        return [ImageSize(1, self.rule.num_rows(each), shown=each) for each in frames]
+
+    def _group(self, pixels: Array, span: ImageSpan) -> Array:
+        """Return a frame as a tile, given as [channels, 1, height, width]."""
+        del span
+        return self._seen(pixels.swapaxes(0, 1))
+
+    def _seen(self, tiles: Array) -> Array:
+        """Return tiles without the pixels behind their last whole patches."""
+        height, width = self.images.input_shape(self.rule.height, self.rule.width)[-2:]
+        return np.ascontiguousarray(tiles[..., :height, :width])
+
+
+def tile_reader(
+    name: str,
+    images: Images,
+    rule: TileRule,
+    recipe: ImageRecipe,
+    videos: VideoRecipe | None,
+    rate: float,
+) -> TileReader:
+    """Return the reader of an encoder of tiles.
+
+    Raises: ProcessorError if its processor makes tiles of another size, or other grids.
+    """
+    side = rule.side
+    if recipe.only_size not in ((side, side), images.input_shape(rule.height, rule.width)[-2:]):
+        raise ProcessorError(f"it does not make images of {side} x {side} pixels, as are the tiles")
+    ours = [(down * side, right * side) for down, right in rule.grids]
+    if recipe.grids and sorted(ours) != sorted(recipe.grids):
+        raise ProcessorError("its image_grid_pinpoints are not the `grids` of the model's `tiles`")
+    return TileReader(
+        module=name, makes=False, images=images, recipe=recipe, videos=videos, rate=rate, rule=rule
+    )

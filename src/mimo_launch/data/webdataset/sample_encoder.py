@@ -3,7 +3,7 @@
 Decides: that the loss is over a caption and its end token, or the answers of a conversation with
 the token that ends each turn.
 Relies on: the `tokenizers` library for ids, equal to those of transformers' `apply_chat_template`.
-Leaves: which token marks an image or a clip to `media_markers`, its rows to `media_rows`.
+Leaves: which token marks an image or a clip to `media_text`, its rows to `media_rows`.
 """
 
 import re
@@ -21,11 +21,10 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.media_markers import find_markers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
+from mimo_launch.data.webdataset.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
 from mimo_launch.data.webdataset.template_marks import Spans
-from mimo_launch.data.webdataset.text_parts import tile_text, with_parts
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TOKENIZER,

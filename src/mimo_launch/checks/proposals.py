@@ -1,0 +1,190 @@
+"""Proposes what to change where a grid cannot cut a model, or samples of a step do not divide.
+
+Decides: which grid is nearest to the one that was written; what is offered rather than another
+batch, and in which order: groups of microbatches, fewer microbatches, another grid on the same
+ranks or fewer ranks, and the batch last, on which what is learned depends.
+Relies on: the rules about sizes, which judge every candidate.
+Leaves: the model as it is: another number of heads would be another model; the batch that fits to
+`batch`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice, product
+from math import log2
+from typing import Any
+
+from mimo_launch.checks.rule import Rule, divisors, run_rules, show_ranks
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.layout.samples import grouped_encoders, shares_ranks
+from mimo_launch.spec.base import AXES, LANGUAGE
+from mimo_launch.spec.spec import Grid, MissingPartError, Spec
+
+# Findings that another grid ends.
+_OF_GRIDS = (
+    "grid-size-mismatch",
+    "heads-over-tp",
+    "kv-heads-over-tp",
+    "mlp-over-tp",
+    "layers-over-pp",
+    "shared-expert-over-tp",
+    "mamba-heads-over-grid",
+    "mamba-groups-over-grid",
+    "deltanet-heads-over-grid",
+    "deltanet-groups-over-grid",
+)
+# Findings that fewer or other shares of the batch end.
+_OF_BATCHES = ("batch-not-divisible", "encoder-share-uneven")
+_MOST_TRIED = 200
+
+# A line to write, and the spec with it.
+Offer = tuple[str, Spec]
+
+
+def with_grids(
+    spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
+) -> list[Diagnostic]:
+    """Return findings whose help is the nearest grid on which no rule has a new finding."""
+    faulty = {str(item.path[1]) for item in findings if item.code in _OF_GRIDS}
+    grids = {name: _nearest(spec, name, rules) for name in sorted(faulty)}
+    found = []
+    for item in findings:
+        grid = grids[str(item.path[1])] if item.code in _OF_GRIDS else None
+        if grid is None:
+            found.append(item)
+            continue
+        shown, help_ = show_grid(grid), item.help
+        # For a grid that does not fill its ranks, one size alone is the smaller change.
+        other = help_.removeprefix("these fit: ")
+        if item.code != "grid-size-mismatch":
+            help_ = f"write `{shown}`"
+        elif other.startswith("`ranks"):
+            # Another rank is the smaller change if the model would be cut in another way.
+            written = spec.modules[str(item.path[1])].grid
+            alike = [getattr(grid, a) == getattr(written, a) for a in AXES if a != "dp"]
+            help_ = f"`{shown}`, or {other}" if all(alike) else f"{other}, or `{shown}`"
+            help_ = f"write {help_}"
+        found.append(replace(item, help=help_))
+    return found
+
+
+def show_grid(grid: Grid) -> str:
+    """Return the line of a spec for a grid."""
+    sizes = {axis: getattr(grid, axis) for axis in ("tp", "cp", "pp", "dp")}
+    shown = ", ".join(f"{axis}: {size}" for axis, size in sizes.items() if size > 1) or "dp: 1"
+    return f"grid: {{{shown}}}"
+
+
+def _nearest(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
+    module = spec.modules[name]
+    try:
+        near = nearest_grids(module.grid, len(module.rank_range))
+    except MissingPartError:
+        return None
+    before = faults(spec, rules)
+    some: Grid | None = None
+    for grid in near:
+        after = faults(_changed(spec, name, grid=grid), rules)
+        if any(code in _OF_GRIDS and path[1] == name for code, path in after):
+            continue
+        if after <= before:
+            return grid
+        # It cuts the model; what it leaves to mend is elsewhere, such as in the batch.
+        some = some or grid
+    return some
+
+
+def faults(spec: Spec, rules: Sequence[Rule]) -> set[tuple[str, YamlPath]]:
+    """Return the code and the place of each error that rules find."""
+    return {(item.code, item.path) for item in run_rules(spec, rules) if item.is_error}
+
+
+def nearest_grids(written: Grid, num_ranks: int) -> list[Grid]:
+    """Return the grids on some ranks that are worth a try, the nearest first.
+
+    Raises: MissingPartError if a size of the grid is wrong: then none is nearest.
+    """
+    return sorted(grids_of(num_ranks), key=lambda each: _distance(written, each))[:_MOST_TRIED]
+
+
+def grids_of(num_ranks: int) -> list[Grid]:
+    """Return every grid on some ranks, those with a smaller tp first, then cp, then pp."""
+    sizes = divisors(num_ranks)
+    return [
+        Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
+        for tp, cp, pp in product(sizes, sizes, sizes)
+        if tp * cp * pp <= num_ranks and num_ranks % (tp * cp * pp) == 0
+    ]
+
+
+def _distance(written: Grid, grid: Grid) -> tuple[int, int, float]:
+    """Order grids: few axes changed besides dp, rather to a smaller size, and by little."""
+    steps = [log2(getattr(grid, axis) / getattr(written, axis)) for axis in AXES if axis != "dp"]
+    changed = sum(step != 0 for step in steps)
+    return changed, sum(step > 0 for step in steps), sum(map(abs, steps))
+
+
+def with_shares(
+    spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
+) -> list[Diagnostic]:
+    """Return findings whose help offers each way that ends them and leads to no new finding."""
+    found = []
+    for item in findings:
+        if item.code not in _OF_BATCHES:
+            found.append(item)
+            continue
+        name = str(item.path[1]) if item.path[0] == "modules" else LANGUAGE
+        left = faults(spec, rules) - {(item.code, item.path)}
+        lines: list[str] = []
+        for way in (_groups(spec, name), _fewer(spec), _grids(spec, name)):
+            tried = islice(way, _MOST_TRIED)
+            fitting = (line for line, changed in tried if faults(changed, rules) <= left)
+            with suppress(MissingPartError):
+                lines += islice(fitting, 1)
+        help_ = "write " + ", or ".join([*lines, item.help.removeprefix("write ")])
+        found.append(replace(item, help=help_))
+    return found
+
+
+def _groups(spec: Spec, name: str) -> Iterator[Offer]:
+    """Yield larger groups of microbatches, the smallest first, for a module that takes groups."""
+    if name in spec.generators and shares_ranks(spec, name):
+        key = "generator_microbatches"
+    elif name in grouped_encoders(spec):
+        key = "encoder_microbatches"
+    else:
+        return
+    for size in divisors(spec.schedule.microbatches):
+        yield f"`{key}: {size}` in `schedule`", _scheduled(spec, {key: size})
+
+
+def _fewer(spec: Spec) -> Iterator[Offer]:
+    """Yield fewer microbatches, the most first."""
+    for number in reversed(divisors(spec.batch.global_)):
+        if number < spec.schedule.microbatches:
+            yield f"`microbatches: {number}`", _scheduled(spec, {"microbatches": number})
+
+
+def _grids(spec: Spec, name: str) -> Iterator[Offer]:
+    """Yield other grids on the same ranks, the nearest first; then fewer ranks."""
+    module, ranks = spec.modules[name], spec.modules[name].rank_range
+    for grid in nearest_grids(module.grid, len(ranks)):
+        if grid.cp != module.grid.cp:
+            continue  # It cuts long sequences, not batches.
+        yield f"`{show_grid(grid)}` for `{name}`", _changed(spec, name, grid=grid)
+    unit = module.grid.num_ranks // module.grid.dp
+    for dp in range(min(module.grid.dp - 1, len(ranks) // unit), 0, -1):
+        grid = module.grid.model_copy(update={"dp": dp})
+        fewer = show_ranks(ranks[: dp * unit])
+        line = f"`ranks: {fewer}` for `{name}` with `{show_grid(grid)}`"
+        yield line, _changed(spec, name, ranks=fewer, grid=grid)
+
+
+def _scheduled(spec: Spec, settings: dict[str, Any]) -> Spec:
+    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update=settings)})
+
+
+def _changed(spec: Spec, name: str, **settings: Any) -> Spec:
+    module = spec.modules[name].model_copy(update=settings)
+    return spec.model_copy(update={"modules": {**spec.modules, name: module}})

@@ -1,0 +1,176 @@
+"""The text of media: the token that stands for one, and what is written for one in parts.
+
+Decides: that this token is the one that the spec names, else the one that the chat template writes,
+else the one of `data`; what is written for an image in tiles, and that what is learned moves with
+the text.
+Relies on: `chat_template` for what a template writes, `hugging_face.tokenizer` for what a processor
+does.
+Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `sample_encoder`.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
+from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.media_rows import ShardInputs
+from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.hugging_face.tokenizer import image_text, tile_texts
+from mimo_launch.kinds.vocabulary import placeholder_id
+from mimo_launch.spec.spec import Spec, WebdatasetData
+
+
+class MarkerUnclear(TemplateRefused):
+    """The chat template writes several tokens for an image or a clip of a module.
+
+    `tokens` are their ids and texts; the one in the middle most likely stands for the rows.
+    """
+
+    def __init__(self, module: str, medium: Medium, tokens: list[tuple[int, str]]) -> None:
+        super().__init__(
+            f"for {'an image' if medium == 'image' else 'a clip'} it writes "
+            f"{' '.join(text for _, text in tokens)}; say which of them the rows of {module} "
+            f"replace, with `placeholder: ID` in its module"
+        )
+        self.module, self.likely = module, tokens[len(tokens) // 2]
+
+
+def find_markers(
+    spec: Spec,
+    data: WebdatasetData,
+    inputs: ShardInputs,
+    tokenizer: Tokenizer,
+    chat: ChatFormats | None,
+) -> dict[Marker, str]:
+    """Return the token of each medium that is read, and of targets.
+
+    Those that the tokenizer does not have are added to it. Raises: TemplateRefused.
+    """
+    usual: dict[Medium, str] = {
+        "image": data.image_marker,
+        "audio": data.audio_marker,
+        "video": data.video_marker,
+    }
+    found: dict[Marker, str] = {"target": data.target_marker} if inputs.makes else {}
+    added = tokenizer.get_added_tokens_decoder()
+    # Reversed, so that the first module of a medium decides.
+    for name, media in reversed(inputs.in_text.items()):
+        for medium in media:
+            # Videos have a token of their own in the text.
+            own = added.get(placeholder_id(spec, name)) if medium != "video" else None
+            text = own.content if own else _in_template(name, medium, tokenizer, chat)
+            found[medium] = text or usual[medium]
+    for text in found.values():
+        tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+    return found
+
+
+def _in_template(
+    module: str, medium: Medium, tokenizer: Tokenizer, chat: ChatFormats | None
+) -> str | None:
+    """Return the one token that the chat template writes for an image or a clip."""
+    text = None if chat is None else chat.media_text(medium)
+    if chat is None or text is None:
+        return None
+    added = tokenizer.get_added_tokens_decoder()
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    known = [(token, added[token].content) for token in tokens if token in added]
+    named = [content for _, content in known]
+    if medium == "video" and len(named) > 1:
+        # Around it stands what is around an image, too.
+        with suppress(TemplateRefused):
+            image = chat.media_text("image")
+            named = [each for each in named if each not in (image or "")]
+        # Or its own, in the middle of what stands around it.
+        if len(named) in (1, 3):
+            return str(named[len(named) // 2])
+        raise TemplateRefused(
+            f"for a video it writes `{text.strip()}`, in which not one token but "
+            f"{len(named)} differ from what it writes for an image"
+        )
+    if len(named) > 1:
+        raise MarkerUnclear(module, medium, known)
+    return named[0] if named else text.strip() or None
+
+
+@dataclass(frozen=True, slots=True)
+class TileText:
+    """What is written for an image: `whole` of one that is not cut, the rest of one in tiles.
+
+    Each tile has the token that its rows replace; `tile` has places for its line and column.
+    """
+
+    whole: str
+    begins: str
+    tile: str
+    line_end: str
+    last: str
+
+    def written(self, told: Sequence[int]) -> str:
+        """Return the text of an image, which has for each of its parts the columns of its grid."""
+        if len(told) == 1:
+            return self.whole
+        wide = told[0]
+        found = [self.begins]
+        for line, column in product(range((len(told) - 1) // wide), range(wide)):
+            found.append(self.tile.format(line=line + 1, column=column + 1))
+            found += [self.line_end] * (column + 1 == wide)
+        return "".join([*found, self.last])
+
+
+def tile_text(folder: Path, marker: str) -> TileText:
+    """Return what the processor of a tokenizer's folder writes; without one, a marker a tile.
+
+    Raises: TokenizerError.
+    """
+    around, texts = image_text(folder), tile_texts(folder)
+    whole = marker if around is None else around[1]
+    if texts is not None:
+        tile, line_end, before = texts
+        return TileText(whole, "", tile, line_end, before + whole)
+    # What stands around one image stands around its tiles.
+    begins, _, ends = whole.partition(marker)
+    escaped = marker.replace("{", "{{").replace("}", "}}")
+    return TileText(whole, begins, escaped, "", marker + ends)
+
+
+def with_parts(
+    text: str, learn: Spans, whole: str, written: Sequence[str], medium: str
+) -> tuple[str, Spans]:
+    """Return a text in which other text stands for each medium, and what is learned of it.
+
+    Args:
+        text: With `whole` for each medium.
+        learn: Where what is learned starts and ends.
+        whole: The text that stands for a medium.
+        written: What is written in its place, of each medium.
+        medium: What it is, for messages.
+
+    Raises:
+        BadSample: The text has more or fewer of them.
+    """
+    pieces = text.split(whole)
+    if len(pieces) != len(written) + 1:
+        raise BadSample(
+            f"the markers of {medium}s in its text are {len(pieces) - 1}, and its {medium}s "
+            f"{len(written)}: its text has a token that stands for a {medium}"
+        )
+    ends: list[int] = []
+    made, at = [pieces[0]], len(pieces[0])
+    for piece, new in zip(pieces[1:], written, strict=True):
+        made += [new, piece]
+        at += len(whole)
+        ends.append(at)
+        at += len(piece)
+
+    def moved(at: int) -> int:
+        longer = zip(ends, written, strict=True)
+        return at + sum(len(new) - len(whole) for end, new in longer if end <= at)
+
+    return "".join(made), [(moved(first), moved(last)) for first, last in learn]

@@ -1,0 +1,210 @@
+"""Applies `--set path=value`, and shows as another `--set` what to write where one was wrong.
+
+Decides: how a dotted path finds its place, which one was meant where it finds none, and which help
+becomes a `--set`. `/` and `[0]` stand for dots, a module may stand without `modules`, and a key of
+its own leads to the places that have it.
+Relies on: `places` and `synonyms` for paths, `yaml_source` for values.
+Leaves: misspelt keys and wrong values to `findings`.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
+from mimo_launch.spec.places import all_paths, field_at, in_modules
+from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.synonyms import synonym
+from mimo_launch.spec.wording import did_you_mean, listing
+from mimo_launch.spec.yaml_source import Document, parse_value
+
+_EXAMPLE = "write `--set modules.vision.grid.tp=2`"
+# The values of a section that is left out, or turned off (`checkpoint: none`).
+_ABSENT = (None, "none")
+# More paths than these are no guess.
+_MOST = 4
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
+    """Return a copy of `document` with each `path=value` applied in order."""
+    if document.data is None or not overrides:
+        return document
+    data, source = deepcopy(document.data), document.source
+    faults = list(document.diagnostics)
+    for number, text in enumerate(overrides):
+        try:
+            path = _apply(data, text)
+        except _BadPathError as error:
+            path = (SET_ROOT, number)
+            faults.append(
+                Diagnostic(
+                    code="bad-override",
+                    headline=error.headline,
+                    path=path,
+                    why="`--set` replaces one value of the spec, found by its dotted path",
+                    help=error.help,
+                )
+            )
+        # The override is now the place of everything at and below its path.
+        places: tuple[dict[YamlPath, Any], ...] = (source.marks, source.overrides)
+        for known in places:
+            for below in [each for each in known if each[: len(path)] == path]:
+                del known[below]
+        source.overrides[path] = text
+    return Document(data, source, tuple(faults))
+
+
+class _BadPathError(Exception):
+    """An override whose path leads nowhere."""
+
+    def __init__(self, headline: str, help_: str = "") -> None:
+        super().__init__(headline)
+        self.headline, self.help = headline, help_ or _EXAMPLE
+
+
+def _apply(data: dict[str, Any], text: str) -> YamlPath:
+    """Set one value and return the path that the override decides.
+
+    Raises:
+        _BadPathError: when the text has no path and value, or the path leads nowhere.
+    """
+    dotted, equals, value_text = text.partition("=")
+    if not equals:
+        meant = re.fullmatch(r"\s*([\w.-]+)(?:\s*:\s*|\s+)(\S.*)", text)
+        at, said = meant.groups() if meant else (text.strip() or "train.steps", "VALUE")
+        raise _BadPathError(f"`{text}` has no `=`", f"write {set_line(at, said)}")
+    dotted = dotted.strip()
+    keys = dotted.split(".")
+    lines = [set_line(path, value_text) for path in meant_paths(dotted, data)]
+    help_ = f"write {listing(lines)}" if lines else ""
+    if not all(keys):
+        raise _BadPathError(f"the path `{dotted}` is empty or has an empty part", help_)
+    if help_:
+        raise _BadPathError(f"the spec has no place `{dotted}`", help_)
+    value, fault = parse_value(value_text)
+    if fault:
+        help_ = f"write a value in YAML: {set_line(dotted, 'VALUE')}"
+        raise _BadPathError(f"the value `{value_text}` is not YAML: {fault}", help_)
+    parent: Any = data
+    created: YamlPath | None = None
+    path: YamlPath = ()
+    for key in keys[:-1]:
+        step = _step(parent, path, key)
+        path = (*path, step)
+        if isinstance(parent, dict) and parent.get(key) in _ABSENT:
+            if path[:1] == ("modules",) and len(path) == 2:
+                names = "its modules are " + ", ".join(f"`{name}`" for name in parent)
+                help_ = did_you_mean(key, parent) or names
+                raise _BadPathError(f"the spec has no module `{key}`", help_)
+            parent[key] = {}
+            created = created or path
+        parent = parent[step]
+    step = _step(parent, path, keys[-1])
+    parent[step] = value
+    # A section that this override created has no place in the file: the override is its place.
+    return created or (*path, step)
+
+
+def _step(parent: Any, path: YamlPath, key: str) -> str | int:
+    """Return the key or index to follow from `parent`."""
+    where = ".".join(map(str, path))
+    if isinstance(parent, dict):
+        return key
+    if isinstance(parent, list):
+        if key.isdecimal() and int(key) < len(parent):
+            return int(key)
+        last = len(parent) - 1
+        raise _BadPathError(f"`{where}` is a list; `{key}` is not one of its items, 0 to {last}")
+    raise _BadPathError(f"`{where}` is `{parent}`, a single value, and has no key `{key}`")
+
+
+def meant_paths(dotted: str, data: Any) -> list[str]:
+    """Return the dotted paths that another one stands for; nothing if it needs no change."""
+    keys = [key for key in re.split(r"[./\[\]\s]+", dotted) if key]
+    modules = data.get("modules") if isinstance(data, dict) else None
+    names = list(modules) if isinstance(modules, dict) else []
+    if not keys:
+        return []
+    if keys[0] == "modules" and len(keys) > 1 and keys[1].isdecimal() and int(keys[1]) < len(names):
+        keys[1] = names[int(keys[1])]
+    tops = {field.alias or name for name, field in Spec.model_fields.items()}
+    if keys[0] in names and keys[0] not in tops:
+        keys = ["modules", *keys]
+    if keys[0] in tops:
+        plain = ".".join(keys)
+        return [plain] if plain != dotted else []
+    known = synonym("", keys[-1])
+    end = tuple(known.key.split(".")) if known is not None and known.key else tuple(keys)
+    found = dict[str, None]()
+    for pattern in all_paths():
+        if pattern[-len(end) :] == end:
+            for path in in_modules(pattern, names):
+                if field_at(path, data) is not None:
+                    found[".".join(map(str, path))] = None
+    # A setting of the whole run, if there is one, rather than its overrides in modules.
+    common = [path for path in found if not path.startswith("modules.")]
+    return common or (list(found) if len(found) <= _MOST else [])
+
+
+def set_line(dotted: str, value: str) -> str:
+    """Return a `--set` as a shell reads it, in backticks."""
+    return f"`--set {shlex.quote(f'{dotted}={value}')}`"
+
+
+_GUESS = re.compile(r"did you mean `([^`]+)`(?: or `[^`]+`|, `[^`]+`)*\?")
+
+
+def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnostic, ...]:
+    """Return each finding once, in the order of their places, with help for where they stand."""
+    if source.overrides:
+        found = [replace(item, help=_help(item, source)) for item in found]
+    return source.sorted(tuple(found))
+
+
+_LINE = re.compile(r"`(\w+): ([^`]+)`(?: under `([\w.]+)`| for `(\w+)`| in `\w+`)?( in its place)?")
+
+
+def _help(item: Diagnostic, source: SpecSource) -> str:
+    """Return help in which each line for a value that a `--set` sets is another `--set`."""
+    override, help_ = source.place_of(item).override, item.help
+    if override is not None:
+        keys, path = override.partition("=")[0].strip().split("."), list(map(str, item.path))
+        value = override.partition("=")[2]
+        if item.at_key and path == keys[: len(path)]:
+            # One of the keys of its path is wrong.
+            before, after = keys[: len(path) - 1], keys[len(path) :]
+            help_ = _GUESS.sub(lambda m: f"write {_set([*before, m[1], *after], value)}", help_)
+        elif path == keys:
+            help_ = _GUESS.sub(lambda m: f"write {_set(keys, m[1])}", help_)
+    if override is not None and " in its place" in help_:
+        help_ = help_.partition(", or delete it")[0]
+    changed = _LINE.sub(lambda m: _set_line(m, item, source, override), help_)
+    return changed if changed == help_ else changed.replace(" without quotes", "")
+
+
+def _set_line(
+    match: re.Match[str], item: Diagnostic, source: SpecSource, override: str | None
+) -> str:
+    key, value, under, module, instead = match.groups()
+    above = [item.path[:size] for size in range(len(item.path), -1, -1)]
+    sections: list[YamlPath] = [tuple(under.split("."))] if under else above
+    if module:
+        sections = [("modules", module), ("modules", module, "model")]
+    lines: list[YamlPath] = [(*section, key) for section in sections]
+    places = [line for line in lines if field_at(line, {}) is not None]
+    if not places:
+        return match[0]
+    (at, *_) = places
+    is_set = any(
+        at[: len(path)] == path or path[: len(at)] == at for path in source.overrides if path
+    )
+    if not is_set and not (instead and override is not None):
+        return match[0]
+    return _set([str(step) for step in at], value)
+
+
+def _set(keys: list[str], value: str) -> str:
+    return set_line(".".join(keys), value)
