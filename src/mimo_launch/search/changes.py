@@ -116,15 +116,20 @@ def _counted(number: int) -> str:
     return f"{number} microbatch{'es' * (number != 1)}"
 
 
+def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the part of the data of a spec that holds a setting, and its key there."""
+    *keys, last = path.split(".")
+    for key in keys:
+        data = data[key]
+    return data, last
+
+
 def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
     """Return a spec with other settings; None if they are no spec, or change nothing."""
     data = dump_spec(spec)
     different: dict[str, Any] = {}
     for path, value in settings.items():
-        *keys, last = path.split(".")
-        place = data
-        for key in keys:
-            place = place[key]
+        place, last = setting_at(data, path)
         if place.get(last) != value:
             different[path] = place[last] = value
     # In the order of the file.

@@ -24,6 +24,7 @@ from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import Search
+from mimo_launch.search.changes import setting_at
 from mimo_launch.search.setting_changes import MICROBATCHES_PER_STAGE
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
@@ -206,24 +207,16 @@ def _better(data: Mapping[str, Any], layout: FirstLayout, *, rule_fits: bool) ->
     if not found or (rule_fits and search.gain(found[0]) < LEAST_GAIN):
         return None
     best = search.simplest(found[0])
+    better = deepcopy(placed)
+    for path, value in best.change.settings.items():
+        place, last = setting_at(better, path)
+        if value is None:
+            place.pop(last, None)  # The default, which nobody writes.
+        else:
+            place[last] = value
     return FirstSpec(
-        data=_changed(placed, best.change.settings),
+        data=better,
         changes=best.change.text,
         gain=search.gain(best) if rule_fits else None,
         planned=1 + len(search.seen),
     )
-
-
-def _changed(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data with some settings; one of None is the default, which nobody writes."""
-    found: dict[str, Any] = deepcopy(dict(data))
-    for path, value in settings.items():
-        *keys, last = path.split(".")
-        place = found
-        for key in keys:
-            place = place[key]
-        if value is None:
-            place.pop(last, None)
-        else:
-            place[last] = value
-    return found
