@@ -13,7 +13,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.answer import PlanAnswer, answer_of
-from mimo_launch.search.change_words import Settings
+from mimo_launch.search.changes import Settings
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import flow

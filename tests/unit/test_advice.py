@@ -1,6 +1,7 @@
 """What `plan` advises: losses in words, and changes that were planned."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from tests.support.best_layouts import BEST
@@ -11,11 +12,13 @@ from tests.support.wide_search import WideSearch
 from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.candidates import first_changes, further_changes
-from mimo_launch.search.change_words import words_of
+from mimo_launch.search.advice import first_changes, further_changes
 from mimo_launch.search.changes import Change
-from mimo_launch.search.memory_changes import recomputing_changes, smaller_changes
-from mimo_launch.search.setting_changes import setting_ideas
+from mimo_launch.search.setting_changes import (
+    recomputing_changes,
+    setting_ideas,
+    smaller_changes,
+)
 from mimo_launch.spec.spec import Spec
 
 OF_8, OF_64 = (next(each for each in POOR if each.startswith(start)) for start in ("8,", "64, 30B"))
@@ -98,13 +101,12 @@ def test_the_words_of_a_change_name_all_that_its_lines_change(poor: str) -> None
 
 def unsaid(change: Change) -> list[str]:
     """Return the settings without which the words are the same."""
-    all_words = words_of(change.spec, change.settings)
     found = []
     for path in change.settings:
         others = {key: value for key, value in change.settings.items() if key != path}
         if path.endswith(".ranks"):
             others = {key: value for key, value in others.items() if not key.endswith(".ranks")}
-        if words_of(change.spec, others) == all_words:
+        if replace(change, settings=others).text == change.text:
             found.append(path)
     return found
 

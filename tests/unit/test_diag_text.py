@@ -8,8 +8,8 @@ from mimo_launch.diag.diagnostic import (
     SourcePlace,
     SourceSpan,
     SpecSource,
+    to_json,
 )
-from mimo_launch.diag.json_rows import to_json
 from mimo_launch.diag.text import count, filled, has_errors, location, render
 
 TEXT = "modules:\n  a: {x: 1, y: 22}\n  \tz: 日本 5\n" + "\n" * 96 + "last: 7\n"

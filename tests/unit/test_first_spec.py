@@ -8,8 +8,7 @@ from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
-from mimo_launch.search.first_layout import NothingFits, choose
-from mimo_launch.search.first_spec import LEAST_GAIN, first_spec
+from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec
 from mimo_launch.search.grid_changes import placement_ideas
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec

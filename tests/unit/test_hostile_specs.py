@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
 from mimo_launch.data.webdataset.braces import PatternError, num_names
 from mimo_launch.data.webdataset.tar_files import MAX_FILES, shard_files
-from mimo_launch.diag.json_rows import to_json
+from mimo_launch.diag.diagnostic import to_json
 from mimo_launch.diag.text import render
 
 ROOT = Path(__file__).parents[2]

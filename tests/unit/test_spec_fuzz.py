@@ -10,8 +10,7 @@ import pytest
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.diag.diagnostic import all_codes
-from mimo_launch.diag.json_rows import to_json
+from mimo_launch.diag.diagnostic import all_codes, to_json
 from mimo_launch.diag.text import render
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data

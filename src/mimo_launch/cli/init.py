@@ -2,7 +2,7 @@
 
 Decides: the questions, the meaning of the flags, and when a file is written; how many more GPUs
 are tried if nothing fits.
-Relies on: `init_draft` for the spec, `search.first_layout` for its layout.
+Relies on: `init_draft` for the spec, `search.first_spec` for its layout.
 Leaves: later changes of the file to its owner.
 """
 
@@ -153,7 +153,7 @@ def _more_gpus(answers: "Answers", error: "CannotDraft") -> str:
     from dataclasses import replace
 
     from mimo_launch.cli.init_draft import CannotDraft, draft
-    from mimo_launch.search.first_layout import NothingFits
+    from mimo_launch.search.first_spec import NothingFits
 
     cause = error.__cause__
     if not isinstance(cause, NothingFits) or cause.too_large is None:

@@ -19,8 +19,7 @@ from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
-from mimo_launch.search.first_layout import FirstLayout, NothingFits
-from mimo_launch.search.first_spec import first_spec
+from mimo_launch.search.first_spec import FirstLayout, NothingFits, first_spec
 from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.wording import did_you_mean

@@ -38,7 +38,7 @@ def validate(
     """Check specs; report every mistake at once."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.readiness import show_findings
-    from mimo_launch.diag.json_rows import to_json
+    from mimo_launch.diag.diagnostic import to_json
     from mimo_launch.layout.layout import world_size
 
     console = console_of(ctx)

@@ -1,16 +1,19 @@
 """Defines a finding: what is wrong, where in the YAML, why, what to write; the page of its code.
 
-Decides: the parts of every message about a spec; how a YAML path becomes a place in the file or on
-the command line; the form of a page, which `mimo-launch explain` prints and the docs show.
+Decides: the parts of every message about a spec, and the fields of its row in `validate --json`;
+how a YAML path becomes a place in the file or on the command line; the form of a page, which
+`mimo-launch explain` prints and the docs show.
 Relies on: the marks that the loader of `spec` collects, one per path; the pages next to this file.
-Leaves: headlines with values to the checks, drawing to `text`.
+Leaves: headlines with values to the checks, text for people to `text`.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
 from importlib.resources import files
+from typing import Any
 
 MAX_TEXT = 1000
 # Of a value in a headline, which is to be read at a glance.
@@ -104,6 +107,16 @@ class SourcePlace:
     span: SourceSpan | None = None
     override: str | None = None
 
+    def fields(self) -> dict[str, Any]:
+        """Return the place as members of a JSON object."""
+        span = self.span
+        return {
+            "line": span.line if span else None,
+            "column": span.column if span else None,
+            "length": span.length if span else None,
+            "set": self.override,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecSource:
@@ -150,6 +163,27 @@ class SpecSource:
             return line, column, item.code, item.headline
 
         return tuple(sorted(dict.fromkeys(diagnostics), key=key))
+
+
+def to_json(diagnostics: Sequence[Diagnostic], source: SpecSource) -> list[dict[str, Any]]:
+    """Return one plain row per diagnostic, in order of place."""
+    return [
+        {
+            "code": item.code,
+            "severity": item.severity.value,
+            "headline": item.headline,
+            "file": source.name,
+            **source.place_of(item).fields(),
+            "path": list(item.path),
+            "why": item.why,
+            "help": item.help,
+            "related": [
+                {**source.place(other.path).fields(), "label": other.label}
+                for other in item.related
+            ],
+        }
+        for item in source.sorted(tuple(diagnostics))
+    ]
 
 
 # The code; error or warning, and what is wrong; why; a fragment with the fault, and one without.

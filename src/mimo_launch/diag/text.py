@@ -3,12 +3,13 @@
 Decides: the form of every message: headline, place, excerpt, why, help, where to read more; that
 words wrap to the width of a terminal, but no code does.
 Relies on: a `SpecSource` for places; the caller decides on colour and width.
-Leaves: rows for programs to `json_rows`; streams, terminals and exit codes to `cli`.
+Leaves: rows for programs to `diagnostic`; streams, terminals and exit codes to `cli`.
 """
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from mimo_launch.diag.diagnostic import (
     Diagnostic,
@@ -47,7 +48,8 @@ def render(
     found = source.sorted(tuple(diagnostics))
     if not found:
         return ""
-    blocks = [_block(item, source, color, width) for item in found[:MOST_SHOWN]]
+    form = _Form(source, color, width)
+    blocks = [form.block(item) for item in found[:MOST_SHOWN]]
     more = f"; the first {MOST_SHOWN} are shown" if len(found) > MOST_SHOWN else ""
     return "\n\n".join([*blocks, f"{count(diagnostics)} in {source.name}{more}"])
 
@@ -98,60 +100,77 @@ def location(place: SourcePlace, source: SpecSource) -> str:
     return f"{source.name}:{place.span.line}:{place.span.column}"
 
 
-def _block(item: Diagnostic, source: SpecSource, color: bool, width: int | None) -> str:
-    place = source.place_of(item)
-    related = [(source.place(other.path), other.label) for other in item.related]
-    spans = [(other.span, label, "-") for other, label in related if other.span is not None]
-    if place.span is not None:
-        spans.append((place.span, "", "^"))
-    severity = item.severity.value
-    tag = f"{severity}[{item.code}]"
-    head = filled(visible(item.headline), width, len(tag) + 2, _INDENT)
-    lines = [f"{_paint(tag, severity, color)}: {_paint(head, 'bold', color)}"]
-    lines.append(f"  {_paint('-->', 'place', color)} {visible(location(place, source))}")
-    excerpt = list(_excerpt(spans, source.lines, severity, color))
-    digits = max((len(str(span.line)) for span, _, _ in spans), default=1)
-    bar = " " * (max(2, digits) + 1) + "|"
-    if excerpt:
-        lines += [bar, *excerpt, bar]
-    notes = [
-        ("with", f"--set {shortened(other.override)}: {label}")
-        for other, label in related
-        if other.override
-    ]
-    notes += [("why", item.why), ("help", item.help), ("more", f"mimo-launch explain {item.code}")]
-    for name, text in notes:
-        first, *rest = [
-            filled(visible(line), width, _INDENT, _INDENT) for line in text.splitlines()
-        ] or [""]
-        if first:
-            lines += [f"   = {name + ':':<5} {first}"]
-            lines += [f"{' ' * _INDENT}{line}" for line in rest]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of the text about one file: in colour or not, wrapped to a width or not."""
 
+    source: SpecSource
+    color: bool
+    width: int | None
 
-def _excerpt(
-    spans: Sequence[tuple[SourceSpan, str, str]], lines: list[str], severity: str, color: bool
-) -> Iterator[str]:
-    """Yield source lines in order, each with its underlines below."""
-    shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
-    width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2
-    for number in sorted({span.line for span, _, _ in shown}):
-        here = sorted(
-            (each for each in shown if each[0].line == number), key=lambda each: each[0].column
-        )
-        # Tabs would shift the caret.
-        text, left_out = _window(lines[number - 1].replace("\t", " "), here[0][0].column)
-        yield f"{number:>{width}} | {visible(text)}".rstrip()
-        for span, label, sign in here:
-            start = span.column - 1 - left_out
-            if start >= len(text) and len(here) > 1:
-                continue  # Too far from the first place of this line.
-            pad = " " * _columns(text[:start])
-            length = max(1, _columns(text[start : start + span.length]))
-            style = severity if sign == "^" else "place"
-            underline = _paint(sign * length + (f" {label}" if label else ""), style, color)
-            yield f"{' ' * width} | {pad}{underline}"
+    def block(self, item: Diagnostic) -> str:
+        """Return one diagnostic: headline, place, excerpt and notes."""
+        source, width = self.source, self.width
+        place = source.place_of(item)
+        related = [(source.place(other.path), other.label) for other in item.related]
+        spans = [(other.span, label, "-") for other, label in related if other.span is not None]
+        if place.span is not None:
+            spans.append((place.span, "", "^"))
+        severity = item.severity.value
+        tag = f"{severity}[{item.code}]"
+        head = filled(visible(item.headline), width, len(tag) + 2, _INDENT)
+        lines = [f"{self._paint(tag, severity)}: {self._paint(head, 'bold')}"]
+        lines.append(f"  {self._paint('-->', 'place')} {visible(location(place, source))}")
+        excerpt = list(self._excerpt(spans, severity))
+        digits = max((len(str(span.line)) for span, _, _ in spans), default=1)
+        bar = " " * (max(2, digits) + 1) + "|"
+        if excerpt:
+            lines += [bar, *excerpt, bar]
+        notes = [
+            ("with", f"--set {shortened(other.override)}: {label}")
+            for other, label in related
+            if other.override
+        ]
+        notes += [
+            ("why", item.why),
+            ("help", item.help),
+            ("more", f"mimo-launch explain {item.code}"),
+        ]
+        for name, text in notes:
+            first, *rest = [
+                filled(visible(line), width, _INDENT, _INDENT) for line in text.splitlines()
+            ] or [""]
+            if first:
+                lines += [f"   = {name + ':':<5} {first}"]
+                lines += [f"{' ' * _INDENT}{line}" for line in rest]
+        return "\n".join(lines)
+
+    def _excerpt(
+        self, spans: Sequence[tuple[SourceSpan, str, str]], severity: str
+    ) -> Iterator[str]:
+        """Yield source lines in order, each with its underlines below."""
+        lines = self.source.lines
+        shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
+        width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2
+        for number in sorted({span.line for span, _, _ in shown}):
+            here = sorted(
+                (each for each in shown if each[0].line == number), key=lambda each: each[0].column
+            )
+            # Tabs would shift the caret.
+            text, left_out = _window(lines[number - 1].replace("\t", " "), here[0][0].column)
+            yield f"{number:>{width}} | {visible(text)}".rstrip()
+            for span, label, sign in here:
+                start = span.column - 1 - left_out
+                if start >= len(text) and len(here) > 1:
+                    continue  # Too far from the first place of this line.
+                pad = " " * _columns(text[:start])
+                length = max(1, _columns(text[start : start + span.length]))
+                style = severity if sign == "^" else "place"
+                underline = self._paint(sign * length + (f" {label}" if label else ""), style)
+                yield f"{' ' * width} | {pad}{underline}"
+
+    def _paint(self, text: str, style: str) -> str:
+        return f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if self.color else text
 
 
 def _window(line: str, column: int) -> tuple[str, int]:
@@ -167,10 +186,6 @@ def _window(line: str, column: int) -> tuple[str, int]:
 def _columns(text: str) -> int:
     """Return the number of terminal columns that `text` fills."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
-def _paint(text: str, style: str, color: bool) -> str:
-    return f"\x1b[{_ANSI[style]}m{text}\x1b[0m" if color else text
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:

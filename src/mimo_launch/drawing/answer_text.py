@@ -20,7 +20,7 @@ from mimo_launch.diag.quantities import (
     sizes_text,
     tokens_text,
 )
-from mimo_launch.drawing.rows import ModuleRow, Report
+from mimo_launch.drawing.rows import Report
 from mimo_launch.search.answer import MemoryFit, PlanAnswer
 from mimo_launch.search.fitting import WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
@@ -96,12 +96,14 @@ def basis_of(report: Report) -> str:
 def facts_of(report: Report) -> dict[str, str]:
     """Return whether the job fits and how fast it is, by name."""
     header, answer = report.header, report.answer
+    dp = next(row.grid["dp"] for row in report.modules if row.name == LANGUAGE)
+    replicas = f" on each of {dp:,} language replicas" if dp > 1 else ""
     facts = {
         "memory": _fit_text(answer.fit),
         "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch:,} samples of "
         f"{header.seq:,} tokens: {header.microbatches} "
         f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}"
-        f"{_replicas(report)}",
+        f"{replicas}",
         "speed": f"{answer.tokens_per_second:,.0f} tokens/s, "
         f"{answer.tokens_per_second_per_gpu:,.0f} per GPU, "
         f"MFU {100 * answer.mfu:.{1 if answer.mfu >= 0.001 else 4}f}%",
@@ -111,12 +113,6 @@ def facts_of(report: Report) -> dict[str, str]:
     else:
         facts["days"] = f"{figure(answer.days)} for {tokens_text(answer.tokens)} tokens"
     return facts
-
-
-def _replicas(report: Report) -> str:
-    """Say how many replicas of language share a step."""
-    dp = next(row.grid["dp"] for row in report.modules if row.name == LANGUAGE)
-    return f" on each of {dp:,} language replicas" if dp > 1 else ""
 
 
 def _fit_text(fit: MemoryFit) -> str:
@@ -220,7 +216,22 @@ def _yaml(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def holders_of(report: Report) -> Iterator[HolderText]:
     """Yield the ranks by what they hold, with how they spend the step."""
-    held = {row.name: f"{row.name} ({', '.join(_settings(report, row))})" for row in report.modules}
+    held = {}
+    for module in report.modules:
+        # The grid, and the settings of which changes speak.
+        words = [sizes_text(module.grid)]
+        words += [
+            f"experts {sizes_text({'ep': each.ep, 'tp': each.tp})}"
+            for each in report.experts
+            if each.module == module.name
+        ]
+        settings = {
+            "sharding full": module.sharding == "full",
+            "recompute full": module.recompute == "full",
+            "sequence parallel": module.sequence_parallel,
+        }
+        words += [word for word, holds in settings.items() if holds]
+        held[module.name] = f"{module.name} ({', '.join(words)})"
     for names, alike in rows_by_modules(report.estimates).items():
         ranks = sorted(rank for row in alike for rank in row.ranks)
         shares = {
@@ -231,19 +242,3 @@ def holders_of(report: Report) -> Iterator[HolderText]:
         what = ", ".join(held[name] for name in names)
         text = f"{named_ranks(ranks)}, {gpus_text(ranks)}, up to {needed}: {what}"
         yield HolderText(text=text, shares=shares)
-
-
-def _settings(report: Report, row: ModuleRow) -> Iterator[str]:
-    """Yield the grid of a module, and the settings of which changes speak."""
-    yield sizes_text(row.grid)
-    yield from (
-        f"experts {sizes_text({'ep': each.ep, 'tp': each.tp})}"
-        for each in report.experts
-        if each.module == row.name
-    )
-    if row.sharding == "full":
-        yield "sharding full"
-    if row.recompute == "full":
-        yield "recompute full"
-    if row.sequence_parallel:
-        yield "sequence parallel"

@@ -111,9 +111,15 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
     num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
-    times = _repeats(
-        samples.microbatch_size, samples.replicas * bridge.group_size, num_src, num_dst
+    # A group of all microbatches keeps some thousands, which both ends still share out evenly.
+    size, microbatches = samples.microbatch_size, samples.replicas * bridge.group_size
+    fitting = (
+        times
+        for times in divisors(size)
+        if size // times * microbatches >= MANY_SAMPLES
+        and not any(size // times * microbatches % dp for dp in (num_src, num_dst))
     )
+    times = max(fitting, default=1)
     number = samples.global_batch // groups // times
     layout = replace(whole, samples=SampleMap(number, samples.replicas, bridge.group_size))
     views = StepViews(layout, StepData(0, nominal.samples[:number]))
@@ -130,20 +136,6 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
             for (src, dst), count in first.items()
         ]
     )
-
-
-def _repeats(size: int, microbatches: int, *dp_sizes: int) -> int:
-    """Return by how much a microbatch of `size` samples can be smaller: 1 unless it is large.
-
-    A group of all `microbatches` keeps some thousands, which both ends still share out evenly.
-    """
-    fitting = (
-        times
-        for times in divisors(size)
-        if size // times * microbatches >= MANY_SAMPLES
-        and not any(size // times * microbatches % dp for dp in dp_sizes)
-    )
-    return max(fitting, default=1)
 
 
 def fan(num_src: int, num_dst: int) -> str:

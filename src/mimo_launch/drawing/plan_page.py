@@ -101,7 +101,7 @@ def plan_page(plan: Plan, report: Report, simulation: Simulation | None = None) 
         bubble = percent(report.estimates.bubble)
         title = f"Schedule: {seconds_text(simulation.makespan)} (estimated), bubble {bubble}"
         drawn = _Step(title, timeline_rows(plan.layout, simulation), Unit.ESTIMATED)
-    parts += _step(drawn, modules)
+    parts += drawn.parts(modules)
     style = f"{_STYLE}\n{map_style(cells, modules)}"
     return html_page(title_of(report), "\n".join(parts), style=style, width="72rem")
 
@@ -156,43 +156,40 @@ class _Step:
     rows: Sequence[TimelineRow]
     unit: Unit
 
-
-def _step(step: _Step, modules: Sequence[str]) -> Iterator[str]:
-    """Yield the step, of each class of ranks the first."""
-    yield f"<h2>{html_text(step.title)}</h2>"
-    kept = [row for row in step.rows if row.work]
-    if len(kept) > MOST_RANKS:
-        by_role = {row.role: row for row in reversed(kept)}
-        kept = sorted(by_role.values(), key=lambda row: row.ranks[0])[:MOST_RANKS]
-        yield f"<p>{len(kept)} of {len(step.rows)} rows, the first of each role.</p>"
-    # Until so many boxes have started.
-    starts = sorted(work.start for row in kept for work in row.work)
-    makespan = max((work.stop for row in kept for work in row.work), default=0.0)
-    until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else makespan
-    if until < makespan:
-        shown = f"{until:g} units" if step.unit is Unit.MODEL else seconds_text(until)
-        yield f"<p>The first {shown}; plan --timeline FILE.svg draws all.</p>"
-    rows = tuple(_row(row, until) for row in kept)
-    spans = tuple(span for row in rows for span in row.spans)
-    timeline = Timeline(step.unit, max(row.ranks[0] for row in kept) + 1, spans)
-    entries = [
-        (shade, f"{module} {word}")
-        for number, module in enumerate(modules)
-        for shade, word in zip(colors(number), ("forward", "backward"), strict=True)
-    ]
-    key = (
-        f'<span><i style="background:{shade}"></i>{html_text(words)}</span>'
-        for shade, words in (*entries, ("#8883", "idle"))
-    )
-    yield f'<p class="key">{"".join(key)}</p>'
-    yield f'<div class="wide step">\n{figure(timeline, rows, modules)}\n</div>'
-
-
-def _row(row: TimelineRow, until: float) -> Row:
-    spans = tuple(
-        Span(row.ranks[0], parse_action(work.action), work.start, work.stop)
-        for work in row.work
-        if work.start < until
-    )
-    label = f"{ranks_text(row.ranks)} {role_text(row.role)}"
-    return Row(label, row.role, len(row.ranks), row.bubble, spans)
+    def parts(self, modules: Sequence[str]) -> Iterator[str]:
+        """Yield the step, of each class of ranks the first."""
+        yield f"<h2>{html_text(self.title)}</h2>"
+        kept = [row for row in self.rows if row.work]
+        if len(kept) > MOST_RANKS:
+            by_role = {row.role: row for row in reversed(kept)}
+            kept = sorted(by_role.values(), key=lambda row: row.ranks[0])[:MOST_RANKS]
+            yield f"<p>{len(kept)} of {len(self.rows)} rows, the first of each role.</p>"
+        # Until so many boxes have started.
+        starts = sorted(work.start for row in kept for work in row.work)
+        makespan = max((work.stop for row in kept for work in row.work), default=0.0)
+        until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else makespan
+        if until < makespan:
+            shown = f"{until:g} units" if self.unit is Unit.MODEL else seconds_text(until)
+            yield f"<p>The first {shown}; plan --timeline FILE.svg draws all.</p>"
+        rows = []
+        for row in kept:
+            spans = tuple(
+                Span(row.ranks[0], parse_action(work.action), work.start, work.stop)
+                for work in row.work
+                if work.start < until
+            )
+            label = f"{ranks_text(row.ranks)} {role_text(row.role)}"
+            rows.append(Row(label, row.role, len(row.ranks), row.bubble, spans))
+        spans = tuple(span for row in rows for span in row.spans)
+        timeline = Timeline(self.unit, max(row.ranks[0] for row in kept) + 1, spans)
+        entries = [
+            (shade, f"{module} {word}")
+            for number, module in enumerate(modules)
+            for shade, word in zip(colors(number), ("forward", "backward"), strict=True)
+        ]
+        key = (
+            f'<span><i style="background:{shade}"></i>{html_text(words)}</span>'
+            for shade, words in (*entries, ("#8883", "idle"))
+        )
+        yield f'<p class="key">{"".join(key)}</p>'
+        yield f'<div class="wide step">\n{figure(timeline, tuple(rows), modules)}\n</div>'

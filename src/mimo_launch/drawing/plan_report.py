@@ -167,10 +167,13 @@ def _header(plan: Plan, step: StepData, worst: bool) -> Header:
 
 def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
     mine, grid = spec.modules[module.name], module.grid
-    placement, own, theirs = None, grid.ranks, layout.language.grid.ranks
+    placement, role, own, theirs = None, LANGUAGE, grid.ranks, layout.language.grid.ranks
     if not module.is_language:
         overlaps = own.start < theirs.stop and theirs.start < own.stop
         placement = "colocated" if own == theirs else "overlapping" if overlaps else "disjoint"
+        role = "connector" if module.reads else "encoder"
+        if module.computes_loss:
+            role = "generator"
     return ModuleRow(
         name=module.name,
         kind=mine.model.kind,
@@ -186,18 +189,9 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         backend=mine.backend,
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,
-        role=None if layout.is_star else _role_of(layout, module),
+        role=None if layout.is_star else role,
         reads=None if layout.is_star else module.reads,
     )
-
-
-def _role_of(layout: Layout, module: ModuleLayout) -> str:
-    """Return what a module is to the others."""
-    if module.is_language:
-        return LANGUAGE
-    if module.computes_loss:
-        return "generator"
-    return "connector" if module.reads else "encoder"
 
 
 @dataclass(frozen=True)
@@ -275,22 +269,21 @@ _encoded = json.JSONEncoder(default=_members).encode
 
 
 def _object(members: dict[str, Any], depth: int) -> Iterator[str]:
-    """Yield the JSON of an object with one line per member."""
+    """Yield the JSON of an object with one line per member.
+
+    A list of objects has one line per object, two levels deep.
+    """
+    inside = " " * (depth + 1)
     for place, (name, value) in enumerate(members.items()):
-        yield f"{',' if place else '{'}\n{' ' * (depth + 1)}{json.dumps(name)}: "
-        yield from _value(value, depth + 1)
+        yield f"{',' if place else '{'}\n{inside}{json.dumps(name)}: "
+        if isinstance(value, Sequence) and value and is_dataclass(value[0]):
+            for number, row in enumerate(value):
+                yield f"{',' if number else '['}\n{inside} {_encoded(row)}"
+            yield f"\n{inside}]"
+            continue
+        own = _members(value) if depth == 0 and is_dataclass(value) else {}
+        if any(isinstance(each, (tuple, dict)) or is_dataclass(each) for each in own.values()):
+            yield from _object(own, depth + 1)
+        else:
+            yield _encoded(value)
     yield f"\n{' ' * depth}}}"
-
-
-def _value(value: Any, depth: int) -> Iterator[str]:
-    """Yield JSON in which a list of objects has one line per object, two levels deep."""
-    if isinstance(value, Sequence) and value and is_dataclass(value[0]):
-        for place, row in enumerate(value):
-            yield f"{',' if place else '['}\n{' ' * (depth + 1)}{_encoded(row)}"
-        yield f"\n{' ' * depth}]"
-        return
-    members = _members(value) if depth == 1 and is_dataclass(value) else {}
-    if any(isinstance(item, (tuple, dict)) or is_dataclass(item) for item in members.values()):
-        yield from _object(members, depth)
-    else:
-        yield _encoded(value)

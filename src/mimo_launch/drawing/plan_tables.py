@@ -55,71 +55,71 @@ def module_table(rows: Sequence[ModuleRow]) -> TextTable:
     is_star = all(row.role is None for row in rows)
     more = () if is_star else ("role", "reads")
     columns = ("module", "kind", *more, "layers", "ranks", "grid", "order", "placement", "settings")
-    return TextTable(columns, tuple(map(_module, rows)))
-
-
-def _module(row: ModuleRow) -> tuple[str, ...]:
-    settings = {
-        "frozen": row.frozen,
-        "sequence parallel": row.sequence_parallel,
-        "full sharding": row.sharding == "full",
-        "recomputed": row.recompute == "full",
-        "transformer_engine": row.backend != "torch",
-        f"FP8 ({row.fp8})": row.fp8 is not None,
-    }
-    return (
-        row.name,
-        row.kind,
-        *(() if row.role is None else (row.role, ", ".join(row.reads or ()))),
-        str(row.layers),
-        span_text(row.first_rank, row.last_rank),
-        sizes_text(row.grid),
-        " ".join(row.order),
-        row.placement or "",
-        ", ".join(word for word, holds in settings.items() if holds),
-    )
+    cells = []
+    for row in rows:
+        settings = {
+            "frozen": row.frozen,
+            "sequence parallel": row.sequence_parallel,
+            "full sharding": row.sharding == "full",
+            "recomputed": row.recompute == "full",
+            "transformer_engine": row.backend != "torch",
+            f"FP8 ({row.fp8})": row.fp8 is not None,
+        }
+        line = (
+            row.name,
+            row.kind,
+            *(() if row.role is None else (row.role, ", ".join(row.reads or ()))),
+            str(row.layers),
+            span_text(row.first_rank, row.last_rank),
+            sizes_text(row.grid),
+            " ".join(row.order),
+            row.placement or "",
+            ", ".join(word for word, holds in settings.items() if holds),
+        )
+        cells.append(line)
+    return TextTable(columns, tuple(cells))
 
 
 def group_table(rows: Sequence[GroupRow]) -> TextTable:
     """Return a row per module and axes."""
-    return TextTable(("module", "axes", "size", "groups", ""), tuple(map(_group, rows)))
-
-
-def _group(row: GroupRow) -> tuple[str, ...]:
-    # Gradients of dp normally cross nodes; the transfers within a layer should not.
-    is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
-    return (
-        row.module,
-        " x ".join(row.axes),
-        str(len(row.groups[0])),
-        some(row.groups, MAX_GROUPS, sep="  ", text=ranks_text),
-        f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
-    )
+    cells = []
+    for row in rows:
+        # Gradients of dp normally cross nodes; the transfers within a layer should not.
+        is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
+        line = (
+            row.module,
+            " x ".join(row.axes),
+            str(len(row.groups[0])),
+            some(row.groups, MAX_GROUPS, sep="  ", text=ranks_text),
+            f"crossing nodes: {row.num_crossing} of {len(row.groups)}" if is_marked else "",
+        )
+        cells.append(line)
+    return TextTable(("module", "axes", "size", "groups", ""), tuple(cells))
 
 
 def bridge_table(rows: Sequence[BridgeRow]) -> TextTable:
     """Return a row per bridge."""
     more = ("size",) if any(row.bytes is not None for row in rows) else ()
     columns = ("bridge", "replicas", "how", "rows", "copied", *more, "")
-    return TextTable(columns, tuple(map(_bridge, rows)))
-
-
-def _bridge(row: BridgeRow) -> tuple[str, ...]:
-    size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
-    notes = [] if row.has_backward else ["forward only"]
-    if row.sharing > 1:
-        notes.append(f"balanced over {row.sharing} replicas")
-    if 2 * row.crossing_rows > row.rows:
-        notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
-    return (
-        ends_text(row),
-        f"{row.fan} {row.num_src}:{row.num_dst}",
-        row.how + size,
-        str(row.rows),
-        str(row.local_rows),
-        *(() if row.bytes is None else (bytes_text(row.bytes),)),
-        ", ".join(notes),
-    )
+    cells = []
+    for row in rows:
+        size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
+        notes = [] if row.has_backward else ["forward only"]
+        if row.sharing > 1:
+            notes.append(f"balanced over {row.sharing} replicas")
+        if 2 * row.crossing_rows > row.rows:
+            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
+        line = (
+            ends_text(row),
+            f"{row.fan} {row.num_src}:{row.num_dst}",
+            row.how + size,
+            str(row.rows),
+            str(row.local_rows),
+            *(() if row.bytes is None else (bytes_text(row.bytes),)),
+            ", ".join(notes),
+        )
+        cells.append(line)
+    return TextTable(columns, tuple(cells))
 
 
 def loss_table(rows: Sequence[LossRow]) -> TextTable:

@@ -115,6 +115,11 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
             cell_of[rank] = number
     rows = _rows_by_cell(report, cell_of)
     per_node = report.header.ranks_per_node
+    # By their cells, in the order of the first hosts.
+    hosts: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    if per_node is not None:
+        for host, first in enumerate(range(0, world, per_node)):
+            hosts[tuple(cell_of[first : first + per_node])].append(host)
     cells = [
         RankCell(
             ranks=ranks,
@@ -129,7 +134,7 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
         classes=classes,
         cells=tuple(cells),
         cell_of=tuple(cell_of),
-        hosts=() if per_node is None else tuple(_hosts(cell_of, per_node)),
+        hosts=tuple(HostRow(hosts=tuple(alike), cells=own) for own, alike in hosts.items()),
     )
 
 
@@ -178,12 +183,3 @@ def _messages(plan: Plan, ranks: Ranks, cell_of: Sequence[int]) -> Iterator[Traf
     for (module, way, unit), amounts in found.items():
         edge = f"stages of {module}"
         yield Traffic(edge=edge, is_bridge=False, way=way, unit=unit, amounts=amounts)
-
-
-def _hosts(cell_of: Sequence[int], per_node: int) -> Iterator[HostRow]:
-    """Yield hosts that are filled alike, in the order of their first."""
-    found: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for host, first in enumerate(range(0, len(cell_of), per_node)):
-        found[tuple(cell_of[first : first + per_node])].append(host)
-    for cells, hosts in found.items():
-        yield HostRow(hosts=tuple(hosts), cells=cells)

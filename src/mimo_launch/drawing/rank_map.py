@@ -23,7 +23,6 @@ from mimo_launch.drawing.answer_text import PARTS
 from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
-from mimo_launch.drawing.rows import HeldModule
 from mimo_launch.search.wastes import SHARES
 
 # More hosts that are filled in different ways are only counted.
@@ -39,6 +38,8 @@ _OUTLINES = {
     "expert_tp": ("#9775fa", "double"),
     "tp": ("#1c7ed6", "solid"),
 }
+# Edges of the ranks with which a rank exchanges rows over a bridge.
+_PARTNER = "box-shadow:inset 0 -4px #c92a2a,inset 0 4px #c92a2a"
 
 STYLE = """\
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .5rem 0; }
@@ -97,7 +98,16 @@ def map_style(cells: RankCells, modules: Sequence[str]) -> str:
             )
             rules.append(f".u{number}{{background:linear-gradient(90deg,{stripes})}}")
         rules.append(f".map:has({_pointed([number])}) .a{number}{{display:block}}")
-    rules.extend(_partner_rules(cells))
+    # Those with which a rank exchanges rows over bridges.
+    partners: defaultdict[frozenset[int], list[int]] = defaultdict(list)
+    for number, cell in enumerate(cells.cells):
+        met = {other for each in cell.traffic if each.is_bridge for other in each.amounts}
+        if met - {number}:
+            partners[frozenset(met - {number})].append(number)
+    rules.extend(
+        f".map:has({_pointed(pointed)}) {_any('u', met)}{{{_PARTNER}}}"
+        for met, pointed in partners.items()
+    )
     by_axes = _cells_by_group(cells)
     for axes, (color, line) in _OUTLINES.items():
         rules.extend(
@@ -130,20 +140,6 @@ def _cells_by_group(cells: RankCells) -> dict[str, dict[frozenset[int], list[int
     return found
 
 
-def _partner_rules(cells: RankCells) -> Iterator[str]:
-    """Yield rules that mark the ranks with which a rank exchanges rows over bridges."""
-    pointed: defaultdict[frozenset[int], list[int]] = defaultdict(list)
-    for number, cell in enumerate(cells.cells):
-        met = {other for each in cell.traffic if each.is_bridge for other in each.amounts}
-        if met - {number}:
-            pointed[frozenset(met - {number})].append(number)
-    for others, numbers in pointed.items():
-        yield (
-            f".map:has({_pointed(numbers)}) {_any('u', others)}"
-            "{box-shadow:inset 0 -4px #c92a2a,inset 0 4px #c92a2a}"
-        )
-
-
 def map_legend(cells: RankCells, modules: Sequence[str]) -> str:
     """Return what colours and outlines mean."""
     keys = [(f"background:{colors(i)[0]}", module) for i, module in enumerate(modules)]
@@ -154,7 +150,7 @@ def map_legend(cells: RankCells, modules: Sequence[str]) -> str:
         if name in used
     ]
     if any(each.is_bridge for cell in cells.cells for each in cell.traffic):
-        keys.append(("box-shadow:inset 0 -4px #c92a2a,inset 0 4px #c92a2a", "rows over a bridge"))
+        keys.append((_PARTNER, "rows over a bridge"))
     entries = (f'<span><i style="{look}"></i>{html_text(words)}</span>' for look, words in keys)
     return f'<p class="key">{"".join(entries)}</p>'
 
@@ -208,7 +204,12 @@ def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
     is_one = len(cell.ranks) == 1
     host = "" if cell.row.node is None or not is_one else f", host {cell.row.node}"
     yield f"<p><b>{html_text(_name(cell, cells) + host)}</b></p>"
-    held = [_held(each, is_one) for each in cell.row.modules]
+    held = []
+    for each in cell.row.modules:
+        where = f" at (tp, cp, dp, pp) {coords_text(each.coords)}" if is_one else ""
+        layers = span_text(each.first_layer, each.last_layer)
+        runs = f"{_count(each.samples, 'sample')} in {_count(each.groups, 'forward')}"
+        held.append(f"{each.module} stage {each.stage}{where}: layers {layers}, {runs}")
     names = ("memory", *PARTS.values(), "bubble")
     figures = zip(names, _figures(cell.kind)[1:], strict=True)
     facts = ", ".join(f"{name} {figure}" for name, figure in figures if figure)
@@ -222,17 +223,10 @@ def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
         yield f"<p><b>Groups{whose}.</b> {html_text(groups)}</p>"
     if cell.traffic:
         moved = "; ".join(
-            f"{edge}: {', '.join(_moved(each, cells) for each in of_edge)}"
+            f"{edge}: {', '.join(_moved(traffic, cells) for traffic in of_edge)}"
             for edge, of_edge in groupby(cell.traffic, key=lambda each: each.edge)
         )
         yield f"<p><b>Traffic of a step.</b> {html_text(moved)}</p>"
-
-
-def _held(held: HeldModule, is_one: bool) -> str:
-    where = f" at (tp, cp, dp, pp) {coords_text(held.coords)}" if is_one else ""
-    layers = span_text(held.first_layer, held.last_layer)
-    runs = f"{_count(held.samples, 'sample')} in {_count(held.groups, 'forward')}"
-    return f"{held.module} stage {held.stage}{where}: layers {layers}, {runs}"
 
 
 def _count(number: int, word: str) -> str:

@@ -6,6 +6,7 @@ Leaves: the file to the caller.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from mimo_launch.diag.quantities import num_ranks_text, percent
@@ -53,18 +54,17 @@ def render_svg(
     full = free.left + free.width + BUBBLE_WIDTH + MARGIN
     legend, legend_bottom = _legend(timeline, rows, full)
     sizes = sizes_of(timeline, rows, legend_bottom + 34)
+    picture = _Picture(timeline, rows, sizes, timeline.modules)
     height = sizes.bottom + 46
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(full)}" height="{_n(height)}" '
         f'viewBox="0 0 {_n(full)} {_n(height)}" font-family="{escape(FONT)}">',
         f"<title>{text(name)}</title>",
-        *_defs(timeline.modules),
+        *picture.defs(),
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         *_heading(timeline, name, plan_hash, left_out, device),
         *legend,
-        *_backgrounds(rows, sizes, timeline.unit),
-        *_axis(timeline, sizes),
-        *_spans(rows, sizes, timeline.modules),
+        *picture.body(),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -76,13 +76,12 @@ def figure(timeline: Timeline, rows: tuple[Row, ...], modules: Sequence[str]) ->
     `modules` are those of the colours, of which the rows may lack some.
     """
     sizes = sizes_of(timeline, rows, TICKS_HEIGHT)
+    picture = _Picture(timeline, rows, sizes, modules)
     full, height = sizes.left + sizes.width + BUBBLE_WIDTH, sizes.bottom + 46
     parts = [
         f'<svg width="{_n(full)}" height="{_n(height)}" font-family="{escape(FONT)}">',
-        *_defs(modules),
-        *_backgrounds(rows, sizes, timeline.unit),
-        *_axis(timeline, sizes),
-        *_spans(rows, sizes, modules),
+        *picture.defs(),
+        *picture.body(),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -95,24 +94,6 @@ def text(words: str) -> str:
 
 def _n(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
-
-
-def _defs(modules: Sequence[str]) -> Iterator[str]:
-    yield "<defs>"
-    rules = [
-        f".t{{fill:{INK}}}.d{{fill:{DIM}}}.n{{font-weight:600;text-anchor:middle}}",
-        f".f{{fill:{INK}}}.b{{fill:#fff}}.mark{{fill:{MARK}}}.e{{text-anchor:end}}",
-    ]
-    for number, _ in enumerate(modules):
-        light, dark = colors(number)
-        rules.append(f".f{number}{{fill:{light}}}.b{number}{{fill:url(#h{number})}}")
-        yield (
-            f'<pattern id="h{number}" width="5" height="5" patternUnits="userSpaceOnUse" '
-            f'patternTransform="rotate(45)"><rect width="5" height="5" fill="{dark}"/>'
-            '<rect width="1" height="5" fill="#fff" fill-opacity="0.22"/></pattern>'
-        )
-    yield f"<style>{''.join(rules)}</style>"
-    yield "</defs>"
 
 
 def _heading(
@@ -175,70 +156,106 @@ def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
     return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}/>'
 
 
-def _backgrounds(rows: tuple[Row, ...], sizes: Sizes, unit: Unit) -> Iterator[str]:
-    """Yield the name of each row, its bubble, and the background that shows idle time."""
-    font = f'font-size="{_n(sizes.font)}"'
-    right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
-    yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>{unit.idle}</text>'
-    yield f'<text class="d" x="{_n(MARGIN)}" y="{_n(sizes.top - 8)}" {font}>rank</text>'
-    for row, top in zip(rows, sizes.tops, strict=True):
-        y = _n(top + sizes.row / 2 + sizes.font * 0.36)
-        share = percent(row.bubble) if row.role else ""
-        yield f'<text class="t" x="{_n(MARGIN)}" y="{y}" {font}>{text(row.label)}</text>'
-        yield f'<text class="d e" x="{_n(right)}" y="{y}" {font}>{share}</text>'
-        yield _rect(sizes.left, top, sizes.width, sizes.row, f'class="ground" fill="{IDLE}"')
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """Rows of a timeline at their sizes, in the colours of some modules."""
 
+    timeline: Timeline
+    rows: tuple[Row, ...]
+    sizes: Sizes
+    modules: Sequence[str]
 
-def _axis(timeline: Timeline, sizes: Sizes) -> Iterator[str]:
-    """Yield vertical lines at round times, labelled above and below the rows."""
-    font = 'font-size="11" text-anchor="middle"'
-    for time, label in ticks_of(timeline, sizes):
-        x = _n(sizes.x(time))
-        yield (
-            f'<path d="M{x} {_n(sizes.top - 4)}V{_n(sizes.bottom + 4)}" '
-            f'stroke="#c8cdd3" stroke-width="1"/>'
-        )
-        for y in (sizes.top - 8, sizes.bottom + 16):
-            yield f'<text class="d" x="{x}" y="{_n(y)}" {font}>{label}</text>'
-    middle, below = sizes.left + sizes.width / 2, sizes.bottom + 34
-    words = f"time in {axis_unit(timeline)[0]}"
-    yield f'<text class="d" x="{_n(middle)}" y="{_n(below)}" {font}>{words}</text>'
+    def defs(self) -> Iterator[str]:
+        """Yield the colours of the modules."""
+        yield "<defs>"
+        rules = [
+            f".t{{fill:{INK}}}.d{{fill:{DIM}}}.n{{font-weight:600;text-anchor:middle}}",
+            f".f{{fill:{INK}}}.b{{fill:#fff}}.mark{{fill:{MARK}}}.e{{text-anchor:end}}",
+        ]
+        for number, _ in enumerate(self.modules):
+            light, dark = colors(number)
+            rules.append(f".f{number}{{fill:{light}}}.b{number}{{fill:url(#h{number})}}")
+            yield (
+                f'<pattern id="h{number}" width="5" height="5" patternUnits="userSpaceOnUse" '
+                f'patternTransform="rotate(45)"><rect width="5" height="5" fill="{dark}"/>'
+                '<rect width="1" height="5" fill="#fff" fill-opacity="0.22"/></pattern>'
+            )
+        yield f"<style>{''.join(rules)}</style>"
+        yield "</defs>"
 
+    def body(self) -> Iterator[str]:
+        """Yield the rows with their names, bubbles and spans, over the axis of time."""
+        yield from self._backgrounds()
+        yield from self._axis()
+        yield from self._spans()
 
-def _spans(rows: tuple[Row, ...], sizes: Sizes, modules: Sequence[str]) -> Iterator[str]:
-    """Yield the spans of all rows: in each, transfers first, so that they hide no box."""
-    numbers = {module: number for number, module in enumerate(modules)}
-    for row, top in zip(rows, sizes.tops, strict=True):
-        for span in row.spans:
-            if not span.is_compute:
-                width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
-                # A transfer at the very end stays inside the axis.
-                x = min(sizes.x(span.start), sizes.left + sizes.width - width)
-                y = top + sizes.row - MARK_HEIGHT
-                shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
-                yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
-        for span in row.spans:
-            if span.is_compute:
-                yield from _box(span, row, top, sizes, numbers[span.action.module])
+    def _backgrounds(self) -> Iterator[str]:
+        """Yield the name of each row, its bubble, and the background that shows idle time."""
+        sizes, unit = self.sizes, self.timeline.unit
+        font = f'font-size="{_n(sizes.font)}"'
+        right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
+        yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>{unit.idle}</text>'
+        yield f'<text class="d" x="{_n(MARGIN)}" y="{_n(sizes.top - 8)}" {font}>rank</text>'
+        for row, top in zip(self.rows, sizes.tops, strict=True):
+            y = _n(top + sizes.row / 2 + sizes.font * 0.36)
+            share = percent(row.bubble) if row.role else ""
+            yield f'<text class="t" x="{_n(MARGIN)}" y="{y}" {font}>{text(row.label)}</text>'
+            yield f'<text class="d e" x="{_n(right)}" y="{y}" {font}>{share}</text>'
+            yield _rect(sizes.left, top, sizes.width, sizes.row, f'class="ground" fill="{IDLE}"')
 
+    def _axis(self) -> Iterator[str]:
+        """Yield vertical lines at round times, labelled above and below the rows."""
+        sizes = self.sizes
+        font = 'font-size="11" text-anchor="middle"'
+        for time, label in ticks_of(self.timeline, sizes):
+            x = _n(sizes.x(time))
+            yield (
+                f'<path d="M{x} {_n(sizes.top - 4)}V{_n(sizes.bottom + 4)}" '
+                f'stroke="#c8cdd3" stroke-width="1"/>'
+            )
+            for y in (sizes.top - 8, sizes.bottom + 16):
+                yield f'<text class="d" x="{x}" y="{_n(y)}" {font}>{label}</text>'
+        middle, below = sizes.left + sizes.width / 2, sizes.bottom + 34
+        words = f"time in {axis_unit(self.timeline)[0]}"
+        yield f'<text class="d" x="{_n(middle)}" y="{_n(below)}" {font}>{words}</text>'
 
-def _box(span: Span, row: Row, top: float, sizes: Sizes, number: int) -> Iterator[str]:
-    action, x = span.action, sizes.x(span.start)
-    stages = row.stages_of(action.module)
-    down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
-    y, width, height = top + down, sizes.scale * (span.stop - span.start), sizes.row - GAP - down
-    # A hairline of background separates adjacent boxes.
-    drawn = width - 1 if width > 4 else width
-    shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
-    style = action.kind.value.lower()
-    yield f'<rect class="box {style}{number}" {shape}><title>{_hover(span)}</title></rect>'
-    short = str(action.index)
-    for label in [f"{short}.{action.stage}", short] if len(stages) > 1 else [short]:
-        if text_width(label, sizes.font, char=DIGIT) + 3 <= drawn:
-            base = y + height / 2 + sizes.font * 0.36
-            place = f'x="{_n(x + drawn / 2)}" y="{_n(base)}" font-size="{_n(sizes.font)}"'
-            yield f'<text class="n {style}" {place}>{label}</text>'
-            return
+    def _spans(self) -> Iterator[str]:
+        """Yield the spans of all rows: in each, transfers first, so that they hide no box."""
+        sizes = self.sizes
+        for row, top in zip(self.rows, sizes.tops, strict=True):
+            for span in row.spans:
+                if not span.is_compute:
+                    width = max(LEAST_MARK, sizes.scale * (span.stop - span.start))
+                    # A transfer at the very end stays inside the axis.
+                    x = min(sizes.x(span.start), sizes.left + sizes.width - width)
+                    y = top + sizes.row - MARK_HEIGHT
+                    shape = (
+                        f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
+                    )
+                    yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
+            for span in row.spans:
+                if span.is_compute:
+                    yield from self._box(span, row, top)
+
+    def _box(self, span: Span, row: Row, top: float) -> Iterator[str]:
+        sizes, action, x = self.sizes, span.action, self.sizes.x(span.start)
+        stages = row.stages_of(action.module)
+        down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
+        y, width = top + down, sizes.scale * (span.stop - span.start)
+        height = sizes.row - GAP - down
+        # A hairline of background separates adjacent boxes.
+        drawn = width - 1 if width > 4 else width
+        shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
+        number = self.modules.index(action.module)
+        style = action.kind.value.lower()
+        yield f'<rect class="box {style}{number}" {shape}><title>{_hover(span)}</title></rect>'
+        short = str(action.index)
+        for label in [f"{short}.{action.stage}", short] if len(stages) > 1 else [short]:
+            if text_width(label, sizes.font, char=DIGIT) + 3 <= drawn:
+                base = y + height / 2 + sizes.font * 0.36
+                place = f'x="{_n(x + drawn / 2)}" y="{_n(base)}" font-size="{_n(sizes.font)}"'
+                yield f'<text class="n {style}" {place}>{label}</text>'
+                return
 
 
 def _hover(span: Span) -> str:

@@ -10,6 +10,7 @@ Leaves: the file to the caller.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.diag.quantities import role_text
@@ -67,10 +68,10 @@ def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None =
             args = {"name": label}
             events.append({**base, "tid": track, "name": "thread_name", "args": args})
     spans = [span for each in shown for span in rows[each]]
-    slices = [_slice(span, tracks[span], scale) for span in spans]
+    drawn = _DrawnSpans(spans, tracks, scale)
     # An arrow must follow the slices that it joins; the stable sort keeps that at equal times.
-    arrows = _arrows(spans, tracks, scale)
-    events.extend(sorted((*slices, *arrows), key=lambda event: float(event["ts"])))
+    timed = (*drawn.slices(), *drawn.arrows())
+    events.extend(sorted(timed, key=lambda event: float(event["ts"])))
     other = {"name": name, "unit": timeline.unit.value, "makespan": timeline.makespan}
     if len(shown) < timeline.num_ranks:
         other["ranks"] = f"{len(shown)} of {timeline.num_ranks}"
@@ -98,58 +99,68 @@ def _end(span: Span, scale: float) -> float:
     return span.stop * scale + (0.0 if span.is_compute else SLICE_OF_TRANSFER)
 
 
-def _slice(span: Span, track: int, scale: float) -> TraceEvent:
-    action, start = span.action, span.start * scale
-    category = "compute" if span.is_compute else "transfer"
-    if action.kind is Kind.FORWARD:
-        category += ",forward"
-    elif action.kind is Kind.BACKWARD:
-        category += ",backward"
-    return {
-        "name": str(action) if span.is_compute else describe(action),
-        "cat": category,
-        "ph": "X",
-        "pid": span.rank,
-        "tid": track,
-        "ts": start,
-        "dur": _end(span, scale) - start,
-        "args": {
-            "module": action.module,
-            "stage": action.stage,
-            "kind": action.kind.value,
-            "index": action.index,
-            **({"to": list(span.peers)} if span.peers else {}),
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class _DrawnSpans:
+    """Spans with their tracks; a unit of their time is `scale` microseconds."""
 
+    spans: list[Span]
+    tracks: dict[Span, int]
+    scale: float
 
-def _arrows(spans: list[Span], tracks: dict[Span, int], scale: float) -> Iterator[TraceEvent]:
-    """Yield both ends of the arrow of each transfer between two ranks.
+    def slices(self) -> Iterator[TraceEvent]:
+        """Yield a slice for each span."""
+        for span in self.spans:
+            action, start = span.action, span.start * self.scale
+            category = "compute" if span.is_compute else "transfer"
+            if action.kind is Kind.FORWARD:
+                category += ",forward"
+            elif action.kind is Kind.BACKWARD:
+                category += ",backward"
+            yield {
+                "name": str(action) if span.is_compute else describe(action),
+                "cat": category,
+                "ph": "X",
+                "pid": span.rank,
+                "tid": self.tracks[span],
+                "ts": start,
+                "dur": _end(span, self.scale) - start,
+                "args": {
+                    "module": action.module,
+                    "stage": action.stage,
+                    "kind": action.kind.value,
+                    "index": action.index,
+                    **({"to": list(span.peers)} if span.peers else {}),
+                },
+            }
 
-    The n-th send of a channel matches its n-th receive, within a step and over several.
-    """
-    receives: defaultdict[tuple[int, _Edge], list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.action.kind in (Kind.RECV_F, Kind.RECV_B):
-            receives[span.rank, edge_of(span.action)].append(span)
-    sent: defaultdict[tuple[int, int, _Edge], int] = defaultdict(int)
-    number = 0
-    for span in spans:
-        edge = edge_of(span.action)
-        for peer in span.peers:
-            turn = sent[span.rank, peer, edge]
-            sent[span.rank, peer, edge] += 1
-            if turn >= len(receives[peer, edge]):
-                continue
-            receive = receives[peer, edge][turn]
-            number += 1
-            # Both ends lie inside their slices: after the sender starts, before the receiver ends.
-            leave = span.start * scale
-            base = {"cat": "transfer", "name": span.action.module, "id": number}
-            yield {**base, "ph": "s", "pid": span.rank, "tid": tracks[span], "ts": leave}
-            arrive = min(max(leave, receive.start * scale), _end(receive, scale))
-            end = {"pid": receive.rank, "tid": tracks[receive], "ts": arrive}
-            yield {**base, "ph": "f", "bp": "e", **end}
+    def arrows(self) -> Iterator[TraceEvent]:
+        """Yield both ends of the arrow of each transfer between two ranks.
+
+        The n-th send of a channel matches its n-th receive, within a step and over several.
+        """
+        receives: defaultdict[tuple[int, _Edge], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.action.kind in (Kind.RECV_F, Kind.RECV_B):
+                receives[span.rank, edge_of(span.action)].append(span)
+        sent: defaultdict[tuple[int, int, _Edge], int] = defaultdict(int)
+        number = 0
+        for span in self.spans:
+            edge = edge_of(span.action)
+            for peer in span.peers:
+                turn = sent[span.rank, peer, edge]
+                sent[span.rank, peer, edge] += 1
+                if turn >= len(receives[peer, edge]):
+                    continue
+                receive = receives[peer, edge][turn]
+                number += 1
+                # Both ends lie inside their slices: after the sender starts, and before the
+                # receiver ends.
+                leave = span.start * self.scale
+                base = {"cat": "transfer", "name": span.action.module, "id": number}
+                yield {**base, "ph": "s", "pid": span.rank, "tid": self.tracks[span], "ts": leave}
+                arrive = min(max(leave, receive.start * self.scale), _end(receive, self.scale))
+                end = {"pid": receive.rank, "tid": self.tracks[receive], "ts": arrive}
+                yield {**base, "ph": "f", "bp": "e", **end}
 
 
 def edge_of(action: Action) -> _Edge:

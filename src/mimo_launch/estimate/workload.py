@@ -153,21 +153,20 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
     """Return the FLOPs of one step by module: forward and backward, without recomputation."""
     flops = {}
     for module in layout.modules:
-        work, total = _work(layout, data, module), 0.0
+        # The whole step as if it were one forward: the FLOPs of its samples add up.
+        if module.is_language:
+            spans = Counter(n for s in data.samples for n in language_spans(s, layout.seq))
+            held = len(data.samples) * layout.seq
+            work = Workload(spans=spans, held=held, rows=0, forwards=1)
+        else:
+            view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
+            work = encoder_workload(view, times=1, forwards=1)
+        total = 0.0
         for stage in module.stages:
             forward = forward_flops(spec, stage, work)
             total += forward.total + backward_flops(spec, layout, module, stage, forward).total
         flops[module.name] = total
     return flops
-
-
-def _work(layout: Layout, data: StepData, module: ModuleLayout) -> Workload:
-    """Return the whole step as if it were one forward: the FLOPs of its samples add up."""
-    if module.is_language:
-        spans = Counter(n for s in data.samples for n in language_spans(s, layout.seq))
-        return Workload(spans=spans, held=len(data.samples) * layout.seq, rows=0, forwards=1)
-    view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
-    return encoder_workload(view, times=1, forwards=1)
 
 
 def peak_tflops(device: str, precision: str, constants: Calibration | None = None) -> float | None:

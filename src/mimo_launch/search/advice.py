@@ -1,12 +1,15 @@
 """Finds changes that make a step faster, by planning each of them.
 
-Decides: how many changes are planned, which are kept, and which one answers which loss.
-Relies on: `changes` for the changes, `checks` for what is legal, `estimate` for memory and time.
+Decides: in which order changes are planned: each kind in turn, then combinations of two; how many
+are planned, which are kept, and which one answers which loss.
+Relies on: `setting_changes` and `grid_changes` for the changes, `checks` for what is legal,
+`estimate` for memory and time.
 Leaves: the words of losses to `wastes`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice, zip_longest
 
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.memory import TOLERANCE
@@ -15,10 +18,15 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import Layout, world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.candidates import first_changes, further_changes
 from mimo_launch.search.changes import Change, changed
-from mimo_launch.search.memory_changes import recomputing_changes, smaller_changes
+from mimo_launch.search.grid_changes import grid_ideas, placement_ideas
+from mimo_launch.search.setting_changes import (
+    recomputing_changes,
+    setting_ideas,
+    smaller_changes,
+)
 from mimo_launch.search.wastes import Waste, wastes
+from mimo_launch.spec.spec import Spec
 
 # A change that saves less is not offered: estimates are not that exact.
 LEAST_GAIN = 0.02
@@ -36,6 +44,27 @@ _STAGES_PER_PLAN = 8
 _ACTIONS_PER_PLAN = 256
 _LAYERS_PER_PLAN = 200
 MAX_WASTES = 3
+# Grids that are tried beside another change.
+_MAX_NEAR = 4
+
+
+def first_changes(spec: Spec, work: Mapping[str, float]) -> Iterator[Change]:
+    """Yield changes of one idea each, in turn placements, settings and grids.
+
+    `work` is the GPU time of each module in a step.
+    """
+    in_turn = zip_longest(placement_ideas(spec, work), setting_ideas(spec), grid_ideas(spec))
+    for kind, settings in filter(None, chain.from_iterable(in_turn)):
+        if found := changed(spec, kind, settings):
+            yield found
+
+
+def further_changes(spec: Spec, first: Change) -> Iterator[Change]:
+    """Yield the same change with one more idea each."""
+    near = islice(grid_ideas(first.spec), _MAX_NEAR)
+    for _, settings in (*setting_ideas(first.spec), *near):
+        if found := changed(spec, first.kind, {**first.settings, **settings}):
+            yield found
 
 
 @dataclass(frozen=True, slots=True)

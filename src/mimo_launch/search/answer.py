@@ -40,6 +40,25 @@ class OfferedChange:
     gain: float
     needed_bytes: int
 
+    @classmethod
+    def of(cls, planned: Planned, before: Estimates) -> "OfferedChange":
+        """Return a change that was planned, compared with the estimates before it."""
+        seconds = planned.estimates.step_seconds
+        settings = {
+            # Of a grid only the axes of several ranks.
+            path: {axis: size for axis, size in value.items() if size > 1}
+            if isinstance(value, dict)
+            else value
+            for path, value in planned.change.settings.items()
+        }
+        return cls(
+            text=planned.change.text,
+            settings=settings,
+            step_seconds=seconds,
+            gain=before.step_seconds / seconds - 1,
+            needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostTime:
@@ -55,6 +74,20 @@ class LostTime:
     share: float
     of_all: float
     change: OfferedChange | None
+
+    @classmethod
+    def of(cls, advice: Advice, before: Estimates) -> "LostTime":
+        """Return a loss with its change, compared with the estimates before it."""
+        waste, planned = advice.waste, advice.planned
+        return cls(
+            what=waste.text,
+            kind=waste.kind,
+            modules=waste.modules,
+            ranks=waste.ranks,
+            share=waste.share,
+            of_all=waste.of_all,
+            change=None if planned is None else OfferedChange.of(planned, before),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,39 +141,6 @@ def answer_of(
         tokens=tokens,
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
-        losses=tuple(_loss(each, estimates) for each in advice),
+        losses=tuple(LostTime.of(each, estimates) for each in advice),
         planned=planned,
     )
-
-
-def _loss(advice: Advice, before: Estimates) -> LostTime:
-    waste, planned = advice.waste, advice.planned
-    change = None if planned is None else offered(planned, before)
-    return LostTime(
-        what=waste.text,
-        kind=waste.kind,
-        modules=waste.modules,
-        ranks=waste.ranks,
-        share=waste.share,
-        of_all=waste.of_all,
-        change=change,
-    )
-
-
-def offered(planned: Planned, before: Estimates) -> OfferedChange:
-    """Return a change that was planned as it is shown, compared with the estimates before it."""
-    seconds = planned.estimates.step_seconds
-    return OfferedChange(
-        text=planned.change.text,
-        settings={path: _without_ones(value) for path, value in planned.change.settings.items()},
-        step_seconds=seconds,
-        gain=before.step_seconds / seconds - 1,
-        needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
-    )
-
-
-def _without_ones(value: Any) -> Any:
-    """Return a setting; of a grid only the axes of several ranks."""
-    if not isinstance(value, dict):
-        return value
-    return {axis: size for axis, size in value.items() if size > 1}

@@ -1,23 +1,39 @@
-"""A change to a spec: another layout of the same models and batch.
+"""A change to a spec: another layout of the same models and batch, and its words.
 
-Decides: what a change is, and the order of its settings.
-Relies on: `spec.load` to apply settings to a spec, `change_words` for their words.
-Leaves: which changes there are to `setting_changes`, `grid_changes` and `memory_changes`.
+Decides: what a change is, the order of its settings, and the words for each of them: all that it
+writes into a spec is said, so that no line is a surprise.
+Relies on: `spec.load` to apply settings to a spec; the changed spec for what a setting means there.
+Leaves: which changes there are to `setting_changes` and `grid_changes`.
 
 Models, data, batch and number of ranks stay as they are, so a step computes the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.search.change_words import Settings, words_of
+from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
+from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import dump_spec, spec_from_data
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ExpertGrid, Spec
 
+# By dotted path, as `--set` takes it.
+Settings = Mapping[str, Any]
 # The kind of a change, and its settings.
 Idea = tuple[str, Settings]
 Ideas = Iterator[Idea]
+
+# What is said of a setting of modules: of its value, and their names.
+_OF_MODULES: dict[str, Callable[[Any, str], str]] = {
+    "recompute": lambda value, names: (
+        f"recompute {names}" if value == "full" else f"no recomputing of {names}"
+    ),
+    "sequence_parallel": lambda value, names: (
+        f"{'' if value else 'no '}sequence parallelism of {names}"
+    ),
+    "sharding": lambda value, names: f"sharding {value} for {names}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +47,81 @@ class Change:
     @property
     def text(self) -> str:
         """What is changed, in words."""
-        return words_of(self.spec, self.settings)
+        words = (self._words_of_ranks(), self._words_of_modules(), self._words_of_schedule())
+        return ", ".join(word for part in words for word in part)
+
+    def _words_of_ranks(self) -> Iterator[str]:
+        modules = self.spec.modules
+        if any(path.endswith(".ranks") for path in self.settings):
+            own = self.spec.language.rank_range
+            apart = [name for name in modules if modules[name].rank_range != own]
+            if apart:
+                number = num_ranks_text(len(modules[apart[0]].rank_range))
+                rest = [name for name in modules if name not in apart]
+                rest.sort(key=lambda name: name != LANGUAGE)
+                each = "their own" if len(apart) > 1 else "its own"
+                yield f"give {listed(apart)} {number} of {each} and {listed(rest)} {len(own):,}"
+            else:
+                yield "run all modules on all ranks"
+        if "idle_ranks" in self.settings:
+            yield "leave no rank idle"
+
+    def _words_of_modules(self) -> Iterator[str]:
+        modules = self.spec.modules
+        grids = []
+        for name in self._modules_with("grid"):
+            grid = modules[name].grid
+            sizes = {axis: getattr(grid, axis) for axis in ("tp", "cp", "pp", "dp")}
+            grids.append(f"{name} by {sizes_text(sizes)}")
+        if grids:
+            yield f"cut {listed(grids)}"
+        for name in self._modules_with("experts"):
+            sizes = (modules[name].experts or ExpertGrid()).model_dump()
+            is_split = any(size > 1 for size in sizes.values())
+            split = f"split the experts of {name} by {sizes_text(sizes)}"
+            yield split if is_split else f"keep all experts of {name} on each rank"
+        for key, words in _OF_MODULES.items():
+            values: dict[Any, list[str]] = {}
+            for name in self._modules_with(key):
+                values.setdefault(getattr(modules[name], key), []).append(name)
+            for value, names in values.items():
+                yield words(value, listed(names))
+
+    def _modules_with(self, key: str) -> list[str]:
+        """Return the modules of which a key is set."""
+        return [name for name in self.spec.modules if f"modules.{name}.{key}" in self.settings]
+
+    def _words_of_schedule(self) -> Iterator[str]:
+        spec, settings, own = self.spec, self.settings, self.spec.schedule
+        if "train.precision" in settings:
+            yield f"compute in {spec.train.precision}"
+        stages = f"{own.virtual_stages} stage{'s' * (own.virtual_stages > 1)} a rank"
+        if "schedule.kind" in settings:
+            has_stages = "schedule.virtual_stages" in settings
+            yield f"schedule {own.kind}" + f" with {stages}" * has_stages
+        elif "schedule.virtual_stages" in settings:
+            yield stages
+        if "schedule.microbatches" in settings:
+            size = spec.batch.global_ // (spec.language.grid.dp * own.microbatches)
+            yield f"run {_counted(own.microbatches)} of {size} sample{'s' * (size != 1)}"
+        if "schedule.encoder_microbatches" in settings:
+            at_once = own.encoder_microbatches
+            if at_once is None and any(runs_in_phases(spec, name) for name in spec.encoders):
+                yield "encode all microbatches at once"
+            else:
+                yield f"encode {_counted(at_once or 1)} at once"
+
+
+def _counted(number: int) -> str:
+    return f"{number} microbatch{'es' * (number != 1)}"
+
+
+def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    """Return the part of the data of a spec that holds a setting, and its key there."""
+    *keys, last = path.split(".")
+    for key in keys:
+        data = data[key]
+    return data, last
 
 
 def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
@@ -39,24 +129,17 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
     data = dump_spec(spec)
     different: dict[str, Any] = {}
     for path, value in settings.items():
-        *keys, last = path.split(".")
-        place = data
-        for key in keys:
-            place = place[key]
+        place, last = setting_at(data, path)
         if place.get(last) != value:
             different[path] = place[last] = value
     # In the order of the file.
     sections = [*(f"modules.{name}" for name in spec.modules), *data]
-    place_of = {name: place for place, name in enumerate(sections)}
-    settings = {
-        path: different[path]
-        for path in sorted(different, key=lambda path: place_of[_section(path)])
+    place_of = {
+        path: sections.index(".".join(path.split(".")[: 2 if path.startswith("modules.") else 1]))
+        for path in different
     }
+    settings = {path: different[path] for path in sorted(different, key=place_of.__getitem__)}
     try:
         return Change(kind, settings, spec_from_data(data)) if different else None
     except ValueError:
         return None
-
-
-def _section(path: str) -> str:
-    return ".".join(path.split(".")[: 2 if path.startswith("modules.") else 1])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.search.advice import MAX_WASTES, Search
-from mimo_launch.search.answer import OfferedChange, offered
+from mimo_launch.search.answer import OfferedChange
 from mimo_launch.spec.gpus import GPUS, MEASURED
 
 
@@ -26,5 +26,5 @@ def what_fits(estimator: Estimator) -> WhatFits:
     estimates = estimator.estimates()
     search = Search.of(estimator, estimates, estimates.gpu_memory or GPUS[MEASURED].memory)
     found = search.that_fit()[:MAX_WASTES]
-    changes = tuple(offered(search.simplest(each), estimates) for each in found)
+    changes = tuple(OfferedChange.of(search.simplest(each), estimates) for each in found)
     return WhatFits(changes=changes, planned=len(search.seen))

@@ -13,8 +13,7 @@ from mimo_launch.checks.proposals import grids_of
 from mimo_launch.checks.rule import divisors, show_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.search.changes import Ideas
-from mimo_launch.search.first_layout import MICROBATCHES_PER_STAGE
-from mimo_launch.search.setting_changes import groups_for, in_phases
+from mimo_launch.search.setting_changes import MICROBATCHES_PER_STAGE, groups_for, in_phases
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Grid, Spec
 

@@ -1,18 +1,23 @@
-"""Changes of settings on the same ranks and grids, by which a step may be faster.
+"""Changes of settings on the same ranks and grids: for a faster step, or to need less memory.
 
-Decides: which values are tried: microbatches, schedules, recomputing, sharding, split experts.
+Decides: which values are tried: microbatches, schedules, recomputing, sharding, split experts;
+which of them save memory, and their order: those that cost least time first.
 Relies on: the spec alone.
-Leaves: grids and ranks to `grid_changes`, what saves memory to `memory_changes`.
+Leaves: grids and ranks to `grid_changes`; whether a change is legal and fits, and what it gains or
+costs, to `advice`.
 """
+
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import runs_in_phases
-from mimo_launch.search.change_words import Settings
-from mimo_launch.search.changes import Ideas
-from mimo_launch.search.first_layout import MICROBATCHES_PER_STAGE
+from mimo_launch.search.changes import Change, Ideas, Settings, changed
 from mimo_launch.spec.spec import ExpertGrid, Spec
 
+# Fewer leave the ranks of a pipeline idle for too long.
+MICROBATCHES_PER_STAGE = 4
 # More stages on a rank shorten bubbles by little, and send more activations.
 _MOST_STAGES = 5
 
@@ -100,3 +105,50 @@ def _least_group(spec: Spec, microbatches: int) -> int | None:
     fits = (k for k in divisors(microbatches) if not any(samples * k % dp for dp in sizes))
     least = next(fits, 1)
     return None if least == 1 else least
+
+
+def recomputing_changes(spec: Spec) -> Iterator[Change]:
+    """Yield full recomputation of each module, and full sharding beside it."""
+    for name, module in spec.modules.items():
+        recompute = {f"modules.{name}.recompute": "full"}
+        sharding = {f"modules.{name}.sharding": "full"} if module.grid.dp > 1 else {}
+        for settings in (recompute, recompute | sharding):
+            if found := changed(spec, "recompute", settings):
+                yield found
+
+
+def smaller_changes(spec: Spec, first: Change) -> Iterator[Change]:
+    """Yield the same change with settings that need less memory, those that cost least first."""
+    own, pp = first.spec, first.spec.language.grid.pp
+    cut = {
+        f"modules.{name}.sequence_parallel": True
+        for name, module in own.modules.items()
+        if module.grid.tp > 1
+    }
+    light: dict[str, Any] = {**cut, "schedule.encoder_microbatches": pp} if in_phases(own) else cut
+    sharded = _of_modules("sharding", [n for n, m in own.modules.items() if m.grid.dp > 1])
+    recomputed = _of_modules("recompute", own.modules)
+    share = own.batch.global_ // own.language.grid.dp
+    least = (min(share, factor * own.schedule.microbatches) for factor in (2, 4))
+    twice, four_times = (
+        {"schedule.microbatches": next(each for each in divisors(share) if each >= number)}
+        for number in least
+    )
+    steps = (
+        cut,
+        light,
+        light | twice,
+        light | sharded,
+        light | sharded | twice,
+        light | four_times,
+        light | twice | _of_modules("recompute", own.encoders),
+        light | twice | recomputed,
+        light | four_times | recomputed | sharded,
+    )
+    for step in steps:
+        if found := changed(spec, first.kind, {**first.settings, **step}):
+            yield found
+
+
+def _of_modules(key: str, names: Iterable[str]) -> dict[str, Any]:
+    return {f"modules.{name}.{key}": "full" for name in names}

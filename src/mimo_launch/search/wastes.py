@@ -5,14 +5,14 @@ Relies on: the rows of `estimate.estimates`, and nothing else, so that all numbe
 Leaves: what to do about a loss to `advice`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
-from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
+from mimo_launch.spec.spec import ExpertGrid, Spec
 
 # Losses of a smaller share of all GPU time are not mentioned.
 LEAST = 0.01
@@ -92,106 +92,69 @@ def time_shares(estimates: Estimates, world_size: int) -> TimeShares:
     return TimeShares(**found)
 
 
-def wastes(spec: Spec, estimates: Estimates, constants: Calibration, world: int) -> list[Waste]:
-    """Return what is lost in a step, the largest loss first."""
-    found: list[Waste] = []
-    groups = rows_by_modules(estimates)
-    kinds = [
-        (modules, rows, kind)
-        for modules, rows in groups.items()
-        for kind in _kinds(spec, modules, groups)
-    ]
-    kinds += [
-        (tuple(spec.modules), list(estimates.ranks), each) for each in _of_all(spec, constants)
-    ]
-    for modules, alike, (kind, share, text) in kinds:
-        ranks = tuple(sorted(rank for row in alike for rank in row.ranks))
-        mean = _mean(alike, share)
-        of_all = mean * len(ranks) / world
-        if of_all >= LEAST:
-            said = f"{text} {percent(mean)} on {gpus_text(ranks)}"
-            found.append(
-                Waste(kind=kind, modules=modules, ranks=ranks, share=mean, of_all=of_all, text=said)
-            )
-    idle = tuple(sorted(set(range(world)).difference(*(row.ranks for row in estimates.ranks))))
-    if len(idle) >= LEAST * world:
-        text = f"{named_ranks(idle)} hold{'s' * (len(idle) == 1)} no module: {gpus_text(idle)}"
-        one = Waste(
-            kind="idle", modules=(), ranks=idle, share=1.0, of_all=len(idle) / world, text=text
-        )
-        found.append(one)
-    return sorted(found, key=lambda each: -each.of_all)
-
-
-_Key = TypeVar("_Key")
 # A kind of loss, its share on a class of ranks, and its words.
 _Kind = tuple[str, Callable[[RankEstimate], float], str]
+_Key = TypeVar("_Key")
 
 
-def _kinds(
-    spec: Spec, modules: Sequence[str], groups: Mapping[tuple[str, ...], list[RankEstimate]]
-) -> Iterator[_Kind]:
-    """Yield what ranks with some modules can lose."""
-    rows = groups[tuple(modules)]
-    yield "waits", SHARES["waiting"], _waiting(spec, modules, groups)
-    yield "communicates", SHARES["communicating"], _exchanging(spec, modules, rows)
-    again = {name: _of_module(rows, name, lambda stage: stage.recomputing) for name in modules}
-    text = f"{_does(_largest(again), 'compute')} forwards again"
-    yield "recomputes", lambda row: row.recomputing, text
-    its = "its" if len(modules) == 1 else "their"
-    text = f"{_does(modules, 'wait')} for {its} hosts to start kernels"
-    yield "starts", lambda row: row.starting, text
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Ranks that hold the same modules, by their classes, or all ranks; and what they can lose."""
 
+    spec: Spec
+    modules: tuple[str, ...]
+    rows: Sequence[RankEstimate]
 
-def _waiting(
-    spec: Spec, modules: Sequence[str], groups: Mapping[tuple[str, ...], list[RankEstimate]]
-) -> str:
-    """Say that modules wait, and for what: for ranks that wait less, or in a pipeline."""
-    means = {names: _mean(rows, SHARES["waiting"]) for names, rows in groups.items()}
-    least = min(means, key=lambda names: means[names])
-    text = _does(modules, "wait")
-    if means[least] < means[tuple(modules)] / 2:
-        return f"{text} for {listed(least)}"
-    deep = {name: spec.modules[name].grid.pp for name in modules if spec.modules[name].grid.pp > 1}
-    if not deep:
-        return text
-    of = "its pipeline" if list(deep) == list(modules) else f"the pipeline of {listed(list(deep))}"
-    return f"{text} in {of} (pp {max(deep.values())})"
+    def mean(self, share: Callable[[RankEstimate], float]) -> float:
+        """Return the mean of a share over all of these ranks."""
+        number = sum(len(row.ranks) for row in self.rows)
+        return sum(len(row.ranks) * share(row) for row in self.rows) / number
 
+    def mean_of(self, module: str, share: Callable[[StageEstimate], float]) -> float:
+        """Return the mean over ranks of a share that the stages of one module have."""
+        return self.mean(lambda row: sum(share(s) for s in row.stages if s.module == module))
 
-def _exchanging(spec: Spec, modules: Sequence[str], rows: Sequence[RankEstimate]) -> str:
-    """Say which modules exchange what, and over which axes."""
-    parts = {
-        (name, kind): _of_module(rows, name, share)
-        for name in modules
-        for kind, share in EXCHANGES.items()
-    }
-    most = _largest(parts)
-    names = [name for name in modules if any(name == each for each, _ in most)]
-    whats = []
-    for kind in dict.fromkeys(kind for _, kind in sorted(most, key=lambda key: -parts[key])):
-        what, axes = _EXCHANGED[kind]
-        whose = [spec.modules[name] for name, each in most if each == kind]
-        sizes = {axis: max(_size(module, axis) for module in whose) for axis in axes}
-        whats.append(f"{what} ({sizes_text(sizes)})")
-    return f"{_does(names, 'exchange')} {listed(whats)}"
+    def kinds(self, all_holders: Iterable["_Holders"]) -> Iterator[_Kind]:
+        """Yield what these ranks can lose; those of `all_holders` are what they may wait for."""
+        yield "waits", SHARES["waiting"], self.waiting(all_holders)
+        yield "communicates", SHARES["communicating"], self.exchanging()
+        again = {name: self.mean_of(name, lambda stage: stage.recomputing) for name in self.modules}
+        text = f"{_does(_largest(again), 'compute')} forwards again"
+        yield "recomputes", lambda row: row.recomputing, text
+        its = "its" if len(self.modules) == 1 else "their"
+        text = f"{_does(self.modules, 'wait')} for {its} hosts to start kernels"
+        yield "starts", lambda row: row.starting, text
 
+    def waiting(self, all_holders: Iterable["_Holders"]) -> str:
+        """Say that modules wait, and for what: for ranks that wait less, or in a pipeline."""
+        least = min(all_holders, key=lambda each: each.mean(SHARES["waiting"]))
+        text = _does(self.modules, "wait")
+        if least.mean(SHARES["waiting"]) < self.mean(SHARES["waiting"]) / 2:
+            return f"{text} for {listed(least.modules)}"
+        depths = {name: self.spec.modules[name].grid.pp for name in self.modules}
+        deep = [name for name in self.modules if depths[name] > 1]
+        if not deep:
+            return text
+        of = "its pipeline" if deep == list(self.modules) else f"the pipeline of {listed(deep)}"
+        return f"{text} in {of} (pp {max(depths.values())})"
 
-def _size(module: ModuleSpec, axis: str) -> int:
-    experts = module.experts or ExpertGrid()
-    return experts.ep if axis == "ep" else int(getattr(module.grid, axis))
-
-
-def _mean(rows: Sequence[RankEstimate], share: Callable[[RankEstimate], float]) -> float:
-    """Return the mean of a share over all ranks of some classes."""
-    return sum(len(row.ranks) * share(row) for row in rows) / sum(len(row.ranks) for row in rows)
-
-
-def _of_module(
-    rows: Sequence[RankEstimate], name: str, share: Callable[[StageEstimate], float]
-) -> float:
-    """Return the mean over ranks of a share that the stages of one module have."""
-    return _mean(rows, lambda row: sum(share(each) for each in row.stages if each.module == name))
+    def exchanging(self) -> str:
+        """Say which modules exchange what, and over which axes."""
+        parts = {
+            (name, kind): self.mean_of(name, share)
+            for name in self.modules
+            for kind, share in EXCHANGES.items()
+        }
+        most = _largest(parts)
+        names = [name for name in self.modules if any(name == each for each, _ in most)]
+        whats = []
+        for kind in dict.fromkeys(kind for _, kind in sorted(most, key=lambda key: -parts[key])):
+            what, axes = _EXCHANGED[kind]
+            whose = [self.spec.modules[name] for name, each in most if each == kind]
+            cuts = [{**dict(each.grid), "ep": (each.experts or ExpertGrid()).ep} for each in whose]
+            sizes = {axis: max(each[axis] for each in cuts) for axis in axes}
+            whats.append(f"{what} ({sizes_text(sizes)})")
+        return f"{_does(names, 'exchange')} {listed(whats)}"
 
 
 def _largest(parts: Mapping[_Key, float]) -> list[_Key]:
@@ -202,6 +165,37 @@ def _largest(parts: Mapping[_Key, float]) -> list[_Key]:
 
 def _does(names: Sequence[str], verb: str) -> str:
     return f"{listed(names)} {verb}{'s' * (len(names) == 1)}"
+
+
+def wastes(spec: Spec, estimates: Estimates, constants: Calibration, world: int) -> list[Waste]:
+    """Return what is lost in a step, the largest loss first."""
+    found: list[Waste] = []
+    groups = [_Holders(spec, names, rows) for names, rows in rows_by_modules(estimates).items()]
+    everyone = _Holders(spec, tuple(spec.modules), estimates.ranks)
+    kinds = [(holders, kind) for holders in groups for kind in holders.kinds(groups)]
+    kinds += [(everyone, kind) for kind in _of_all(spec, constants)]
+    for holders, (kind, share, text) in kinds:
+        ranks = tuple(sorted(rank for row in holders.rows for rank in row.ranks))
+        mean = holders.mean(share)
+        of_all = mean * len(ranks) / world
+        if of_all >= LEAST:
+            waste = Waste(
+                kind=kind,
+                modules=holders.modules,
+                ranks=ranks,
+                share=mean,
+                of_all=of_all,
+                text=f"{text} {percent(mean)} on {gpus_text(ranks)}",
+            )
+            found.append(waste)
+    idle = tuple(sorted(set(range(world)).difference(*(row.ranks for row in estimates.ranks))))
+    if len(idle) >= LEAST * world:
+        text = f"{named_ranks(idle)} hold{'s' * (len(idle) == 1)} no module: {gpus_text(idle)}"
+        one = Waste(
+            kind="idle", modules=(), ranks=idle, share=1.0, of_all=len(idle) / world, text=text
+        )
+        found.append(one)
+    return sorted(found, key=lambda each: -each.of_all)
 
 
 def _of_all(spec: Spec, constants: Calibration) -> Iterator[_Kind]:
