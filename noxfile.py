@@ -21,8 +21,17 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the default suite in two processes; arguments go to pytest."""
     session.install("-e", ".", *group("test"))
-    # A file is a process's own: its fixtures are made once.
-    session.run("pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+    # A file is a process's own: its fixtures are made once. Bytecode is kept, also where the
+    # environment says otherwise: else each command that a test starts compiles all sources anew.
+    session.run(
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        *session.posargs,
+        env={"PYTHONDONTWRITEBYTECODE": ""},
+    )
 
 
 @nox.session

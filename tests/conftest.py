@@ -1,5 +1,6 @@
-"""Set-up of every test run: one thread and no fixed width per process; what forked ranks import."""
+"""Set-up of every test run: one thread, no fixed width and a lazy collector of garbage."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,10 @@ for name in ("COLUMNS", "LINES"):
 # Started by nohup or a service, the tests would ignore it, and so would what they start.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Thousands of tests and the modules of torch live as long as the process. The collector would walk
+# through them again and again; in ranks, too, which are forked from it.
+gc.set_threshold(20_000, 20, 20)
+
 # How long it takes to draw an example says something of the machine, not of the code. What is drawn
 # is the same in every run, so that a change is blamed only for what it breaks; `nox -s fuzz` and
 # `sweep` look for more, and so does `nox -s tests -- --hypothesis-profile random`.
@@ -28,6 +33,11 @@ ALWAYS: dict[str, Any] = {"suppress_health_check": [HealthCheck.too_slow], "dead
 settings.register_profile("random", **ALWAYS)
 settings.register_profile("tests", **ALWAYS, derandomize=True)
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what is there before the first test and stays until after the last."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

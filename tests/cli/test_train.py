@@ -79,7 +79,7 @@ def test_workers_inherit_the_plan_that_their_launcher_has_made_and_proved(tmp_pa
 
 
 def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:
-    code, out, err = finish(start(tmp_path, "--nproc", "2"))
+    code, out, err = train(tmp_path, "--nproc", "2")
     assert (code, err) == (0, "")
     assert "language: rank 1" in out
     assert "step      4  loss" in out

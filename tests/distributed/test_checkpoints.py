@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.histories import untimed
+from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
@@ -136,6 +137,12 @@ def run_on_rank(spec: Spec, folder: Path) -> list[Any]:
 def run(spec: Spec, folder: Path) -> list[Any]:
     """Train in a run folder; return the events of rank 0."""
     assert not [d for d in check(spec) if d.is_error]
+    return run_on_running_ranks(run_on_rank, spec, folder, world_size=world_size(spec))[0]
+
+
+def run_anew(spec: Spec, folder: Path) -> list[Any]:
+    """Train on new ranks, which know nothing of earlier runs and inherit what is patched."""
+    assert not [d for d in check(spec) if d.is_error]
     return run_ranks(run_on_rank, spec, folder, world_size=world_size(spec))[0]
 
 
@@ -237,7 +244,7 @@ def test_a_packed_run_goes_on_on_another_layout(tmp_path: Path) -> None:
     (target / "checkpoints").mkdir(parents=True)
     saved = "checkpoints/step-00000003"
     (target / saved).symlink_to(source / saved)
-    found = numbers(run(make_spec("colocated dp4", 6, **sections), target))
+    found = numbers(run_anew(make_spec("colocated dp4", 6, **sections), target))
     assert sorted(found) == [4, 5, 6]
     for step, values in found.items():
         assert values == pytest.approx(numbers(events)[step], rel=1e-9), step
@@ -261,7 +268,7 @@ def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path
     sections = {"eval": {"every": 3, "samples": 8}}
     events = run(make_spec(layout, 6, **sections), tmp_path)
     all_checkpoints(tmp_path)[0].rename(tmp_path / "end")
-    again = run(make_spec(layout, 6, **sections), tmp_path)
+    again = run_anew(make_spec(layout, 6, **sections), tmp_path)
     assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
 
 
@@ -280,7 +287,7 @@ def test_forgetting_a_part_of_the_state_shows(
 
     planted = {"set_update_counts": lambda *_: None, "state_boxes": weights_only}
     monkeypatch.setattr(loading, forgotten, planted[forgotten])
-    again = numbers(run(make_spec("colocated dp4", 6), tmp_path))
+    again = numbers(run_anew(make_spec("colocated dp4", 6), tmp_path))
     assert again[6]["loss"] != pytest.approx(numbers(events)[6]["loss"], rel=1e-6)
 
 
@@ -300,7 +307,7 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    again = run(spec, tmp_path)
+    again = run_anew(spec, tmp_path)
     passed = [e for e in again if isinstance(e, CheckpointPassedOver)]
     assert [Path(e.checkpoint).name for e in passed] == ["step-00000012.partial", "step-00000009"]
     assert "not completed" in passed[0].reason

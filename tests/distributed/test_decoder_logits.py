@@ -21,6 +21,7 @@ from tests.support.hugging_face import (
     widen_softmax,
 )
 from tests.support.proof import failures, verdicts
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 from tests.support.whole_models import (
     OPTIMIZERS,
@@ -60,7 +61,7 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     model = tiny(kind)
     save(model, tmp_path / "model")
     asked = made(kind, layout, tmp_path / "model")
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     wanted = wanted_logits(model, asked)
     # A word that the file does not have gets the mean of the others' rows, so of their logits
     # before a cap.
@@ -149,7 +150,7 @@ def test_logits_with_windows_are_those_of_transformers(
     model = tiny(kind, **settings)
     save(model, tmp_path / "model")
     asked = made(kind, layout, tmp_path / "model", model=ours)
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     found = joined(asked, parts, asked.language.model.vocab)[..., :VOCAB]
     assert deviation(found, wanted_logits(model, asked)) < 1e-5
     wider = tiny(kind, **settings | {"sliding_window": 6})
@@ -179,7 +180,7 @@ def test_the_bound_sees_a_wrong_setting(changed: dict[str, float], tmp_path: Pat
     update = {"model": asked.language.model.model_copy(update=changed)}
     wrong = asked.language.model_copy(update=update)
     asked = asked.model_copy(update={"modules": {"language": wrong}})
-    [part] = run_ranks(logits_on_rank, asked, tmp_path, world_size=1)
+    [part] = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=1)
     assert deviation(joined(asked, [part], VOCAB), wanted_logits(model, asked)) > 1e-5
 
 
@@ -194,7 +195,7 @@ def test_logits_of_a_scaled_rotary_embedding(layout: str, tmp_path: Path) -> Non
     model = tiny("llama", rope_parameters=rope)
     save(model, tmp_path / "model")
     asked = made("llama", layout, tmp_path / "model", model={"rope_scaling": SCALING})
-    parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
+    parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     wanted = wanted_logits(model, asked)
     assert deviation(joined(asked, parts, VOCAB), wanted) < 1e-5
     assert deviation(wanted_logits(tiny("llama"), asked), wanted) > 1e-4

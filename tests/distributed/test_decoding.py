@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -50,17 +51,24 @@ def made(language: dict[str, Any], mbs: int) -> Spec:
     return spec(modules, microbatches=2, mbs=mbs, seq=24)
 
 
+@pytest.fixture(scope="module")
+def right() -> Choices:
+    """The choices of one rank."""
+    [found] = run_ranks(choices_of, alone(), world_size=1)
+    return found
+
+
 @pytest.mark.parametrize(
     "language",
     [{"first": 2, "pp": 2}, {"first": 0, "tp": 2}, {"first": 2, "cp": 2}, {"first": 2, "dp": 2}],
     ids=["pp", "tp", "cp", "dp"],
 )
-def test_every_layout_chooses_the_same_tokens(language: dict[str, Any]) -> None:
+def test_every_layout_chooses_the_same_tokens(language: dict[str, Any], right: Choices) -> None:
     size = language["first"] + 2
     replicas = language.get("dp", 1)
-    [right] = run_ranks(choices_of, alone(), world_size=1)
     assert len({token for row in right.values() for token in row}) > 2
-    found = run_ranks(choices_of, made(dict(language), 4 // replicas), world_size=size)
+    asked = made(dict(language), 4 // replicas)
+    found = run_on_running_ranks(choices_of, asked, world_size=size)
     for rank in range(language["first"], size):
         assert found[rank] == {sample: right[sample] for sample in found[rank]}
     assert sorted({sample for each in found for sample in each}) == sorted(right)

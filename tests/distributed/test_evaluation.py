@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
 from tests.support.graphs import flow
 from tests.support.histories import untimed
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -34,7 +35,7 @@ from mimo_launch.train.run_state import RunState
 def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:
     """Train; return per rank what was said of steps, times left out, and held-out losses."""
     results = []
-    for events in run_ranks(run_steps, made, world_size=world_size(made)):
+    for events in run_on_running_ranks(run_steps, made, world_size=world_size(made)):
         steps = [asdict(untimed(event)) for event in events if isinstance(event, StepFinished)]
         results.append((steps, [e.eval_loss for e in events if isinstance(e, EvalFinished)]))
     return results
@@ -107,7 +108,7 @@ def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:
         )
         plans = [build_dataset(made).describe("heldout", index) for index in range(6)]
         assert len({sum(p.num_labels for p in plans[i : i + 2]) for i in (0, 2, 4)}) > 1
-        found += run_ranks(held_out_loss, made, 6, world_size=1)
+        found += run_on_running_ranks(held_out_loss, made, 6, world_size=1)
     small, large = found
     assert small.eval_loss == pytest.approx(large.eval_loss, rel=1e-12)
     assert (small.digit_accuracy, small.samples) == (large.digit_accuracy, large.samples)

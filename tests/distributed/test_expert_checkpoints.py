@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run
+from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run, run_anew
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.spec import Spec
@@ -75,7 +75,7 @@ def test_a_run_goes_on_on_another_grid_of_experts(
 ) -> None:
     """Losses and norms of the last two steps are those of a run on one rank."""
     run(of_experts(model, first, 3), tmp_path)
-    went_on = numbers(run(of_experts(model, second, 5), tmp_path))
+    went_on = numbers(run_anew(of_experts(model, second, 5), tmp_path))
     assert sorted(went_on) == [4, 5]
     for step, values in went_on.items():
         assert values == pytest.approx(uninterrupted[model][step], rel=1e-9)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoints import LANGUAGE, VISION, exact, numbers, run
+from tests.distributed.test_checkpoints import LANGUAGE, VISION, exact, numbers, run, run_anew
 from tests.support.specs import box
 
 from mimo_launch.checkpoint.folder import all_checkpoints
@@ -85,7 +85,7 @@ def resumed(source: Path, layout: str, folder: Path) -> list[Any]:
     """Return the events of a run from the checkpoint after step 2 in another folder."""
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step-00000002").symlink_to(source / "checkpoints/step-00000002")
-    events = run(drawn(layout), folder)
+    events = run_anew(drawn(layout), folder)
     assert [event.step for event in events if isinstance(event, RunResumed)] == [2]
     return events
 

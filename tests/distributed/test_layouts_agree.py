@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from tests.distributed.test_topologies import run_steps
+from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
@@ -75,7 +75,7 @@ def metrics(name: str) -> list[dict[str, float]]:
     """Loss and every module's gradient norm, per step."""
     spec = make_spec(LAYOUTS[name])
     assert not [d for d in check(spec) if d.is_error]
-    events = run_ranks(run_steps, spec, world_size=world_size(spec))
+    events = run_on_running_ranks(run_steps, spec, world_size=world_size(spec))
     steps = [e for e in events[0] if isinstance(e, StepFinished)]
     return [{"loss": e.loss, "norm": e.grad_norm, **e.grad_norms} for e in steps]
 

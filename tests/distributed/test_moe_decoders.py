@@ -28,6 +28,7 @@ from tests.support.hugging_face import (
     widen,
     widen_softmax,
 )
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.whole_models import OPTIMIZERS, deviation, step_of_torch, with_optimizer
 from torch import Tensor
 
@@ -131,7 +132,7 @@ def test_an_untouched_model_comes_out_bit_for_bit(kind: str, tmp_path: Path) -> 
     """Parallelism: tp 2, ep 2. `transformers` finds a place for every tensor."""
     save(tiny(kind, torch.bfloat16), tmp_path / "model")
     asked = with_sections(made(kind, "tp2", tmp_path / "model", **EP2))
-    run_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
+    run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
     found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()
     assert all(bits(found[name]) == bits(wanted[name]) for name in wanted)

@@ -10,6 +10,7 @@ from tests.support.planted import class_tokens, turned_patches
 from tests.support.planted_experts import routed
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_registers import registered
+from tests.support.running_ranks import run_on_running_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.async_copies import HostCopy
@@ -77,28 +78,28 @@ def test_no_step_waits_for_a_number_of_the_device(kind: str) -> None:
         train={"steps": 3, "precision": "fp32", "count_zero_grads": True},
         optimizer={"kind": kind, "lr": 0.1, "clip": 0.1},
     )
-    assert run_ranks(reads_of_steps, made, None, world_size=4) == [[]] * 4
-    assert all(run_ranks(reads_of_steps, made, peek, world_size=4))
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=4) == [[]] * 4
+    assert all(run_on_running_ranks(reads_of_steps, made, peek, world_size=4))
 
 
 def test_places_in_images_are_made_without_waiting() -> None:
     """As in Qwen2-VL: patches turned by row and column, positions on three axes."""
     train = {"steps": 3, "precision": "fp32"}
     made = turned_patches(train=train, optimizer={"kind": "sgd", "lr": 0.1})
-    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 
 def test_class_tokens_and_learned_positions_are_made_without_waiting() -> None:
     train = {"steps": 3, "precision": "fp32"}
     made = class_tokens(train=train, optimizer={"kind": "sgd", "lr": 0.1})
-    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 
 def test_registers_and_a_cropped_table_are_made_without_waiting() -> None:
     asked = registered({"tp": 2, "cp": 2, "sequence_parallel": True})
     more = {"train": {"steps": 3, "precision": "fp32"}, "optimizer": {"kind": "sgd", "lr": 0.1}}
     made = Spec.model_validate({**asked.model_dump(mode="json", by_alias=True), **more})
-    assert run_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=world_size(made)) == [[]] * 5
 
 
 def test_a_hybrid_model_reads_nothing_back() -> None:
@@ -108,7 +109,7 @@ def test_a_hybrid_model_reads_nothing_back() -> None:
     made = Spec.model_validate(
         {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
     )
-    assert run_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
 
 
 def test_experts_read_nothing_back_but_the_sizes_of_trips() -> None:
@@ -118,7 +119,7 @@ def test_experts_read_nothing_back_but_the_sizes_of_trips() -> None:
     made = Spec.model_validate(
         {**made.model_dump(mode="json", by_alias=True), "train": train, "optimizer": optimizer}
     )
-    assert run_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
+    assert run_on_running_ranks(reads_of_steps, made, None, world_size=2) == [[]] * 2
 
 
 def refuse_sizes(session: RankSession) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.planted_experts import mixture
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -72,7 +73,7 @@ def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
 def test_all_ranks_skip_the_same_step_when_one_sees_a_nan() -> None:
     """The skipped step moves no weight on any rank; the next one does."""
     made = two_modules(train={"steps": 3, "precision": "fp64"})
-    for result in run_ranks(train_with_a_nan, made, world_size=4):
+    for result in run_on_running_ranks(train_with_a_nan, made, world_size=4):
         (first, _), (second, _), (third, _), (moved_in_second, _), (moved_in_third, _) = result
         assert (first, second, third) == (False, True, False)
         assert (moved_in_second, moved_in_third) == (False, True)
@@ -97,7 +98,10 @@ def metrics_without_labels(made: Spec) -> tuple[float, float]:
 
 
 def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
-    assert run_ranks(metrics_without_labels, two_modules(), world_size=4) == [(0.0, 0.0)] * 4
+    assert (
+        run_on_running_ranks(metrics_without_labels, two_modules(), world_size=4)
+        == [(0.0, 0.0)] * 4
+    )
 
 
 def with_another_plan(made: Spec) -> None:
@@ -206,7 +210,7 @@ def test_embeddings_positions_and_class_tokens_decay_if_asked(embeddings: bool) 
         },
     )
     tables = set()
-    for norms in run_ranks(norms_before_and_after, made, world_size=2):
+    for norms in run_on_running_ranks(norms_before_and_after, made, world_size=2):
         for name, (before, after) in norms.items():
             factor = 1 - (0.2 * 0.5 if name.startswith("vision") else 0.1 * 0.1)
             spared = "norm" in name or name.endswith(".bias")
@@ -228,7 +232,7 @@ def test_a_model_starts_as_the_seed_of_training_says() -> None:
     for seed in (1, 1, 2):
         made = spec({"vision": box(0), "language": box(0)})
         made = made.model_copy(update={"train": made.train.model_copy(update={"seed": seed})})
-        found += run_ranks(first_weights, made, world_size=1)
+        found += run_on_running_ranks(first_weights, made, world_size=1)
     first, again, other = found
     for name, weight in first.items():
         assert weight.equal(again[name]), name
@@ -251,8 +255,8 @@ def test_adamw_runs_alike_on_two_layouts_and_precisions_stay_close() -> None:
         if alone:
             modules = {"vision": box(0), "language": box(0)}
             made = spec(modules, microbatches=2, mbs=2, **sections)
-            return run_ranks(losses, made, world_size=1)[0]
-        return run_ranks(losses, two_modules(**sections), world_size=4)[0]
+            return run_on_running_ranks(losses, made, world_size=1)[0]
+        return run_on_running_ranks(losses, two_modules(**sections), world_size=4)[0]
 
     exact = run("fp64", alone=True)
     assert run("fp64", alone=False) == pytest.approx(exact, rel=1e-9)
@@ -290,7 +294,7 @@ def test_an_update_is_clipped_by_the_norm_of_all_modules(
     made = two_modules(
         optimizer={"kind": "sgd", "lr": 10.0, "clip": clip}, train={"precision": precision}
     )
-    for weights in run_ranks(clipped_step, made, world_size=4):
+    for weights in run_on_running_ranks(clipped_step, made, world_size=4):
         assert weights
         for moved, wanted in weights:
             assert moved == pytest.approx(

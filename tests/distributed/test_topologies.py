@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.proof import failures, verdicts
+from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checks.load_and_check import load_and_check
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
@@ -36,7 +36,7 @@ def run_steps(spec: Spec) -> list[Event]:
 
 
 def losses(spec: Spec) -> list[float]:
-    events = run_ranks(run_steps, spec, world_size=world_size(spec))[0]
+    events = run_on_running_ranks(run_steps, spec, world_size=world_size(spec))[0]
     return [event.loss for event in events if isinstance(event, StepFinished)]
 
 
@@ -138,7 +138,7 @@ def test_evaluation_is_the_same_on_every_layout() -> None:
     found = [
         next(
             e
-            for e in run_ranks(run_steps, s, world_size=world_size(s))[0]
+            for e in run_on_running_ranks(run_steps, s, world_size=world_size(s))[0]
             if isinstance(e, EvalFinished)
         )
         for s in (wide, alone)

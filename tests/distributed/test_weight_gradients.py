@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -104,7 +105,7 @@ SELDOM = {"tp, shared keys", "projector only"}  # Which nox -s sweep runs, too.
 )
 def test_sums_in_products_are_no_worse_than_sums_by_fsdp(name: str) -> None:
     exact, mine, theirs = (
-        run_ranks(gradients_of, spec, in_products, world_size=world_size(spec))
+        run_on_running_ranks(gradients_of, spec, in_products, world_size=world_size(spec))
         for spec, in_products in runs_of(CASES[name])
     )
     judge(exact, mine, theirs)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.shards import tokenizer_folder
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order
-from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
@@ -109,7 +109,9 @@ def read_parts(parts: list[tuple[Spec, int, int]]) -> Given:
     images: Counter[str] = Counter()
     bad: dict[str, str] = {}
     for made, first, last in parts:
-        for given in run_ranks(read_steps, made, first, last, world_size=world_size(made)):
+        for given in run_on_running_ranks(
+            read_steps, made, first, last, world_size=world_size(made)
+        ):
             texts += given.texts
             images += given.images
             bad |= given.bad
