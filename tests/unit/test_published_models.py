@@ -181,6 +181,18 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         32,
     ),
+    "Qwen3-Next-80B-A3B": (
+        dense(
+            "qwen3_next", 48, 2048, 16, 2, 5120, 151936, head_dim=256, rms_norm_eps=1e-6,
+            rope_theta=10000000, rope_scaling=None, partial_rotary_factor=0.25,
+            full_attention_interval=4, linear_num_value_heads=32, linear_num_key_heads=16,
+            linear_value_head_dim=128, linear_key_head_dim=128, linear_conv_kernel_dim=4,
+            num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+            shared_expert_intermediate_size=512, norm_topk_prob=True, decoder_sparse_step=1,
+            mlp_only_layers=[], attention_bias=False, tie_word_embeddings=False,
+        ),
+        64,
+    ),
     "Mistral-7B-v0.1": (
         dense("mistral", 32, 4096, 32, 8, 14336, 32000, rms_norm_eps=1e-5, sliding_window=4096), 8,
     ),
@@ -347,6 +359,7 @@ MODELS: dict[str, tuple[Config, int]] = {
     "gpt-oss-20b": (gpt_oss(24, 32), 16),
     "gpt-oss-120b": (gpt_oss(36, 128), 128),
     "Qwen3-VL-30B-A3B": (qwen3_vl_moe(48, 2048, 32, 4, 6144, 151936, width=768), 64),
+    "Qwen3-VL-235B-A22B": (qwen3_vl_moe(94, 4096, 64, 4, 12288, 151936, width=1536), 256),
     "InternVL3.5-8B": (
         {
             "model_type": "internvl", "vision_config": INTERN, "text_config": qwen3(*QWEN3_8B),

@@ -39,6 +39,7 @@ from mimo_launch.hugging_face import (
     qwen2_audio,
     qwen2_vl,
     qwen3_5,
+    qwen3_next,
     qwen3_vl,
     qwen3_vl_moe,
     radio,
@@ -97,6 +98,7 @@ _ALL: tuple[Family[Any], ...] = (
     voxtral.AUDIO,
     qwen2_audio.AUDIO,
     nemotron_h.HYBRID,
+    qwen3_next.HYBRID,
     *own_folders.FAMILIES,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
