@@ -356,6 +356,26 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "Kimi-K2-Instruct": (
+        dense(
+            "kimi_k2", 61, 7168, 64, 64, 18432, 163840, architectures=["DeepseekV3ForCausalLM"],
+            attention_bias=False, attention_dropout=0.0, first_k_dense_replace=1,
+            kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
+            v_head_dim=128, moe_intermediate_size=2048, moe_layer_freq=1, n_group=1, topk_group=1,
+            n_routed_experts=384, n_shared_experts=1, num_experts_per_tok=8, norm_topk_prob=True,
+            routed_scaling_factor=2.827, scoring_func="sigmoid", topk_method="noaux_tc",
+            rms_norm_eps=1e-6, rope_theta=50000.0, num_nextn_predict_layers=0,
+            rope_scaling={
+                "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn",
+            },
+            quantization_config={
+                "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+        ),
+        512,
+    ),
     "gpt-oss-20b": (gpt_oss(24, 32), 16),
     "gpt-oss-120b": (gpt_oss(36, 128), 128),
     "Qwen3-VL-30B-A3B": (qwen3_vl_moe(48, 2048, 32, 4, 6144, 151936, width=768), 64),
