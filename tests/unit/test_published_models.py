@@ -376,6 +376,19 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         512,
     ),
+    # Its type is that of GLM-4.5V, and so are its sizes.
+    "GLM-4.6V": (
+        glm4v(
+            46,
+            {
+                "num_attention_heads": 96, "num_key_value_heads": 8, "intermediate_size": 10944,
+                "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+                "num_experts_per_tok": 8, "vocab_size": 151552, "max_position_embeddings": 131072,
+            },
+            model_type="glm4v_moe", image_token_id=151363, video_token_id=151364,
+        ),
+        128,
+    ),
     "gpt-oss-20b": (gpt_oss(24, 32), 16),
     "gpt-oss-120b": (gpt_oss(36, 128), 128),
     "Qwen3-VL-30B-A3B": (qwen3_vl_moe(48, 2048, 32, 4, 6144, 151936, width=768), 64),

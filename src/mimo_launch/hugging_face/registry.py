@@ -19,6 +19,7 @@ from mimo_launch.hugging_face import (
     glm4_moe,
     glm4v,
     glm4v_moe,
+    glm46v,
     gpt_oss,
     idefics3,
     intern_vit,
@@ -61,6 +62,7 @@ QWEN_VL = (
     *qwen3_5.WHOLES,
     glm4v.WHOLE,
     glm4v_moe.WHOLE,
+    glm46v.WHOLE,
 )
 # Those of a tower, a projector and a decoder.
 WITH_TOWER = (
