@@ -25,10 +25,17 @@ _PARTS = {
 }
 
 
-def _other_parts(config: Config) -> Iterator[str]:
-    for key, usual in _PARTS.items():
-        if (said := section(config, key).get("model_type", usual)) != usual:
-            yield f"{key}.model_type: {short(said)}"
+def _of_type(part: str, usual: str) -> Refusal:
+    """Return the rule that a part is of one type, which it may leave out."""
+
+    def found(config: Config) -> Iterator[str]:
+        if (said := section(config, part).get("model_type", usual)) != usual:
+            yield f"{part}.model_type: {short(said)}"
+
+    return Refusal(f"`{part}.model_type` other than `{usual}`", found)
+
+
+_TYPES = Refusals(tuple(_of_type(part, usual) for part, usual in _PARTS.items()))
 
 
 def _no_videos(_: Config) -> None:
@@ -42,13 +49,12 @@ class Glm46V(QwenVl):
     @property
     def refusals(self) -> Refusals:
         """Rows must be as wide as language, and parts those of a GLM-4.1V."""
-        words = ", ".join(f"`{key}` of another type than `{each}`" for key, each in _PARTS.items())
-        return super().refusals + Refusals((Refusal(words, _other_parts),))
+        return super().refusals + _TYPES
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the vision part with its merger, or the text part. Raises: NoSuchPart."""
         found = super().part(config, kind)
-        refused = tuple(dict.fromkeys((*found.refused, *_other_parts(config))))
+        refused = tuple(dict.fromkeys((*found.refused, *_TYPES(config))))
         family = replace(found.family, video=_no_videos)
         return replace(found, family=family, refused=refused)
 
