@@ -15,6 +15,7 @@ from tests.distributed.test_qwen3_5_mtp import MTP, PREFIX, Ahead, in_files, uns
 from tests.distributed.test_qwen_omni import losses_on_rank
 from tests.support.exports import exported, load, tensors, trained
 from tests.support.hugging_face import save, tokens_of
+from tests.support.quantized import FP8, write
 from tests.support.specs import box, spec
 from tests.support.whole_models import (
     OPTIMIZERS,
@@ -150,6 +151,26 @@ def test_logits_are_those_of_transformers_in_float64(
     wanted = wanted_logits(model, asked)
     assert deviation(found, wanted) < 1e-9
     assert deviation(other, wanted) > 1e-2
+
+
+@pytest.mark.sweep
+def test_fused_projections_in_fp8_are_read(tmp_path: Path) -> None:
+    """Rows of a head lie in several blocks of scales."""
+    wide: dict[str, Any] = {"linear_key_head_dim": 40, "linear_value_head_dim": 24}
+    model, folder = tiny(**wide), tmp_path / "model"
+    save(model, folder)
+    found, dice = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(3)
+    weights = model.state_dict()
+    for name in [each for each in found if each.endswith("in_proj_qkvz.weight")]:
+        values = (found[name] * 100).to(torch.float8_e4m3fn)
+        scales = 0.005 * (1 + torch.rand(-(-len(values) // 128), 1, generator=dice))
+        of_rows = scales.repeat_interleave(128, dim=0)[: len(values)]
+        weights[name].copy_(values.float() * of_rows)
+        found |= {name: values, f"{name}_scale_inv": scales}
+    write(folder, found, FP8)
+    sizes = {"heads": 4, "key_heads": 2, "head_dim": 24, "key_dim": 40}
+    asked = made("tp2", folder, deltanet=sizes)
+    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted_logits(model, asked)) < 1e-5
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.sweep)])
