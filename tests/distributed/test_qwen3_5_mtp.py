@@ -1,6 +1,7 @@
 """Multi-token prediction of Qwen3.5: as its own layers compute it, and files as they were."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,15 @@ PREFIX = "mtp."
 class Ahead(nn.Module):
     """What `mtp.*` of a Qwen3.5 is, of the layers of transformers, by the names in its files.
 
-    Of the token ahead and the state, in this order, a layer with attention makes a state.
+    Of the token ahead and the state, in this order, a layer with attention makes a state. So it is
+    of a Qwen3-Next.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         theirs: Any = import_module(type(model).__module__)
-        config = model.config.text_config
-        name = type(model).__name__.removesuffix("ForConditionalGeneration")
+        config = getattr(model.config, "text_config", model.config)
+        name = re.sub(r"For[A-Z]\w+$", "", type(model).__name__)
         width = config.hidden_size
 
         def norm() -> nn.Module:

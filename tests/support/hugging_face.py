@@ -313,7 +313,7 @@ def widen(model: nn.Module) -> None:
         if type(module).__name__ == "Ministral3Attention":
             # Its factors of queries.
             module.register_forward_pre_hook(exact, with_kwargs=True)
-        if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm"):
+        if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm", "Qwen3NextRMSNorm"):
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]

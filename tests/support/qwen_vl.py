@@ -137,6 +137,8 @@ KINDS["glm4v"] = Kind(
         "mrope": [1, 1, 1], "rotary_factor": 0.75, "rotary_interleaved": True, "post_norms": True,
     },
 )  # fmt: skip
+# The same parts.
+KINDS["glm46v"] = replace(KINDS["glm4v"], name="Glm46V")
 # The first layer has an MLP, the second one experts in two groups.
 KINDS["glm4v_moe"] = replace(
     KINDS["glm4v"],
@@ -331,7 +333,7 @@ def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def widen_all(model: Any) -> None:
     """Compute norms, angles and turns in float64: transformers does in float32."""
-    theirs: Any = import_module(type(model).__module__)
+    theirs: Any = import_module(type(model.model.visual).__module__)
 
     def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angle = _angles(position_ids, self.config.rope_parameters["rope_theta"], 4)

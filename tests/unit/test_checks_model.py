@@ -60,9 +60,10 @@ def codes(*overrides: str) -> list[str]:
             ["setting-without-effect"],
         ),
         (
-            ["model.rope_scaling={rope_type: yarn, factor: 2.0, beta_fast: 1.0}"],
+            ["model.rope_scaling={rope_type: yarn, factor: 2.0, beta_fast: 0.5}"],
             ["rope-scaling-order"],
         ),
+        (["model.rope_scaling={rope_type: yarn, factor: 2.0, beta_fast: 1.0}"], []),
         (["model.mlp=101"], ["mlp-over-tp"]),
     ],
 )

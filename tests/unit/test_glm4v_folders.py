@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.hugging_face.architectures import Modules, alone
+from mimo_launch.hugging_face.architectures import Modules, alone, together
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import DecoderModel, VitModel
@@ -122,6 +122,43 @@ def test_what_it_cannot_have_is_named(part: str, more: dict[str, Any], said: str
     key = "vision_config" if part == "vit" else "text_config"
     [found] = part_of({**CONFIG, key: CONFIG[key] | more}, part).not_computed()
     assert found.startswith(said)
+
+
+NEXT = {**CONFIG, "model_type": "glm46v"}
+
+
+def test_a_glm46v_has_the_parts_of_a_glm4v_and_reads_no_videos() -> None:
+    for kind in ("vit", "decoder"):
+        found, same = part_of(NEXT, kind), part_of(CONFIG, kind)
+        assert (found.keys(), found.not_computed()) == (same.keys(), ())
+        assert found.video() is None
+    # The parts may leave out their types, which are these.
+    typed = {"model_type": "glm4v_text"}, {"model_type": "glm4v_vision"}
+    named = NEXT | {"text_config": NOW | typed[0], "vision_config": VISION | typed[1]}
+    assert part_of(named, "decoder").not_computed() == ()
+
+
+@pytest.mark.parametrize("like", ["", "glm4v", "glm46v"])
+def test_modules_are_written_as_the_type_that_they_came_from(like: str) -> None:
+    vision, text = (
+        made.model_validate({"kind": kind, **part_of(NEXT, kind).keys()})
+        for kind, made in (("vit", VitModel), ("decoder", DecoderModel))
+    )
+    models = {"vision": vision, "language": text}
+    found = together(
+        Modules(models=models, tokens={"vision": 7}, widths={}, like=frozenset({like}))
+    )
+    assert found is not None
+    assert found.config["model_type"] == (like or "glm4v")
+
+
+@pytest.mark.parametrize(
+    ("key", "other"), [("text_config", "glm4v_moe_text"), ("vision_config", "glm4v_moe_vision")]
+)
+def test_a_glm46v_with_other_parts_is_refused(key: str, other: str) -> None:
+    config = NEXT | {key: NEXT[key] | {"model_type": other}}
+    for kind in ("vit", "decoder"):
+        assert part_of(config, kind).not_computed() == (f"{key}.model_type: {other}",)
 
 
 def test_heads_fill_the_width_whatever_is_said() -> None:

@@ -53,6 +53,15 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 2 * 48 * 40},
         },
     ),
+    "glm46v": (
+        "glm46v",
+        "Glm46VImageProcessorPil",
+        {
+            "patch_size": 4,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 2 * 48 * 40},
+        },
+    ),
     # Qwen3-VL has the same with other settings.
     "qwen3-vl": (
         "qwen2_vl",

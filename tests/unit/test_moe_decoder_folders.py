@@ -116,6 +116,7 @@ def test_what_is_neither_is_said() -> None:
         "no gpt_oss with `qkv_bias: false`, `output_bias: false`, `moe: {score: sigmoid, "
         "bias: false, every: 2}`, `activation: silu`, `attention_sinks: false`",
         "no deepseek_v3 with `kv_heads: 2`, `moe: {bias_update_rate: null, every: 2}`, `mla: null`",
+        "no kimi_k2 with `kv_heads: 2`, `moe: {bias_update_rate: null, every: 2}`, `mla: null`",
         "no glm4_moe with `moe: {bias_update_rate: null, every: 2}`",
     ]
 

@@ -181,6 +181,18 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         32,
     ),
+    "Qwen3-Next-80B-A3B": (
+        dense(
+            "qwen3_next", 48, 2048, 16, 2, 5120, 151936, head_dim=256, rms_norm_eps=1e-6,
+            rope_theta=10000000, rope_scaling=None, partial_rotary_factor=0.25,
+            full_attention_interval=4, linear_num_value_heads=32, linear_num_key_heads=16,
+            linear_value_head_dim=128, linear_key_head_dim=128, linear_conv_kernel_dim=4,
+            num_experts=512, num_experts_per_tok=10, moe_intermediate_size=512,
+            shared_expert_intermediate_size=512, norm_topk_prob=True, decoder_sparse_step=1,
+            mlp_only_layers=[], attention_bias=False, tie_word_embeddings=False,
+        ),
+        64,
+    ),
     "Mistral-7B-v0.1": (
         dense("mistral", 32, 4096, 32, 8, 14336, 32000, rms_norm_eps=1e-5, sliding_window=4096), 8,
     ),
@@ -344,9 +356,43 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "Kimi-K2-Instruct": (
+        dense(
+            "kimi_k2", 61, 7168, 64, 64, 18432, 163840, architectures=["DeepseekV3ForCausalLM"],
+            attention_bias=False, attention_dropout=0.0, first_k_dense_replace=1,
+            kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
+            v_head_dim=128, moe_intermediate_size=2048, moe_layer_freq=1, n_group=1, topk_group=1,
+            n_routed_experts=384, n_shared_experts=1, num_experts_per_tok=8, norm_topk_prob=True,
+            routed_scaling_factor=2.827, scoring_func="sigmoid", topk_method="noaux_tc",
+            rms_norm_eps=1e-6, rope_theta=50000.0, num_nextn_predict_layers=0,
+            rope_scaling={
+                "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn",
+            },
+            quantization_config={
+                "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+        ),
+        512,
+    ),
+    # Its type is that of GLM-4.5V, and so are its sizes.
+    "GLM-4.6V": (
+        glm4v(
+            46,
+            {
+                "num_attention_heads": 96, "num_key_value_heads": 8, "intermediate_size": 10944,
+                "head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+                "num_experts_per_tok": 8, "vocab_size": 151552, "max_position_embeddings": 131072,
+            },
+            model_type="glm4v_moe", image_token_id=151363, video_token_id=151364,
+        ),
+        128,
+    ),
     "gpt-oss-20b": (gpt_oss(24, 32), 16),
     "gpt-oss-120b": (gpt_oss(36, 128), 128),
     "Qwen3-VL-30B-A3B": (qwen3_vl_moe(48, 2048, 32, 4, 6144, 151936, width=768), 64),
+    "Qwen3-VL-235B-A22B": (qwen3_vl_moe(94, 4096, 64, 4, 12288, 151936, width=1536), 256),
     "InternVL3.5-8B": (
         {
             "model_type": "internvl", "vision_config": INTERN, "text_config": qwen3(*QWEN3_8B),

@@ -30,6 +30,8 @@ YARNS: dict[str, dict[str, Any]] = {
     },
     "with a factor of attention": {**GPT_OSS, "attention_factor": 1.7},
     "between one pair": {**DEEPSEEK, "beta_fast": 1.001, "truncate": False},
+    "of Kimi-K2": {**DEEPSEEK, "factor": 32.0, "beta_fast": 1.0, "mscale": 1.0},
+    "from one pair on": {**DEEPSEEK, "beta_fast": 1.0, "truncate": False},
 }  # fmt: skip
 
 

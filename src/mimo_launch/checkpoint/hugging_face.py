@@ -176,6 +176,9 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
             return shape
         rows, *rest = place.stacked.shape_in(shape)
         return rows if place.num_rows is None else place.num_rows, *rest
+    if place.runs is not None and place.num_rows is not None:
+        fits = shape[0] == place.runs.whole(place.num_rows)
+        return (place.num_rows, *shape[1:]) if fits else shape
     found = shape = shape[::-1] if place.transposed else shape
     if place.shape is not None and shape == place.shape:
         rows, *rest = shape[_leading(shape) :]
@@ -224,6 +227,9 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
             held = place.stacked.read(saved, place.first_row, [range(rows.start, end), *rest])
         elif place.transposed:
             held = saved[(*columns, there)].mT
+        elif place.runs is not None:
+            cut = place.runs.pieces(place.first_row, range(rows.start, end))
+            held = torch.cat([saved[(each, *columns)] for _, each in cut])
         elif place.shape is None:
             held = saved[(there, *columns)]
         else:

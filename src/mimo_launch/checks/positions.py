@@ -122,15 +122,18 @@ def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     if scaling is None or scaling.rope_type == "linear":
         return
     names, ratio = ("low_freq_factor", "high_freq_factor"), 4
-    if scaling.rope_type == "yarn":
+    is_yarn = scaling.rope_type == "yarn"
+    if is_yarn:
         names, ratio = ("beta_slow", "beta_fast"), 32
     low, high = (getattr(scaling, each) for each in names)
-    if low < high:
+    # Equal bounds of YaRN, as in Kimi-K2, are rounded to pairs, or kept apart by a little.
+    if low < high or (is_yarn and low == high):
         return
     path = ("modules", name, "model", "rope_scaling")
+    relation = "below" if is_yarn else "not above"
     yield Diagnostic(
         code="rope-scaling-order",
-        headline=f"`{name}`: {names[1]} {high:g} is not above {names[0]} {low:g}",
+        headline=f"`{name}`: {names[1]} {high:g} is {relation} {names[0]} {low:g}",
         path=(*path, names[1]),
         why=f"wavelengths between original length / {names[1]} and original length / "
         f"{names[0]} are interpolated, so the first bound must be below the second",

@@ -184,10 +184,10 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
     pairs = zip(tensors, made, strict=True)
     boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
     # Some families have a tensor of ours twice.
-    first = {box.name: box for box in reversed(boxes)}
+    first = {(box.name, box.offsets): box for box in reversed(boxes)}
     read_boxes(checkpoint.path, list(first.values()), None, lambda: None)
     for box in boxes:
-        box.tensor.copy_(first[box.name].tensor)
+        box.tensor.copy_(first[box.name, box.offsets].tensor)
     return made
 
 

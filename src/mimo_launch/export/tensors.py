@@ -10,7 +10,7 @@ Leaves: reading to `export`, writing to `export`.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,8 +51,15 @@ class TensorPart:
     shape: tuple[int, ...]
     place: Place
 
-    def view(self, tensor: Tensor) -> Tensor:
-        """Return the part of the file's tensor, a view of it."""
+    def views(self, tensor: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """Return the part of the file's tensor as views of it, each with its first row of ours."""
+        at = self.place
+        if at.runs is None:
+            return [(0, self._view(tensor))]
+        pieces = at.runs.pieces(at.first_row, range(self.shape[0]))
+        return [(rows.start, tensor[there]) for rows, there in pieces]
+
+    def _view(self, tensor: Tensor) -> Tensor:
         at = self.place
         if at.stacked is not None:
             found: Tensor = at.stacked.read(tensor, at.first_row, [range(x) for x in self.shape])
@@ -86,8 +93,11 @@ class FileTensor:
         """Return the boxes that fill `tensor`, which has this shape and type, as views of it."""
         found = []
         for part in self.parts:
-            zero = (0,) * len(part.saved)
-            found.append(Box(part.name, part.saved, zero, part.view(tensor), counted=False))
+            rest = (0,) * (len(part.saved) - 1)
+            found += [
+                Box(part.name, part.saved, (first, *rest), view, counted=False)
+                for first, view in part.views(tensor)
+            ]
         return found
 
 
@@ -111,7 +121,8 @@ def file_tensors(
         words = vocab if name in VOCABULARY else None
         shape = saved if words is None else (words, *saved[1:])
         part = TensorPart(prefix + name, saved, shape, at)
-        last = at.first_row + (shape[0] if at.num_rows is None else at.num_rows)
+        num_rows = shape[0] if at.num_rows is None else at.num_rows
+        last = at.first_row + num_rows if at.runs is None else at.runs.whole(num_rows)
         whole = at.shape or (last, *shape[1:])[:: -1 if at.transposed else 1]
         known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name)))
         if at.shape is None and not at.transposed:

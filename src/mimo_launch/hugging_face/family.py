@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from mimo_launch.hugging_face import further_tokens
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.hugging_face.refusals import Refusals, off
+from mimo_launch.hugging_face.runs import Runs
 from mimo_launch.spec.hybrid import DeltaNetSizes
 from mimo_launch.spec.layers import Moe, Mtp
 from mimo_launch.spec.spec import Model, Strict
@@ -93,6 +94,7 @@ class Place:
     front. Or it is that of a tensor in which ours is `stacked`. The columns of a `transposed` one
     are our rows. A tensor `at_least_fp32` is not multiplied with activations, and transformers
     keeps it in fp32. An `optional` one may be missing in a file: ours keeps its initial values.
+    With `runs` the rows from `first_row` on are not all ours.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Place:
     stacked: Stacked | None = None
     transposed: bool = False
     optional: bool = False
+    runs: Runs | None = None
 
     @property
     def key(self) -> str:
@@ -110,7 +113,8 @@ class Place:
         if self.stacked is not None:
             return f"{self.name}[{self.stacked.number}, {self.first_row}::{self.stacked.step}]"
         if self.num_rows is not None:
-            return f"{self.name}[{self.first_row}:{self.first_row + self.num_rows}]"
+            more = "" if self.runs is None else f", in runs of {self.runs.length}"
+            return f"{self.name}[{self.first_row}:{self.first_row + self.num_rows}{more}]"
         return self.name
 
 

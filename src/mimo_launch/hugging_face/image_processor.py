@@ -135,6 +135,14 @@ _IDEFICS = {
     "image_std": HALF,
     "resample": LANCZOS,
 }
+_GLM = {
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
+    "patch_size": 14,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+}
 # The defaults of transformers, by the name of the image processor without `ImageProcessor`.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": _CLIP,
@@ -146,14 +154,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_std": HALF,
         "resample": BILINEAR,
     },
-    "Glm4v": {
-        "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
-        "patch_size": 14,
-        "merge_size": 2,
-        "temporal_patch_size": 2,
-        "image_mean": _CLIP_MEAN,
-        "image_std": _CLIP_STD,
-    },
+    "Glm46V": _GLM,
+    "Glm4v": _GLM,
     "GotOcr2": {
         "size": {"height": 384, "width": 384},
         "image_mean": _CLIP_MEAN,
@@ -389,6 +391,7 @@ def _patch_count(config: Mapping[str, Any]) -> PatchCount:
 
 _RULES: dict[str, Callable[[Mapping[str, Any]], Resize]] = {
     "Qwen2VL": _smart,
+    "Glm46V": _over_time,
     "Glm4v": _over_time,
     "NemotronH_Omni_Reasoning_V3": _patch_count,
 }

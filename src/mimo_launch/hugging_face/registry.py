@@ -19,10 +19,12 @@ from mimo_launch.hugging_face import (
     glm4_moe,
     glm4v,
     glm4v_moe,
+    glm46v,
     gpt_oss,
     idefics3,
     intern_vit,
     internvl,
+    kimi_k2,
     llava,
     llava_onevision,
     ministral3,
@@ -39,6 +41,7 @@ from mimo_launch.hugging_face import (
     qwen2_audio,
     qwen2_vl,
     qwen3_5,
+    qwen3_next,
     qwen3_vl,
     qwen3_vl_moe,
     radio,
@@ -59,6 +62,7 @@ QWEN_VL = (
     *qwen3_5.WHOLES,
     glm4v.WHOLE,
     glm4v_moe.WHOLE,
+    glm46v.WHOLE,
 )
 # Those of a tower, a projector and a decoder.
 WITH_TOWER = (
@@ -83,6 +87,7 @@ _ALL: tuple[Family[Any], ...] = (
     ministral3.TEXT,
     gpt_oss.TEXT,
     deepseek_v3.TEXT,
+    kimi_k2.TEXT,
     glm4_moe.TEXT,
     *vit.FAMILIES,
     *(each for whole in QWEN_VL for each in whole.families),
@@ -97,6 +102,7 @@ _ALL: tuple[Family[Any], ...] = (
     voxtral.AUDIO,
     qwen2_audio.AUDIO,
     nemotron_h.HYBRID,
+    qwen3_next.HYBRID,
     *own_folders.FAMILIES,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
