@@ -7,14 +7,13 @@ Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a r
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.cut_rules import Cut, enlarged_of, nearest_of
-from mimo_launch.hugging_face.image_tiles import best_grid
-from mimo_launch.hugging_face.input_conditioner import Conditioner, conditioner_of
+from mimo_launch.hugging_face.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
+from mimo_launch.hugging_face.input_conditioner import conditioner_of
 from mimo_launch.hugging_face.resize_rules import (
     Exact,
     OverTime,
@@ -209,7 +208,11 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     try:
         own = conditioner_of(spec, encoder)
         if folder is not None:
-            return _conditioned(read_recipe(folder), own)
+            found = read_recipe(folder)
+            if own is None:
+                return found
+            mean, std = own.behind(found.mean, found.std)
+            return replace(found, mean=mean, std=std)
     except (TypeError, ValueError) as error:
         if isinstance(error, ProcessorError):
             raise
@@ -227,14 +230,6 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     if own is not None:
         return ImageRecipe(resize, mean=own.mean, std=own.std)
     return ImageRecipe(resize, mean=middle, std=spread)
-
-
-def _conditioned(recipe: ImageRecipe, own: Conditioner | None) -> ImageRecipe:
-    """Return a recipe with that of the model behind it."""
-    if own is None:
-        return recipe
-    mean, std = own.behind(recipe.mean, recipe.std)
-    return replace(recipe, mean=mean, std=std)
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
@@ -294,7 +289,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
             scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
             mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
             std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
-            grids=_grids(config["image_grid_pinpoints"]) if tiles else (),
+            grids=grids_of(config) if tiles else (),
             cut=cut,
         )
     except (TypeError, ValueError, KeyError) as error:
@@ -316,13 +311,6 @@ def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
-def _grids(pins: Any) -> tuple[tuple[int, int], ...]:
-    found = tuple((int(down), int(right)) for down, right in pins)
-    if not found or min(map(min, found)) < 1:
-        raise ValueError(f"image_grid_pinpoints: {json.dumps(pins)}")
-    return found
-
-
 def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
     for name in _FILES:
@@ -341,57 +329,44 @@ def read_processor(folder: Path) -> dict[str, Any]:
 
 
 def _resize(folder: Path, kind: str, config: Mapping[str, Any]) -> Resize:
-    size = config["size"]
-    if kind == "Pixtral":
-        most = size.get("longest_edge")
-        sides = (most, most) if most else (size["height"], size["width"])
-        return Within(_side_of_rows(folder, config["patch_size"]), *map(int, sides))
-    if kind in _RULES:
-        return _RULES[kind](config)
-    if isinstance(size, int):
-        return ShortEdge(size)
-    if set(size) == {"shortest_edge"}:
-        return ShortEdge(int(size["shortest_edge"]))
-    if set(size) == {"height", "width"}:
-        return Exact(int(size["height"]), int(size["width"]))
-    raise ValueError(f"size: {json.dumps(size)}")
-
-
-def _smart(config: Mapping[str, Any]) -> Smart:
-    """Return the rule of Qwen2-VL.
-
-    Files before transformers 4.49 have the two limits beside `size`; they take precedence.
-    """
-    size = config["size"]
-    return Smart(
-        int(config["patch_size"]) * int(config["merge_size"]),
-        int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
-        int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
-    )
-
-
-def _over_time(config: Mapping[str, Any]) -> OverTime:
-    return OverTime(
-        int(config["patch_size"]) * int(config["merge_size"]),
-        int(config["size"]["shortest_edge"]),
-        int(config["size"]["longest_edge"]),
-        int(config["temporal_patch_size"]),
-    )
-
-
-def _patch_count(config: Mapping[str, Any]) -> PatchCount:
-    """Return the rule for one image; its rows and four more tokens fit into a text."""
-    merge, least = round(1 / float(config["downsample_ratio"])), int(config["min_num_patches"])
-    budget = max((int(config["max_model_len"]) - 4) * merge**2, least)
-    most = min(budget, int(config["max_num_patches"]) or budget)
-    return PatchCount(int(config["patch_size"]), merge, least, max(most, least))
-
-
-_RULES: dict[str, Callable[[Mapping[str, Any]], Resize]] = {
-    "Qwen2VL": _smart,
-    "Glm4v": _over_time,
-    "NemotronH_Omni_Reasoning_V3": _patch_count,
-}
+    """Return the rule for the size of an image. Raises: KeyError, TypeError, ValueError."""
+    size: Any = config["size"]
+    rule: Resize
+    match kind:
+        case "Pixtral":
+            most = size.get("longest_edge")
+            sides = (most, most) if most else (size["height"], size["width"])
+            rule = Within(_side_of_rows(folder, config["patch_size"]), *map(int, sides))
+        case "Qwen2VL":
+            # Files before transformers 4.49 have two limits beside `size`; they take precedence.
+            rule = Smart(
+                int(config["patch_size"]) * int(config["merge_size"]),
+                int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
+                int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
+            )
+        case "Glm4v":
+            rule = OverTime(
+                int(config["patch_size"]) * int(config["merge_size"]),
+                int(size["shortest_edge"]),
+                int(size["longest_edge"]),
+                int(config["temporal_patch_size"]),
+            )
+        case "NemotronH_Omni_Reasoning_V3":
+            merge = round(1 / float(config["downsample_ratio"]))
+            least = int(config["min_num_patches"])
+            # The rows of one image and four more tokens fit into a text.
+            budget = max((int(config["max_model_len"]) - 4) * merge**2, least)
+            many = min(budget, int(config["max_num_patches"]) or budget)
+            rule = PatchCount(int(config["patch_size"]), merge, least, max(many, least))
+        case _ if isinstance(size, int):
+            rule = ShortEdge(size)
+        case _ if set(size) == {"shortest_edge"}:
+            rule = ShortEdge(int(size["shortest_edge"]))
+        case _ if set(size) == {"height", "width"}:
+            rule = Exact(int(size["height"]), int(size["width"]))
+        case _:
+            raise ValueError(f"size: {json.dumps(size)}")
+    return rule
 
 
 def _side_of_rows(folder: Path, patch: Any) -> int:

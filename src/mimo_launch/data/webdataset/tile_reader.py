@@ -2,7 +2,7 @@
 
 Decides: that the only image of a sample is cut into tiles, and that of several each is one tile, as
 is each frame of a video, as by the processors of LLaVA-OneVision.
-Relies on: `hugging_face.image_tiles` for sizes, `decode_media` for pixels.
+Relies on: `hugging_face.cut_rules` for sizes, `decode_media` for pixels.
 Leaves: the places of rows in a sample to `media_rows`.
 """
 
@@ -14,8 +14,8 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.shared_images import ImageSize
 from mimo_launch.data.webdataset.decode_media import decode_image, process, process_tiles
 from mimo_launch.data.webdataset.member_readers import Array, ImageReader, MediumSize, ShownVideo
+from mimo_launch.hugging_face.cut_rules import tiling
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError
-from mimo_launch.hugging_face.image_tiles import tiling
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.tiles import Frame, TileRule
