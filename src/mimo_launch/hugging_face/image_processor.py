@@ -7,7 +7,7 @@ Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a r
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -277,7 +277,6 @@ def read_recipe(folder: Path) -> ImageRecipe:
         crop = config.get("crop_size") if config.get("do_center_crop", False) else None
         if isinstance(crop, int):
             crop = {"height": crop, "width": crop}
-        scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
         resize: Resize | None = None if cut is None else Exact(*cut.tile)
         if cut is None and config.get("do_resize", True):
             resize = _resize(folder, kind, config)
@@ -285,15 +284,26 @@ def read_recipe(folder: Path) -> ImageRecipe:
             resize=resize,
             pad_square=pads,
             crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
-            resample=int(config.get("resample", BICUBIC)),
-            scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
-            mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
-            std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+            **pixels_of(config),
             grids=grids_of(config) if tiles else (),
             cut=cut,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+def pixels_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return filter, scale, mean and deviation of a recipe.
+
+    Raises: KeyError, TypeError, ValueError.
+    """
+    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+    return {
+        "resample": int(config.get("resample", BICUBIC)),
+        "scale": float(config.get("rescale_factor", 1 / 255)) if scales else 1,
+        "mean": tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+        "std": tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    }
 
 
 # Of these, images are made larger and cut.
@@ -311,15 +321,21 @@ def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
-def read_processor(folder: Path) -> dict[str, Any]:
-    """Return the settings of the image processor in a folder. Raises: ProcessorError."""
-    for name in _FILES:
+def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield those of some files that a folder has, by name, as JSON. Raises: ProcessorError."""
+    for name in names:
         try:
             config = read_json(folder / name)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             raise ProcessorError(f"{name} cannot be read: {error}") from error
+        yield name, config
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor in a folder. Raises: ProcessorError."""
+    for name, config in files_of(folder, _FILES):
         # A processor of several modalities has that of images inside.
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):
