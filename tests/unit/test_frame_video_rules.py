@@ -36,11 +36,10 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.webdataset.decode_video import video_groups
 from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.hugging_face.image_processor import ProcessorError
-from mimo_launch.hugging_face.number_words import in_words
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.video_processor import read_video_recipe
 from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
-from mimo_launch.hugging_face.video_words import words_of
+from mimo_launch.hugging_face.video_words import in_words, words_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.spec.spec import Videos, VideoSettings
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face import accounts
+from mimo_launch.hugging_face.accounts import NAMES, not_read
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -27,7 +28,6 @@ from mimo_launch.hugging_face.image_processor import (
     read_processor,
     read_recipe,
 )
-from mimo_launch.hugging_face.not_read import NAMES, not_read
 from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of
@@ -100,6 +100,49 @@ class Contents:
         return sum(self.dtypes.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """What the parts of a folder share: its settings, its tensors, and what images become."""
+
+    config: Config
+    headers: Mapping[str, TensorHeader]
+    images: str | None
+
+    def module(self, part: Part[Any], model: Model | None, own: Collection[str]) -> Module:
+        """Return a part that our model is, with its own tensors. Raises: ConfigError."""
+        mine = {name: header for name, header in self.headers.items() if name in own}
+        family, not_computed, keys = part.family, part.not_computed(), _keys_of(part)
+        reads: list[str] = []
+        depths = 0
+        if model is not None:
+            depths = part.depths_among(
+                {name for each in self.headers if (name := part.inner_name(each))}, model
+            )
+            if (kind := kind_of(model)).reads_rows:
+                # The weights of rows are named after the modules that make them.
+                named = [name.removeprefix(READS) for name in mine if name.startswith(READS)]
+                reads = [LANGUAGE] if kind.computes_loss else [x.partition(".")[0] for x in named]
+        needed = _needed(family.kind, keys)
+        if keys and (training := part.training()):
+            needed["moe"] = {**needed["moe"], **training}
+        around = self.config.get("thinker_config", self.config)
+        tokens = (around.get(key) for key in _TOKENS.get(family.kind, ()))
+        return Module(
+            name=NAMES.get(family.kind, family.kind),
+            model_type=family.model_type,
+            kind=family.kind,
+            keys=needed,
+            not_computed=not_computed,
+            tensors=len(mine),
+            parameters=sum(header.numel for header in mine.values()),
+            placeholder=next((each for each in tokens if isinstance(each, int)), None),
+            reads=tuple(dict.fromkeys(reads)),
+            video=None if not_computed else part.video(),
+            depths=depths,
+            images=self.images if keys and family.kind == "vit" else None,
+        )
+
+
 def read_contents(folder: Path) -> Contents:
     """Return the contents of a folder. Raises: ConfigError; FilesError."""
     config = read_config(folder)
@@ -109,7 +152,7 @@ def read_contents(folder: Path) -> Contents:
     for header in headers.values():
         dtypes[header.dtype] += header.numel
     model_type = str(config.get("model_type"))
-    images = _images(folder)
+    around = _Folder(config, headers, _images(folder))
     pairs = [(part, _model_of(part)) for part in parts_of(config)]
     mine = [
         set[str]() if model is None else accounts.taken(part, model, headers)
@@ -121,15 +164,7 @@ def read_contents(folder: Path) -> Contents:
         folder,
         model_type,
         tuple(
-            _described(
-                part,
-                model,
-                config,
-                {name: headers[name] for name in headers if name in own},
-                headers,
-                images,
-            )
-            for (part, model), own in zip(pairs, mine, strict=True)
+            around.module(part, model, own) for (part, model), own in zip(pairs, mine, strict=True)
         ),
         files,
         dict(dtypes),
@@ -178,50 +213,6 @@ def _model_of(part: Part[Any]) -> Model | None:
         return model_from_data({"kind": part.family.kind, **plain})
     except ValueError as error:
         raise ConfigError(f"in {CONFIG}, {error}") from error
-
-
-def _described(
-    part: Part[Any],
-    model: Model | None,
-    config: Config,
-    mine: Mapping[str, TensorHeader],
-    every: Collection[str],
-    images: str | None,
-) -> Module:
-    """Return a part that our model is, with its tensors, which are among `every` of the folder.
-
-    `images` says what the folder's processor makes of an image.
-    """
-    family, not_computed, keys = part.family, part.not_computed(), _keys_of(part)
-    reads: list[str] = []
-    depths = 0
-    if model is not None:
-        depths = part.depths_among(
-            {name for each in every if (name := part.inner_name(each))}, model
-        )
-        if (kind := kind_of(model)).reads_rows:
-            # The weights of rows are named after the modules that make them.
-            named = [name.removeprefix(READS) for name in mine if name.startswith(READS)]
-            reads = [LANGUAGE] if kind.computes_loss else [x.partition(".")[0] for x in named]
-    needed = _needed(family.kind, keys)
-    if keys and (training := part.training()):
-        needed["moe"] = {**needed["moe"], **training}
-    around = config.get("thinker_config", config)
-    tokens = (around.get(key) for key in _TOKENS.get(family.kind, ()))
-    return Module(
-        name=NAMES.get(family.kind, family.kind),
-        model_type=family.model_type,
-        kind=family.kind,
-        keys=needed,
-        not_computed=not_computed,
-        tensors=len(mine),
-        parameters=sum(header.numel for header in mine.values()),
-        placeholder=next((each for each in tokens if isinstance(each, int)), None),
-        reads=tuple(dict.fromkeys(reads)),
-        video=None if not_computed else part.video(),
-        depths=depths,
-        images=images if keys and family.kind == "vit" else None,
-    )
 
 
 def _needed(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:

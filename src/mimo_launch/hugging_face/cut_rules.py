@@ -1,24 +1,27 @@
-"""The rules by which an image processor makes several images of one: its tiles, then all of it.
+"""The rules by which an image is cut into tiles, which are images by themselves or parts of one.
 
-Decides: the grid of tiles of an image of some size, and the sizes that it has on the way to it.
-Relies on: `resize_rules` for what is too large.
+Decides: the grid of tiles of an image of some size, and the sizes that it has on the way to it; for
+tiles of LLaVA-OneVision the patches that show the image.
+Relies on: `resize_rules` for what is too large; `kinds.tiles` for what tiles of one image are.
 Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tokenizer`.
 
-Unlike the tiles of LLaVA-OneVision (`image_tiles`), each is an image by itself to the encoder and
-to language: all its rows are there, and it has a place of its own in the text.
+A `Cut` makes several images of one, its tiles, then all of it: each is an image by itself to the
+encoder and to language, all its rows are there, and it has a place of its own in the text. The
+tiles of LLaVA-OneVision are one image to language.
 
-Source: arXiv:2408.12637, section 3.1, arXiv:2404.16821, section 3.3, and `transformers` 5.24,
-models/idefics3, models/smolvlm, models/got_ocr2.
+Source: arXiv:2408.12637, section 3.1, arXiv:2404.16821, section 3.3, arXiv:2310.03744, section 3.4,
+and `transformers` 5.24, models/idefics3, models/smolvlm, models/got_ocr2, models/llava_onevision.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
+from mimo_launch.hugging_face.resize_rules import MAX_ASPECT, MOST_PIXELS, ImageTooThin
+from mimo_launch.kinds.tiles import TileRule, Tiling
 
 Size = tuple[int, int]
 # The longest side, in pixels, that Idefics3 enlarges an image to.
@@ -186,3 +189,48 @@ def nearest_of(config: Mapping[str, Any]) -> NearestAspect | None:
     if not 0 <= least <= most:
         raise ValueError(f"min_patches: {least}, max_patches: {most}")
     return NearestAspect(height, width, max(least, 1), most)
+
+
+def grids_of(config: Mapping[str, Any]) -> tuple[Size, ...]:
+    """Return the grids of a LLaVA-OneVision in pixels. Raises: KeyError, TypeError, ValueError."""
+    pins = config["image_grid_pinpoints"]
+    found = tuple((int(down), int(right)) for down, right in pins)
+    if not found or min(map(min, found)) < 1:
+        raise ValueError(f"image_grid_pinpoints: {json.dumps(pins)}")
+    return found
+
+
+def best_grid(height: int, width: int, grids: Iterable[Size]) -> Size:
+    """Return the grid, in pixels, that keeps most pixels of an image and wastes fewest of its own.
+
+    Of equal ones the first. Raises: ImageTooThin.
+    """
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
+
+    def kept_and_spare(grid: Size) -> tuple[int, int]:
+        scale = min(grid[0] / height, grid[1] / width)
+        kept = min(int(height * scale) * int(width * scale), height * width)
+        return kept, kept - grid[0] * grid[1]
+
+    return max(grids, key=kept_and_spare)
+
+
+def fitted(height: int, width: int, grid: Size) -> Size:
+    """Return height and width of an image that is made as large as a grid, in pixels."""
+    down, right = grid[0] / height, grid[1] / width
+    if right < down:
+        return min(math.ceil(height * right), grid[0]), grid[1]
+    return grid[0], min(math.ceil(width * down), grid[1])
+
+
+def tiling(height: int, width: int, grid: Size, side: int, rule: TileRule) -> Tiling:
+    """Return the tiles of an image on a grid in pixels, and which of their patches show it."""
+    tall, wide = grid[0] // side, grid[1] // side
+    lines, columns = tall * rule.height, wide * rule.width
+    # Rounded before it is cut off, so that no error of a division costs a line.
+    if width / height > columns / lines:
+        shown = int(round(height * (columns / width), 7))
+        return Tiling(tall, wide, lines - (lines - shown) // 2 * 2, columns)
+    shown = int(round(width * (lines / height), 7))
+    return Tiling(tall, wide, lines, columns - (columns - shown) // 2 * 2)

@@ -5,11 +5,11 @@ Relies on: the configuration classes of Qwen3.5 in transformers, for names and d
 Leaves: all other settings to the families.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.hugging_face.refusals import Refusal, listed
+from mimo_launch.hugging_face.refusals import layer_types
 from mimo_launch.spec.hybrid import ATTENTION, DELTANET
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
 
@@ -39,13 +39,7 @@ def _types(config: Config) -> Sequence[Any]:
     return said
 
 
-def _unknown(config: Config) -> Iterator[str]:
-    yield from dict.fromkeys(
-        f"layer_types: {short(x)}" for x in _types(config) if x not in _LETTERS
-    )
-
-
-MIXERS = Refusal(f"`layer_types` other than {listed(tuple(_LETTERS))}", _unknown)
+MIXERS = layer_types(tuple(_LETTERS), _types)
 
 
 def mixer_keys(config: Config, behind: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoder, gemma2, rotary
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.hugging_face.refusals import Refusal, listed, one_of, refusals
+from mimo_launch.hugging_face.refusals import Refusal, layer_types, listed, one_of, refusals
 from mimo_launch.hugging_face.windows import FULL, SLIDING, WindowKeys, in_turn
 from mimo_launch.spec.spec import DecoderModel
 
@@ -30,35 +30,9 @@ _DEFAULTS: Config = {
 }  # fmt: skip
 
 
-def _kinds_of_layers(config: Config) -> Iterator[str]:
-    for each in dict.fromkeys(_layers(_DEFAULTS | config)):
-        if each not in (FULL, SLIDING):
-            yield f"layer_types: {short(each)}"
-
-
-def _scaled(config: Config) -> Iterator[str]:
-    everywhere, in_windows = _ropes(config)
-    for rope, kinds in ((everywhere, ("default", rotary.LINEAR)), (in_windows, ("default",))):
-        if rope["rope_type"] not in kinds:
-            yield f"rope_type: {short(rope['rope_type'])}"
-
-
-_NOT_COMPUTED = refusals(
-    *(
-        one_of(key, (False, None), False)
-        for key in (
-            # `transformers` has a cap of scores among the settings, and does not apply it.
-            *("attention_bias", gemma2.SCORE_CAP, "use_bidirectional_attention"),
-        )
-    ),
-    one_of("hidden_activation", gemma2.ACTIVATIONS, gemma2.ACTIVATION),
-    Refusal(f"`layer_types` other than {listed(_WINDOWS.layer_types)}", _kinds_of_layers),
-    Refusal(f"`rope_type` other than {listed(('default', rotary.LINEAR))}", _scaled),
-)
-
-
 def _layers(config: Config) -> list[Any]:
     """Return the kind of attention of each layer. Raises: ConfigError."""
+    config = _DEFAULTS | config
     said = config.get("layer_types")
     if said is None:
         every = max(1, int(number(config, "sliding_window_pattern", _PATTERN)))
@@ -82,6 +56,27 @@ def _ropes(config: Config) -> tuple[Config, Config]:
     local = config.get("rope_local_base_freq", _LOCAL_THETA)
     in_windows = {"rope_theta": local, "rope_type": "default"}
     return {**everywhere, **(both.get(FULL) or {})}, {**in_windows, **(both.get(SLIDING) or {})}
+
+
+def _scaled(config: Config) -> Iterator[str]:
+    everywhere, in_windows = _ropes(config)
+    for rope, kinds in ((everywhere, ("default", rotary.LINEAR)), (in_windows, ("default",))):
+        if rope["rope_type"] not in kinds:
+            yield f"rope_type: {short(rope['rope_type'])}"
+
+
+_NOT_COMPUTED = refusals(
+    *(
+        one_of(key, (False, None), False)
+        for key in (
+            # `transformers` has a cap of scores among the settings, and does not apply it.
+            *("attention_bias", gemma2.SCORE_CAP, "use_bidirectional_attention"),
+        )
+    ),
+    one_of("hidden_activation", gemma2.ACTIVATIONS, gemma2.ACTIVATION),
+    layer_types(_WINDOWS.layer_types, _layers),
+    Refusal(f"`rope_type` other than {listed(('default', rotary.LINEAR))}", _scaled),
+)
 
 
 def _keys(config: Config) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Idefics3 and SmolVLM: a SigLIP on images of any size, one linear map without bias, and a Llama.
 
 Decides: what their settings mean, and the names of the parts in their files.
-Relies on: `tower_and_decoder`; `vit` for the tower, `decoder` for the text part.
+Relies on: `whole_models`; `vit` for the tower, `decoder` for the text part.
 Leaves: cutting images into tiles to `cut_rules`.
 
 Sources: arXiv:2408.12637, arXiv:2504.05299; `transformers` 5.23, models/idefics3, models/smolvlm.
@@ -9,13 +9,13 @@ Sources: arXiv:2408.12637, arXiv:2504.05299; `transformers` 5.23, models/idefics
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from mimo_launch.hugging_face import decoder, towers, vit
+from mimo_launch.hugging_face import decoder, vit
 from mimo_launch.hugging_face.family import Family, layers_at
-from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.folder import number
 from mimo_launch.hugging_face.refusals import Refusals
-from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
+from mimo_launch.hugging_face.settings import PLAIN_PROJECTOR
+from mimo_launch.hugging_face.whole_models import TowerAndDecoder, tied_by_default
 from mimo_launch.spec.spec import VitModel
 
 _PROJECTOR = "model.connector.modality_projection."
@@ -23,35 +23,16 @@ _VISION_NAMES = (("model.vision_model.", ""), (_PROJECTOR, _PROJECTOR))
 _TEXT_NAMES = (("model.text_model.", "model."), ("lm_head.", "lm_head."))
 _SIZES = {"hidden_size": 1152, "intermediate_size": 3072, "num_attention_heads": 16}
 _SIGLIP = vit.VitFamily(False, 32, "gelu_pytorch_tanh", 1e-6, "")
-_SHUFFLE = 2
-
-
-def _keys(config: Config) -> dict[str, Any]:
-    # A SigLIP has no such norm where it has a pooling; here it is always there.
-    found = vit.keys(_SIGLIP, _SIZES | config)
-    return found | {"interpolation": "nearest", "final_norm": True}
-
-
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    del inner
-    return {
-        "shuffle": number(config, "scale_factor", _SHUFFLE),
-        "projector": "linear",
-        "projector_activation": "gelu",
-        **towers.PLAIN_PROJECTOR,
-        "projector_bias": False,
-    }
-
-
-def _settings(vision: VitModel, token: int) -> Config:
-    return {"image_token_id": token, "scale_factor": vision.shuffle}
 
 
 def _whole(model_type: str, name: str) -> TowerAndDecoder:
     tower: Family[VitModel] = replace(
         vit.BY_TYPE[vit.SIGLIP],
         model_type=f"{model_type}_vision",
-        keys=_keys,
+        # A SigLIP has no such norm where it has a pooling; here it is always there.
+        keys=lambda config: (
+            vit.keys(_SIGLIP, _SIZES | config) | {"interpolation": "nearest", "final_norm": True}
+        ),
         not_computed=vit.not_computed(_SIGLIP),
         config=partial(vit.config_of, f"{model_type}_vision"),
         architecture=f"{name}VisionTransformer",
@@ -66,10 +47,17 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
         tower_names=_VISION_NAMES,
         text_names=_TEXT_NAMES,
         projector=layers_at({"projector.linear": f"{_PROJECTOR}proj"}),
-        fixed=_fixed,
+        fixed={
+            "shuffle": lambda config: number(config, "scale_factor", 2),
+            "projector": "linear",
+            "projector_activation": "gelu",
+            **PLAIN_PROJECTOR,
+            "projector_bias": False,
+        },
         refusals=Refusals(),
         tied=tied_by_default(False),
-        settings=_settings,
+        token="image_token_id",
+        settings={"scale_factor": lambda vision: vision.shuffle},
     )
 
 

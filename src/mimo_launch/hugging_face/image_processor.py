@@ -7,14 +7,13 @@ Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a r
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.cut_rules import Cut, enlarged_of, nearest_of
-from mimo_launch.hugging_face.image_tiles import best_grid
-from mimo_launch.hugging_face.input_conditioner import Conditioner, conditioner_of
+from mimo_launch.hugging_face.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
+from mimo_launch.hugging_face.input_conditioner import conditioner_of
 from mimo_launch.hugging_face.resize_rules import (
     Exact,
     OverTime,
@@ -211,7 +210,11 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     try:
         own = conditioner_of(spec, encoder)
         if folder is not None:
-            return _conditioned(read_recipe(folder), own)
+            found = read_recipe(folder)
+            if own is None:
+                return found
+            mean, std = own.behind(found.mean, found.std)
+            return replace(found, mean=mean, std=std)
     except (TypeError, ValueError) as error:
         if isinstance(error, ProcessorError):
             raise
@@ -229,14 +232,6 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
     if own is not None:
         return ImageRecipe(resize, mean=own.mean, std=own.std)
     return ImageRecipe(resize, mean=middle, std=spread)
-
-
-def _conditioned(recipe: ImageRecipe, own: Conditioner | None) -> ImageRecipe:
-    """Return a recipe with that of the model behind it."""
-    if own is None:
-        return recipe
-    mean, std = own.behind(recipe.mean, recipe.std)
-    return replace(recipe, mean=mean, std=std)
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
@@ -284,7 +279,6 @@ def read_recipe(folder: Path) -> ImageRecipe:
         crop = config.get("crop_size") if config.get("do_center_crop", False) else None
         if isinstance(crop, int):
             crop = {"height": crop, "width": crop}
-        scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
         resize: Resize | None = None if cut is None else Exact(*cut.tile)
         if cut is None and config.get("do_resize", True):
             resize = _resize(folder, kind, config)
@@ -292,15 +286,26 @@ def read_recipe(folder: Path) -> ImageRecipe:
             resize=resize,
             pad_square=pads,
             crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
-            resample=int(config.get("resample", BICUBIC)),
-            scale=float(config.get("rescale_factor", 1 / 255)) if scales else 1,
-            mean=tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
-            std=tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
-            grids=_grids(config["image_grid_pinpoints"]) if tiles else (),
+            **pixels_of(config),
+            grids=grids_of(config) if tiles else (),
             cut=cut,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+def pixels_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return filter, scale, mean and deviation of a recipe.
+
+    Raises: KeyError, TypeError, ValueError.
+    """
+    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
+    return {
+        "resample": int(config.get("resample", BICUBIC)),
+        "scale": float(config.get("rescale_factor", 1 / 255)) if scales else 1,
+        "mean": tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
+        "std": tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
+    }
 
 
 # Of these, images are made larger and cut.
@@ -318,22 +323,21 @@ def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
-def _grids(pins: Any) -> tuple[tuple[int, int], ...]:
-    found = tuple((int(down), int(right)) for down, right in pins)
-    if not found or min(map(min, found)) < 1:
-        raise ValueError(f"image_grid_pinpoints: {json.dumps(pins)}")
-    return found
-
-
-def read_processor(folder: Path) -> dict[str, Any]:
-    """Return the settings of the image processor in a folder. Raises: ProcessorError."""
-    for name in _FILES:
+def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield those of some files that a folder has, by name, as JSON. Raises: ProcessorError."""
+    for name in names:
         try:
             config = read_json(folder / name)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             raise ProcessorError(f"{name} cannot be read: {error}") from error
+        yield name, config
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor in a folder. Raises: ProcessorError."""
+    for name, config in files_of(folder, _FILES):
         # A processor of several modalities has that of images inside.
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):

@@ -2,7 +2,7 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors.
-Relies on: `towers` for settings that towers share.
+Relies on: `settings` for those that towers share.
 Leaves: the projector to `internvl`.
 
 Sources: arXiv:2312.14238; `transformers` 5.23, models/internvl.
@@ -11,23 +11,24 @@ Sources: arXiv:2312.14238; `transformers` 5.23, models/internvl.
 from collections.abc import Iterator
 from typing import Any
 
-from mimo_launch.hugging_face import towers
+from mimo_launch.hugging_face import settings
 from mimo_launch.hugging_face.family import Family, Place
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.names import Names, in_layers, is_behind, patches, positions
 from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals, where
-from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
 LAYERS, IMAGE, PATCH, SCALE = 24, 448, 14, 0.1
 # That of norms of queries and keys, in any configuration.
 NORM_EPS = 1e-6
 NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
-_SIZES = Settings({
+_SIZES = settings.Settings({
     "layers": ("num_hidden_layers", LAYERS), "hidden": ("hidden_size", 1024),
     "heads": ("num_attention_heads", 16), "mlp": ("intermediate_size", 4096),
 })  # fmt: skip
-_PARTS = Settings({"qkv_bias": ("attention_bias", False), "qk_norm": ("use_qk_norm", False)})
+_PARTS = settings.Settings(
+    {"qkv_bias": ("attention_bias", False), "qk_norm": ("use_qk_norm", False)}
+)
 _NAMES = Names(
     {
         "patch.weight": patches("embeddings.patch_embeddings.projection.weight"),
@@ -75,7 +76,7 @@ def _last_norm(config: Config) -> Iterator[str]:
 NOT_COMPUTED = refusals(
     _no_square("image_size"),
     _no_square("patch_size"),
-    one_of("hidden_act", towers.ACTIVATIONS, "gelu"),
+    one_of("hidden_act", settings.ACTIVATIONS, "gelu"),
     one_of("norm_type", NORMS, "layer_norm"),
     only("use_absolute_position_embeddings", True),
     where(
@@ -97,8 +98,8 @@ def _keys(config: Config) -> dict[str, Any]:
         **_SIZES.keys(config),
         "patch": patch,
         "channels": number(config, "num_channels", 3),
-        **towers.LEARNED,
-        **towers.PLAIN,
+        **settings.LEARNED,
+        **settings.PLAIN,
         "image": (side, side),
         "class_token": True,
         "patch_bias": True,
@@ -108,7 +109,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "norm": NORMS.get(str(config.get("norm_type")), "layer"),
         "norm_eps": number(config, "layer_norm_eps", NORM_EPS),
         "final_norm": not config.get("use_mean_pooling", True),
-        "activation": towers.activation_of(config),
+        "activation": settings.activation_of(config),
     }
 
 
@@ -131,7 +132,7 @@ def _config(model: VitModel) -> Config:
         "norm_type": {ours: name for name, ours in NORMS.items()}[model.norm],
         "layer_norm_eps": model.norm_eps,
         "use_mean_pooling": not model.final_norm,
-        "hidden_act": towers.theirs(model.activation),
+        "hidden_act": settings.theirs(model.activation),
     }
 
 

@@ -1,7 +1,7 @@
 """InternVL: a vision transformer with layer scale, a projector behind a norm, and a Qwen.
 
 Decides: what the settings of the whole and of its projector mean.
-Relies on: `tower_and_decoder`; `intern_vit` for the tower, `decoder` and `moe_decoder` for the text
+Relies on: `whole_models`; `intern_vit` for the tower, `decoder` and `moe_decoder` for the text
 part; `llava` for the names of the parts, which are the same.
 Leaves: cutting images into tiles to `cut_rules`.
 
@@ -9,19 +9,23 @@ Sources: arXiv:2508.18265; `transformers` 5.23, models/internvl.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from math import prod
 
-from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder, towers
+from mimo_launch.hugging_face import decoder, intern_vit, llava, moe_decoder
 from mimo_launch.hugging_face.family import layers_at
 from mimo_launch.hugging_face.folder import Config, number, short
-from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals
-from mimo_launch.hugging_face.tower_and_decoder import (
+from mimo_launch.hugging_face.refusals import Refusal, only, refusals
+from mimo_launch.hugging_face.settings import (
+    ACTIVATION_REFUSED,
+    PLAIN_PROJECTOR,
+    activation_of_projector,
+    theirs_of_projector,
+)
+from mimo_launch.hugging_face.whole_models import (
     ONE_LAYER,
     TowerAndDecoder,
-    layers_used,
     tied_by_default,
 )
-from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "internvl"
 # That of the norm in front of the projector, in any configuration.
@@ -35,23 +39,6 @@ def shuffle_of(config: Config) -> int:
     return max(1, int(1 / ratio)) if ratio > 0 else 1
 
 
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    # The norm behind the last layer is none of the states of layers.
-    is_last = config.get("vision_feature_layer", -1) == -1
-    return {
-        "layers": layers_used(config, inner, default=-1, layers=intern_vit.LAYERS),
-        "final_norm": is_last and not inner.get("use_mean_pooling", True),
-        "shuffle": shuffle_of(config),
-        "projector": "mlp",
-        "projector_activation": towers.ACTIVATIONS.get(
-            str(config.get("projector_hidden_act")), "gelu"
-        ),
-        **towers.PLAIN_PROJECTOR,
-        "projector_norm_eps": PROJECTOR_EPS,
-        "projector_norm": "layer",
-    }
-
-
 def _ratio_refused(config: Config) -> Iterator[str]:
     ratio = float(number(config, "downsample_ratio", _RATIO))
     if ratio <= 0 or 1 / ratio != int(1 / ratio):
@@ -59,18 +46,6 @@ def _ratio_refused(config: Config) -> Iterator[str]:
 
 
 RATIO_REFUSED = Refusal("`downsample_ratio` that is no 1 / N", _ratio_refused)
-
-
-def _settings(vision: VitModel, token: int) -> Config:
-    height, width = (side // vision.shuffle for side in vision.image or (0, 0))
-    return {
-        "image_token_id": token,
-        "image_seq_length": height * width,
-        "downsample_ratio": 1 / vision.shuffle,
-        "projector_hidden_act": towers.theirs(vision.projector_activation),
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "default",
-    }
 
 
 WHOLE = TowerAndDecoder(
@@ -87,15 +62,37 @@ WHOLE = TowerAndDecoder(
     tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at({**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"}),
-    fixed=_fixed,
+    last_layer=-1,
+    fixed={
+        # The norm behind the last layer is none of the states of layers.
+        "final_norm": lambda config: (
+            config.get("vision_feature_layer", -1) == -1
+            and not config["vision_config"].get("use_mean_pooling", True)
+        ),
+        "shuffle": shuffle_of,
+        "projector": "mlp",
+        "projector_activation": activation_of_projector,
+        **PLAIN_PROJECTOR,
+        "projector_norm_eps": PROJECTOR_EPS,
+        "projector_norm": "layer",
+    },
     refusals=refusals(
         ONE_LAYER,
         RATIO_REFUSED,
         only("vision_feature_select_strategy", "default"),
-        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
+        ACTIVATION_REFUSED,
     ),
     tied=tied_by_default(True),
-    settings=_settings,
+    token="image_token_id",
+    settings={
+        "image_seq_length": lambda vision: prod(
+            side // vision.shuffle for side in vision.image or (0, 0)
+        ),
+        "downsample_ratio": lambda vision: 1 / vision.shuffle,
+        "projector_hidden_act": theirs_of_projector,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+    },
     # Each frame is an image behind its number.
     videos={"time": "text_number", "per_second": None},
 )

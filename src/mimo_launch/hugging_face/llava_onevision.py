@@ -1,7 +1,7 @@
 """LLaVA-OneVision: a SigLIP over tiles of an image, a projector of two linear maps, and a Qwen2.
 
 Decides: what the settings of the whole mean: grids of tiles, and how many keep all their rows.
-Relies on: `tower_and_decoder`; `vit` and `decoder` for the parts; `llava` for their names.
+Relies on: `whole_models`; `vit` and `decoder` for the parts; `llava` for their names.
 Leaves: which tiles an image gets to `kinds.tiles` and data.
 
 Sources: arXiv:2408.03326; `transformers` 5.23, models/llava_onevision.
@@ -11,14 +11,14 @@ import re
 from itertools import product
 from typing import Any
 
-from mimo_launch.hugging_face import decoder, llava, towers, vit
+from mimo_launch.hugging_face import decoder, llava, vit
 from mimo_launch.hugging_face.family import Place, layers_at
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import one_of, only, refusals, where
-from mimo_launch.hugging_face.tower_and_decoder import (
+from mimo_launch.hugging_face.refusals import only, refusals, where
+from mimo_launch.hugging_face.settings import ACTIVATION_REFUSED, theirs_of_projector
+from mimo_launch.hugging_face.whole_models import (
     ONE_LAYER,
     TowerAndDecoder,
-    layers_used,
     tied_by_default,
 )
 from mimo_launch.spec.spec import VitModel
@@ -31,18 +31,18 @@ _RATIO = "anyres_max_9"
 _ANYRES = re.compile(r"anyres_max_(\d+)")
 
 
-def _grids(config: Config, inner: Config) -> tuple[tuple[int, int], ...]:
+def _grids(config: Config) -> tuple[tuple[int, int], ...]:
     """Return the grids in tiles; none if a side is not one of whole tiles."""
-    pins, side = config.get("image_grid_pinpoints"), number(inner, "image_size", vit.IMAGE)
+    side = number(config["vision_config"], "image_size", vit.IMAGE)
+    pins = config.get("image_grid_pinpoints")
     pins = list(_USUAL) if pins is None else pins
-    if not isinstance(pins, list) or not all(_is_grid(each, side) for each in pins):
+    if not isinstance(pins, list):
         return ()
+    for pin in pins:
+        whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
+        if not whole or len(pin) != 2 or any(each % side or each < side for each in pin):
+            return ()
     return tuple((down // side, right // side) for down, right in pins)
-
-
-def _is_grid(pin: Any, side: float) -> bool:
-    whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
-    return whole and len(pin) == 2 and not any(each % side or each < side for each in pin)
 
 
 def _most(config: Config) -> int:
@@ -51,37 +51,22 @@ def _most(config: Config) -> int:
     return int(found[1]) if found else 0
 
 
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
+def _tiles(config: Config) -> dict[str, Any]:
+    """Return `tiles` of our tower. Raises: ConfigError."""
+    inner = config["vision_config"]
     side = number(inner, "image_size", vit.IMAGE)
+    patch = number(inner, "patch_size", vit.KINDS[vit.SIGLIP].patch)
     return {
-        "layers": layers_used(config, inner, default=-1, layers=vit.LAYERS),
-        "final_norm": False,
-        "shuffle": 1,
-        "projector": "mlp",
-        "projector_activation": towers.activation_of(config, "projector_hidden_act"),
-        **towers.PLAIN_PROJECTOR,
-        "tiles": {
-            "grids": _grids(config, inner) or ((1, 1),),
-            "most": _most(config) or None,
-            "side": side
-            if side % number(inner, "patch_size", vit.KINDS[vit.SIGLIP].patch)
-            else None,
-        },
+        "grids": _grids(config) or ((1, 1),),
+        "most": _most(config) or None,
+        "side": side if side % patch else None,
     }
 
 
-def _settings(vision: VitModel, token: int) -> Config:
-    side = vision.image_side
-    grids, most = ((), None) if vision.tiles is None else (vision.tiles.grids, vision.tiles.most)
-    return {
-        "image_token_index": token,
-        "image_grid_pinpoints": [[down * side, right * side] for down, right in grids],
-        "vision_aspect_ratio": f"anyres_max_{most}",
-        "projector_hidden_act": towers.theirs(vision.projector_activation),
-        "multimodal_projector_bias": True,
-        "vision_feature_layer": -1,
-        "vision_feature_select_strategy": "full",
-    }
+def _pins(vision: VitModel) -> list[list[int]]:
+    """Return the grids of our tower in pixels."""
+    side, grids = vision.image_side, vision.tiles.grids if vision.tiles else ()
+    return [[down * side, right * side] for down, right in grids]
 
 
 WHOLE = TowerAndDecoder(
@@ -95,21 +80,30 @@ WHOLE = TowerAndDecoder(
     tower_names=(*llava.VISION_NAMES, (_NEWLINE, _NEWLINE), (f"model.{_NEWLINE}", _NEWLINE)),
     text_names=llava.TEXT_NAMES,
     projector={**layers_at(llava.LAYERS), "projector.newline.weight": Place(_NEWLINE)},
-    fixed=_fixed,
+    last_layer=-1,
+    fixed={**llava.FIXED, "tiles": _tiles},
     refusals=refusals(
         ONE_LAYER,
         only("vision_feature_select_strategy", "full"),
-        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
+        ACTIVATION_REFUSED,
         only("multimodal_projector_bias", True),
         where(
             "image_grid_pinpoints",
             "that are no grids of whole tiles",
-            lambda config: not _grids(config, config["vision_config"]),
+            lambda config: not _grids(config),
         ),
         where("vision_aspect_ratio", "other than `anyres_max_N`", lambda x: not _most(x), _RATIO),
     ),
     tied=tied_by_default(False),
-    settings=_settings,
+    token="image_token_index",
+    settings={
+        "image_grid_pinpoints": _pins,
+        "vision_aspect_ratio": lambda vision: f"anyres_max_{vision.tiles and vision.tiles.most}",
+        "projector_hidden_act": theirs_of_projector,
+        "multimodal_projector_bias": True,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
     # Frame behind frame, without their time.
     videos={"time": "none", "per_second": None},
 )

@@ -1,60 +1,30 @@
 """Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a decoder.
 
 Decides: what the settings of the whole and of its projector mean.
-Relies on: `tower_and_decoder`; `pixtral` for the tower, `decoder` and `ministral3` for the text
+Relies on: `whole_models`; `pixtral` for the tower, `decoder` and `ministral3` for the text
 part; `llava` for the names of the parts, which are the same.
 Leaves: the tokens between the lines of an image to `tokenizer`.
 
 Source: `transformers` 5.23, models/mistral3.
 """
 
-from typing import Any
-
-from mimo_launch.hugging_face import decoder, llava, ministral3, pixtral, towers
+from mimo_launch.hugging_face import decoder, llava, ministral3, pixtral
 from mimo_launch.hugging_face.family import Place, layers_at
-from mimo_launch.hugging_face.folder import Config, number, section
-from mimo_launch.hugging_face.refusals import one_of, refusals, where
-from mimo_launch.hugging_face.tower_and_decoder import (
+from mimo_launch.hugging_face.folder import number, section
+from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.settings import (
+    ACTIVATION_REFUSED,
+    activation_of_projector,
+    theirs_of_projector,
+)
+from mimo_launch.hugging_face.whole_models import (
     ONE_LAYER,
     TowerAndDecoder,
-    layers_used,
     tied_by_default,
 )
-from mimo_launch.spec.spec import VitModel
 
 _PROJECTOR = "multi_modal_projector."
 _BIAS = "multimodal_projector_bias"
-_SHUFFLE = 2
-
-
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    layers = pixtral.VISION.keys(inner)["layers"]
-    return {
-        "layers": layers_used(config, inner, default=-1, layers=layers),
-        "final_norm": False,
-        "shuffle": number(config, "spatial_merge_size", _SHUFFLE),
-        "pooling": "linear",
-        "projector": "mlp",
-        "projector_mlp": None,
-        "projector_activation": towers.activation_of(config, "projector_hidden_act"),
-        "projector_bias": bool(config.get(_BIAS, False)),
-        # As the norms of the decoder.
-        "projector_norm_eps": number(
-            section(config, "text_config"), "rms_norm_eps", decoder.NORM_EPS
-        ),
-        "projector_norm": "rms",
-        "projector_norm_offset": False,
-    }
-
-
-def _settings(vision: VitModel, token: int) -> Config:
-    return {
-        "image_token_index": token,
-        "spatial_merge_size": vision.shuffle,
-        "projector_hidden_act": towers.theirs(vision.projector_activation),
-        _BIAS: vision.projector_bias,
-        "vision_feature_layer": -1,
-    }
 
 
 MISTRAL = next(each for each in decoder.FAMILIES if each.model_type == "mistral")
@@ -70,10 +40,25 @@ WHOLE = TowerAndDecoder(
         "projector.merge.weight": Place(f"{_PROJECTOR}patch_merger.merging_layer.weight"),
         **layers_at(llava.LAYERS),
     },
-    fixed=_fixed,
+    last_layer=-1,
+    fixed={
+        "final_norm": False,
+        "shuffle": lambda config: number(config, "spatial_merge_size", 2),
+        "pooling": "linear",
+        "projector": "mlp",
+        "projector_mlp": None,
+        "projector_activation": activation_of_projector,
+        "projector_bias": lambda config: bool(config.get(_BIAS, False)),
+        # As the norms of the decoder.
+        "projector_norm_eps": lambda config: number(
+            section(config, "text_config"), "rms_norm_eps", decoder.NORM_EPS
+        ),
+        "projector_norm": "rms",
+        "projector_norm_offset": False,
+    },
     refusals=refusals(
         ONE_LAYER,
-        one_of("projector_hidden_act", towers.ACTIVATIONS, "gelu"),
+        ACTIVATION_REFUSED,
         where(
             _BIAS,
             "other than `true` and `false`",
@@ -82,5 +67,11 @@ WHOLE = TowerAndDecoder(
     ),
     # Folders that say nothing are older than the default of today.
     tied=tied_by_default(False),
-    settings=_settings,
+    token="image_token_index",
+    settings={
+        "spatial_merge_size": lambda vision: vision.shuffle,
+        "projector_hidden_act": theirs_of_projector,
+        _BIAS: lambda vision: vision.projector_bias,
+        "vision_feature_layer": -1,
+    },
 )

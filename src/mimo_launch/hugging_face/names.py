@@ -90,11 +90,15 @@ def qkv_rows(model: Any) -> Sequence[int]:
     return [model.hidden] * 3
 
 
-def patches(name: str) -> Found:
-    """Return the place of the embedding of patches that is a convolution of our model's images."""
+def patches(name: str, *, in_time: bool = False) -> Found:
+    """Return the place of the embedding of patches that is a convolution of our model's images.
+
+    `in_time`: or of its videos.
+    """
 
     def found(model: Any) -> Place:
-        return Place(name, shape=(model.hidden, model.channels, model.patch, model.patch))
+        sides = (*((model.temporal_patch,) if in_time else ()), model.patch, model.patch)
+        return Place(name, shape=(model.hidden, model.channels, *sides))
 
     return found
 

@@ -1,7 +1,7 @@
 """Nemotron-H Omni: a RADIO, a projector behind a norm, and a Nemotron-H; it also hears.
 
 Decides: what the settings of the whole and of its projector mean, under their old names, too.
-Relies on: `tower_and_decoder`; `radio` for the tower, `nemotron_h` for the text part.
+Relies on: `whole_models`; `radio` for the tower, `nemotron_h` for the text part.
 Leaves: the audio tower, a Parakeet, which no module of ours computes; videos to nobody.
 
 Source: `transformers` 5.23, models/nemotron_h_omni. Names of tensors are those of NVIDIA's folders,
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.hugging_face import nemotron_h, radio, towers
+from mimo_launch.hugging_face import nemotron_h, radio
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, number, section, short
 from mimo_launch.hugging_face.internvl import RATIO_REFUSED, shuffle_of
 from mimo_launch.hugging_face.refusals import left_out, refusals
-from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder
+from mimo_launch.hugging_face.settings import PLAIN_PROJECTOR
+from mimo_launch.hugging_face.whole_models import TowerAndDecoder
 from mimo_launch.spec.encoder_blocks import EncoderModel
 from mimo_launch.spec.spec import VitModel
 
@@ -32,31 +33,6 @@ _OLD_NAMES = {
 _TOWER, _ENDS = "vision_model.", ("mlp1.", "vision_final_layernorm.")
 _BACKBONE = ("language_model.backbone.", "language_model.model.")
 _FURTHER = "num_nextn_predict_layers"
-
-
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    return {
-        "shuffle": shuffle_of(config),
-        "projector": "mlp",
-        "projector_activation": "squared_relu",
-        **towers.PLAIN_PROJECTOR,
-        "projector_mlp": number(config, "projector_hidden_size", PROJECTOR),
-        "projector_bias": False,
-        "projector_norm_eps": PROJECTOR_EPS,
-        "projector_norm": "rms",
-        "projector_norm_offset": False,
-        # Layers that predict further tokens bring it along.
-        "final_norm": number(section(config, "text_config"), _FURTHER, 0) > 0,
-    }
-
-
-def _settings(vision: VitModel, token: int) -> Config:
-    return {
-        "image_token_id": token,
-        "downsample_ratio": 1 / vision.shuffle,
-        "projector_hidden_size": vision.projector_mlp_width or PROJECTOR,
-        "vision_hidden_size": vision.hidden,
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +95,28 @@ WHOLE = NemotronOmni(
             for each in ("weight", "bias")
         },
     },
-    fixed=_fixed,
+    fixed={
+        "shuffle": shuffle_of,
+        "projector": "mlp",
+        "projector_activation": "squared_relu",
+        **PLAIN_PROJECTOR,
+        "projector_mlp": lambda config: number(config, "projector_hidden_size", PROJECTOR),
+        "projector_bias": False,
+        "projector_norm_eps": PROJECTOR_EPS,
+        "projector_norm": "rms",
+        "projector_norm_offset": False,
+        # Layers that predict further tokens bring it along.
+        "final_norm": lambda config: number(section(config, "text_config"), _FURTHER, 0) > 0,
+    },
     refusals=refusals(
         RATIO_REFUSED,
         left_out("audio tower, and embedding of videos"),
     ),
     tied=lambda _, text: bool(text.get("tie_word_embeddings", False)),
-    settings=_settings,
+    token="image_token_id",
+    settings={
+        "downsample_ratio": lambda vision: 1 / vision.shuffle,
+        "projector_hidden_size": lambda vision: vision.projector_mlp_width or PROJECTOR,
+        "vision_hidden_size": lambda vision: vision.hidden,
+    },
 )

@@ -75,16 +75,19 @@ def _has_other_heads(config: Config) -> bool:
     return number(config, "head_dim", width // max(1, heads)) * heads != width
 
 
-def _ropes(config: Config) -> Config:
-    """Return the configuration with its rotary settings where transformers 5 writes them."""
-    older = {"rope_theta": config.get("rope_theta", THETA)}
-    return {**config, "rope_parameters": older | section(config, "rope_parameters")}
-
-
 VISION = Family(
     model_type=MODEL_TYPE,
     kind="vit",
-    not_computed=vision_not_computed(_ACTIVATIONS, _ACTIVATION).after(_ropes)
+    not_computed=vision_not_computed(_ACTIVATIONS, _ACTIVATION).after(
+        # With its rotary settings where transformers 5 writes them.
+        lambda config: {
+            **config,
+            "rope_parameters": {
+                "rope_theta": config.get("rope_theta", THETA),
+                **section(config, "rope_parameters"),
+            },
+        }
+    )
     + refusals(
         where("head_dim", "other than `hidden_size` / `num_attention_heads`", _has_other_heads)
     ),

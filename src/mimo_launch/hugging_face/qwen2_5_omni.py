@@ -1,7 +1,7 @@
 """Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL that also hears, and a talker behind it.
 
 Decides: the parts of its folders, and how the thinker reads videos.
-Relies on: `qwen_vl` and `qwen2_5_vl` for the thinker, `qwen2_5_omni_talker`; `nested_parts`.
+Relies on: `qwen_vl` and `qwen2_5_vl` for the thinker, `qwen2_5_omni_talker`; `whole_models`.
 Leaves: the audio tower and the vocoder, which no module of ours computes; so sound of a video is
 not heard.
 
@@ -13,10 +13,10 @@ from dataclasses import replace
 from mimo_launch.hugging_face import qwen2_5_vl
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.nested_parts import NestedPart, NestedParts
 from mimo_launch.hugging_face.qwen2_5_omni_talker import TALKER
 from mimo_launch.hugging_face.qwen_vl import QWEN2, as_written, text_family, videos_timed
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, refusals
+from mimo_launch.hugging_face.whole_models import NestedPart, NestedParts
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
 
 MODEL_TYPE, THINKER_TYPE = "qwen2_5_omni", "qwen2_5_omni_thinker"

@@ -8,14 +8,13 @@ Sources: arXiv:2503.20215; `transformers` 5.23, models/qwen2_5_omni. What a talk
 positions on all three axes alike, which rotate as positions on one do.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family, Place
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.qwen_vl import plain_rope
-from mimo_launch.hugging_face.refusals import Refusal, refusals
+from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.spec.spec import TalkerModel
 
 _ENDS = {
@@ -23,7 +22,7 @@ _ENDS = {
     "project.weight": "thinker_to_talker_proj.weight",
     "project.bias": "thinker_to_talker_proj.bias",
     "norm.weight": "model.norm.weight",
-    "heads.0.weight": "codec_head.weight",
+    "heads.*.weight": "codec_head.weight",
 }
 _DEFAULTS: Config = {
     "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -41,37 +40,28 @@ def _keys(config: Config) -> dict[str, Any]:
     return {key: keys[key] for key in keys if key in TalkerModel.model_fields} | codes
 
 
-def _windows(config: Config) -> Iterator[str]:
-    if decoder.KINDS["qwen2"].windows.of(_DEFAULTS | config) is not None:
-        yield "use_sliding_window: true"
-
-
-def _place(name: str, model: TalkerModel) -> Place:
-    if name in _ENDS:
-        return Place(_ENDS[name])
-    return decoder.place(name, model)
-
-
 def _config(model: TalkerModel) -> Config:
     """Return the configuration of a talker, without `embedding_size`: the width of language."""
     config = decoder.config_of(TALKER.model_type, model)
-    config["rope_parameters"]["mrope_section"] = list(_sections(model.head_size))
+    # Shares of 2 to 3 to 3, as published models have them; text does not depend on them.
+    half = model.head_size // 2
+    config["rope_parameters"]["mrope_section"] = [half - 2 * (3 * half // 8), *[3 * half // 8] * 2]
     return {**config, **{_ENDS_OF_SPEECH[k]: getattr(model, f"{k}_code") for k in _CODES}}
-
-
-def _sections(head_size: int) -> tuple[int, int, int]:
-    """Return shares of 2 to 3 to 3, as published models have them; text does not depend on them."""
-    side = 3 * (head_size // 2) // 8
-    return head_size // 2 - 2 * side, side, side
 
 
 TALKER = Family(
     model_type="qwen2_5_omni_talker",
     kind="talker",
     not_computed=decoder.not_computed(decoder.KINDS["qwen2"]).after(plain_rope)
-    + refusals(Refusal("`use_sliding_window` where a layer slides", _windows)),
+    + refusals(
+        where(
+            "use_sliding_window",
+            "where a layer slides",
+            lambda config: decoder.KINDS["qwen2"].windows.of(_DEFAULTS | config) is not None,
+        )
+    ),
     keys=_keys,
-    place=_place,
+    place=decoder.place | _ENDS,
     is_ignored=lambda name, model: False,
     fits=lambda model: model.codebooks == 1,
     config=_config,

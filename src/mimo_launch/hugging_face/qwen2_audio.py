@@ -2,7 +2,7 @@
 
 Decides: that tokens of silence are left out, which settings of the whole mean, and the names of
 the parts.
-Relies on: `tower_and_decoder`; `whisper` for the encoder, `decoder` for the text part; `voxtral`
+Relies on: `whole_models`; `whisper` for the encoder, `decoder` for the text part; `voxtral`
 and `llava` for the names of the parts, which are the same.
 Leaves: counting the rows of a clip to `data`.
 
@@ -10,13 +10,11 @@ Sources: arXiv:2407.10759; `transformers` 5.23, models/qwen2_audio.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, voxtral, whisper
 from mimo_launch.hugging_face.family import Family, layers_at
-from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.refusals import refusals
-from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder
+from mimo_launch.hugging_face.whole_models import TowerAndDecoder
 from mimo_launch.spec.spec import AudioModel
 
 _ENCODER = "qwen2_audio_encoder"
@@ -27,31 +25,20 @@ _SIZES = {
 }  # fmt: skip
 
 
-def _keys(config: Config) -> dict[str, Any]:
-    return {**whisper.SETTINGS.keys({**_SIZES, **config}), "stack": 2, "pooling": "mean"}
-
-
-def _config(model: AudioModel) -> Config:
-    return {**whisper.SETTINGS.config(model), "model_type": _ENCODER}
+_SETTINGS = replace(
+    whisper.SETTINGS,
+    besides={**whisper.SETTINGS.besides, "stack": 2, "pooling": "mean"},
+    written={**whisper.SETTINGS.written, "model_type": _ENCODER},
+)
 
 
 AUDIO: Family[AudioModel] = replace(
     whisper.ENCODER,
     model_type=_ENCODER,
-    keys=_keys,
-    config=_config,
+    keys=lambda config: _SETTINGS.keys(_SIZES | config),
+    config=_SETTINGS.config,
     architecture="Qwen2AudioEncoder",
 )
-
-
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    del config, inner
-    return {"unpadded": True, "projector": "linear", "projector_bias": True}
-
-
-def _settings(audio: AudioModel, token: int) -> Config:
-    del audio
-    return {"audio_token_index": token}
 
 
 QWEN2 = next(each for each in decoder.FAMILIES if each.model_type == "qwen2")
@@ -65,9 +52,9 @@ WHOLE = TowerAndDecoder(
     tower_names=voxtral.AUDIO_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at({"projector.linear": f"{voxtral.PROJECTOR}linear"}),
-    fixed=_fixed,
+    fixed={"unpadded": True, "projector": "linear", "projector_bias": True},
     refusals=refusals(),
     # Its class ties nothing, whatever a configuration says.
     tied=lambda *_: False,
-    settings=_settings,
+    token="audio_token_index",
 )

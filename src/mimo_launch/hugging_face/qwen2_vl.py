@@ -22,8 +22,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     vision_names,
     vision_not_computed,
 )
-from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.hugging_face.towers import ACTIVATIONS, theirs
+from mimo_launch.hugging_face.settings import ACTIVATIONS, Settings, theirs
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen2_vl"

@@ -7,7 +7,7 @@ Leaves: videos, whose times stand in the text, to `video_processor`.
 Source: `transformers` 5.23, models/qwen3_vl.
 """
 
-from functools import partial
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
@@ -25,8 +25,7 @@ from mimo_launch.hugging_face.qwen_vl import (
     vision_not_computed,
 )
 from mimo_launch.hugging_face.refusals import refusals, where
-from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.hugging_face.towers import ACTIVATIONS, theirs
+from mimo_launch.hugging_face.settings import ACTIVATIONS, Settings, theirs
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "qwen3_vl"
@@ -62,40 +61,53 @@ def _table(config: Config) -> int:
     return int(number(config, "num_position_embeddings", TABLE))
 
 
-def _keys(deepstack: tuple[int, ...], config: Config) -> dict[str, Any]:
-    side = isqrt(_table(config))
-    return {
-        **_SIZES.keys(config),
-        "positions": "learned+rope2d",
-        "image": (side, side),
-        **TOWER,
-        "interpolation": "bilinear",
-        "deepstack": tuple(config.get(_DEEP_LAYERS, deepstack)),
-        "patch_bias": True,
-        "norm": "layer",
-        "activation": ACTIVATIONS[str(config.get("hidden_act", _ACTIVATION))],
-    }
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The settings of a tower; `deepstack` is the default of its configuration.
 
+    If that is empty, the configuration has no such setting.
+    """
 
-def _config(model_type: str, deepstack: tuple[int, ...], model: VitModel) -> Config:
-    """Return the vision part of a configuration, without `out_hidden_size`."""
-    return {
-        "model_type": model_type,
-        **_SIZES.config(model),
-        "num_position_embeddings": min(model.image or (1, 1)) ** 2,
-        **({_DEEP_LAYERS: list(model.deepstack)} if deepstack else {}),
-        "hidden_act": theirs(model.activation, _ACTIVATION),
-        "rope_parameters": {**ROPES},
-    }
+    model_type: str
+    deepstack: tuple[int, ...]
+
+    def keys(self, config: Config) -> dict[str, Any]:
+        """Return the vision part of a configuration as keys of `model`. Raises: ConfigError."""
+        side = isqrt(_table(config))
+        return {
+            **_SIZES.keys(config),
+            "positions": "learned+rope2d",
+            "image": (side, side),
+            **TOWER,
+            "interpolation": "bilinear",
+            "deepstack": tuple(config.get(_DEEP_LAYERS, self.deepstack)),
+            "patch_bias": True,
+            "norm": "layer",
+            "activation": ACTIVATIONS[str(config.get("hidden_act", _ACTIVATION))],
+        }
+
+    def is_out_of_order(self, config: Config) -> bool:
+        """Return whether the layers that send rows are none in order. Raises: ConfigError."""
+        layers = list(config.get(_DEEP_LAYERS, self.deepstack))
+        return layers != [i for i in range(int(number(config, "depth", 27))) if i in layers]
+
+    def config(self, model: VitModel) -> Config:
+        """Return the vision part of a configuration, without `out_hidden_size`."""
+        return {
+            "model_type": self.model_type,
+            **_SIZES.config(model),
+            "num_position_embeddings": min(model.image or (1, 1)) ** 2,
+            **({_DEEP_LAYERS: list(model.deepstack)} if self.deepstack else {}),
+            "hidden_act": theirs(model.activation, _ACTIVATION),
+            "rope_parameters": {**ROPES},
+        }
 
 
 def vision_family(
     model_type: str, architecture: str, *, deepstack: tuple[int, ...]
 ) -> Family[VitModel]:
-    """Return the family of a tower; `deepstack` is the default of its configuration.
-
-    If that is empty, the configuration has no such setting.
-    """
+    """Return the family of a tower; `deepstack` as that of a `Tower`."""
+    tower = Tower(model_type, deepstack)
     return Family(
         model_type=model_type,
         kind="vit",
@@ -106,21 +118,13 @@ def vision_family(
                 "that is no square",
                 lambda config: isqrt(_table(config)) ** 2 != _table(config),
             ),
-            where(
-                _DEEP_LAYERS,
-                "that are no layers in order",
-                lambda config: (
-                    (layers := list(config.get(_DEEP_LAYERS, deepstack)))
-                    != [i for i in range(int(number(config, "depth", 27))) if i in layers]
-                ),
-                deepstack,
-            ),
+            where(_DEEP_LAYERS, "that are no layers in order", tower.is_out_of_order, deepstack),
         ),
         random=(),
-        keys=partial(_keys, deepstack),
+        keys=tower.keys,
         place=vision_names(_ENDS, _BLOCK, _DEEP),
         is_ignored=vision_is_ignored,
-        config=partial(_config, model_type, deepstack),
+        config=tower.config,
         architecture=architecture,
         row_width="out_hidden_size",
         video=lambda _: videos_timed("text"),

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from mimo_launch.hugging_face import decoder, rotary
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
 from mimo_launch.hugging_face.folder import Config, ConfigError, section, short
-from mimo_launch.hugging_face.names import QKV, Names, fused, in_layers, qkv_rows
+from mimo_launch.hugging_face.names import QKV, Names, fused, in_layers, patches, qkv_rows
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, only, refusals
-from mimo_launch.hugging_face.towers import PLAIN, PLAIN_PROJECTOR
+from mimo_launch.hugging_face.settings import PLAIN, PLAIN_PROJECTOR
 from mimo_launch.spec.spec import DecoderModel, LanguageModel, VitModel
 
 NORM_EPS = 1e-6
@@ -206,7 +206,7 @@ def plain(kind: TextKind, config: Config) -> Config:
 def plain_rope(config: Config) -> Config:
     """Return the configuration as that of text alone, whose rotary types do not include M-RoPE."""
     rope = rotary.rope_settings(config)
-    if rope.get("rope_type", rope.get("type")) == "mrope":
+    if rotary.type_of(rope) == "mrope":
         rope = rope | {"rope_type": "default"}
     kept = {key: value for key, value in config.items() if key != "rope_scaling"}
     return kept | {"rope_parameters": rope}
@@ -229,15 +229,10 @@ def vision_names(
     `ends` are those around the blocks, `block` those inside each, `deep` those of each projector of
     a layer before the last.
     """
-    names = Names(ends) | {"patch.weight": _patches}
+    names = Names(ends) | {"patch.weight": patches("patch_embed.proj.weight", in_time=True)}
     names |= in_layers("blocks.*.", {**block, **fused("attn.qkv", QKV, qkv_rows)})
     before = "deepstack_merger_list.*."
     return names | {f"projector.deepstack.*.{x}": before + y for x, y in (deep or {}).items()}
-
-
-def _patches(model: VitModel) -> Place:
-    sides = (model.temporal_patch, model.patch, model.patch)
-    return Place("patch_embed.proj.weight", shape=(model.hidden, model.channels, *sides))
 
 
 def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
@@ -256,10 +251,6 @@ def vision_is_ignored(name: str, model: VitModel) -> bool:
     return name.endswith("rotary_pos_emb.inv_freq")
 
 
-def _ropes(config: Config) -> Iterator[str]:
-    rope = rotary.rope_settings(plain_rope(config))
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        yield f"rope_type: {short(rope.get('rope_type', rope.get('type')))}"
-
-
-UNSCALED = Refusal("`rope_type` other than `default`", _ropes)
+UNSCALED = only("rope_type", "default").after(
+    lambda config: {"rope_type": rotary.type_of(plain_rope(config)["rope_parameters"], "default")}
+)

@@ -2,7 +2,7 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors: those of NVIDIA's folders, which transformers writes, too.
-Relies on: `towers` for settings that towers share.
+Relies on: `settings` for those that towers share.
 Leaves: its input conditioner, which normalises pixels, to `image_processor`; the summary of an
 image, which is made of class tokens, to nobody.
 
@@ -12,12 +12,11 @@ Sources: arXiv:2312.06709, arXiv:2412.07679; `transformers` 5.23, models/radio.
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import towers
+from mimo_launch.hugging_face import settings
 from mimo_launch.hugging_face.family import Alone, Family, Place
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.names import QKV, Names, fused, in_layers, positions, qkv_rows
 from mimo_launch.hugging_face.refusals import one_of, refusals, where
-from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.spec import VitModel
 
 RADIO = "radio"
@@ -25,7 +24,7 @@ HIDDEN, RATIO, PATCH = 1280, 4.0, 16
 LARGEST, CLASS_TOKENS, REGISTERS, SCALE = 2048, 3, 7, 1.0
 PREFIX = "radio_model."
 _GENERATOR = "model.patch_generator."
-_SIZES = Settings({
+_SIZES = settings.Settings({
     "layers": ("num_hidden_layers", 32), "hidden": ("hidden_size", HIDDEN),
     "heads": ("num_attention_heads", 16),
 })  # fmt: skip
@@ -65,7 +64,7 @@ _UNUSED = ("input_conditioner.", "summary_idxs", f"{_GENERATOR}video_embedder.")
 
 
 NOT_COMPUTED = refusals(
-    one_of("hidden_act", towers.ACTIVATIONS, "gelu"),
+    one_of("hidden_act", settings.ACTIVATIONS, "gelu"),
     where(
         "max_img_size",
         "of no patch",
@@ -78,24 +77,20 @@ NOT_COMPUTED = refusals(
 )
 
 
-def _mlp(config: Config, hidden: float) -> int:
-    """Return the width of the MLPs; of gated ones it is two thirds, in steps of 8."""
-    inner = int(hidden * number(config, "mlp_ratio", RATIO))
-    return (int(inner * 2 / 3) + 7) // 8 * 8 if config.get("use_swiglu_ffn", False) else inner
-
-
 def _keys(config: Config) -> dict[str, Any]:
     sizes, patch = _SIZES.keys(config), number(config, "patch_size", PATCH)
     side = int(number(config, "max_img_size", LARGEST) // max(1, patch))
     tokens = (("num_cls_tokens", CLASS_TOKENS), ("num_registers", REGISTERS))
     is_gated = config.get("use_swiglu_ffn", False)
+    inner = int(sizes["hidden"] * number(config, "mlp_ratio", RATIO))
     return {
         **sizes,
-        "mlp": _mlp(config, sizes["hidden"]),
+        # The width of gated ones is two thirds, in steps of 8.
+        "mlp": (int(inner * 2 / 3) + 7) // 8 * 8 if is_gated else inner,
         "patch": patch,
         "channels": number(config, "num_channels", 3),
-        **towers.LEARNED,
-        **towers.PLAIN,
+        **settings.LEARNED,
+        **settings.PLAIN,
         "interpolation": "cropped",
         "image": (side, side),
         "class_token": False,
@@ -107,7 +102,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "norm": "layer",
         "norm_eps": number(config, "layer_norm_eps", 1e-6),
         "final_norm": False,
-        "activation": "swiglu" if is_gated else towers.activation_of(config),
+        "activation": "swiglu" if is_gated else settings.activation_of(config),
     }
 
 
@@ -122,7 +117,7 @@ def _config(model: VitModel) -> Config:
         # Rounded down it is to be the width again.
         "mlp_ratio": ratio if int(ratio * hidden) == inner else (inner + 0.5) / hidden,
         "use_swiglu_ffn": is_gated,
-        "hidden_act": towers.theirs(model.activation),
+        "hidden_act": settings.theirs(model.activation),
         "patch_size": model.patch,
         "num_channels": model.channels,
         "max_img_size": model.image_side,

@@ -23,6 +23,10 @@ class Refusal:
     found: Callable[[Config], Iterator[str]]
     key: str = ""
 
+    def after(self, prepared: Callable[[Config], Config]) -> "Refusal":
+        """Return the rule for configurations that are prepared first."""
+        return replace(self, found=lambda config: self.found(prepared(config)))
+
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
@@ -48,11 +52,7 @@ class Refusals:
 
         A rule about a setting that is taken away there can find nothing: leave it out (`without`).
         """
-        return Refusals(tuple(_after(prepared, rule) for rule in self.rules))
-
-
-def _after(prepared: Callable[[Config], Config], rule: Refusal) -> Refusal:
-    return replace(rule, found=lambda config: rule.found(prepared(config)))
+        return Refusals(tuple(rule.after(prepared) for rule in self.rules))
 
 
 def refusals(*rules: Refusal) -> Refusals:
@@ -105,6 +105,18 @@ def where(
             yield f"{said} with {beside}" if beside else said
 
     return Refusal(f"`{key}` {words}", found, key)
+
+
+def layer_types(computed: tuple[str, ...], said: Callable[[Config], Collection[Any]]) -> Refusal:
+    """Return the rule of the kinds of layers, which `said` finds in a configuration."""
+    known = frozenset(computed)
+
+    def found(config: Config) -> Iterator[str]:
+        yield from dict.fromkeys(
+            f"layer_types: {short(each)}" for each in said(config) if each not in known
+        )
+
+    return Refusal(f"`layer_types` other than {listed(computed)}", found)
 
 
 def left_out(parts: str) -> Refusal:

@@ -27,13 +27,18 @@ def rope_settings(config: Config) -> dict[str, Any]:
     return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
 
 
+def type_of(rope: Config, default: str | None = None) -> Any:
+    """Return the type of rotary embeddings, under either of its names."""
+    return rope.get("rope_type", rope.get("type", default))
+
+
 def _not_computed(config: Config) -> Iterator[str]:
     odd = {x: y for x in _SECTIONS if (y := config.get(x)) and not isinstance(y, dict)}
     if odd:
         yield from (f"{key}: {short(value)}" for key, value in odd.items())
         return
     rope = rope_settings(config)
-    scaling = rope.get("rope_type", rope.get("type", "default"))
+    scaling = type_of(rope, "default")
     if scaling not in ("default", *SCALINGS):
         yield f"rope_type: {scaling}"
     yield from only("partial_rotary_factor", 1.0).found(rope)
@@ -46,16 +51,9 @@ REFUSAL = Refusal(f"`rope_type` other than {listed(('default', *SCALINGS))}", _n
 def rope_keys(config: Config) -> dict[str, Any]:
     """Return a configuration as `rope_theta` and `rope_scaling`. Raises: ConfigError."""
     rope = rope_settings(config)
-    return {
-        "rope_theta": number({**config, **rope}, "rope_theta", THETA),
-        "rope_scaling": _scaling_of(rope, config),
-    }
-
-
-def _scaling_of(rope: Config, config: Config) -> dict[str, Any] | None:
-    kind = rope.get("rope_type", rope.get("type"))
+    theta, kind = number({**config, **rope}, "rope_theta", THETA), type_of(rope)
     if kind not in SCALINGS:
-        return None
+        return {"rope_theta": theta, "rope_scaling": None}
     fields = {key: field.default for key, field in RopeScaling.model_fields.items()}
     found = {**fields, "rope_type": kind, "factor": number(rope, "factor")}
     if kind == YARN:
@@ -67,7 +65,7 @@ def _scaling_of(rope: Config, config: Config) -> dict[str, Any] | None:
             found[key] = bool(rope.get(key, True))
         elif kind != YARN or key in rope:
             found[key] = number(rope, key)
-    return found
+    return {"rope_theta": theta, "rope_scaling": found}
 
 
 def rope_of(model: DecoderBlocks) -> Config:

@@ -21,12 +21,14 @@ from mimo_launch.hugging_face.image_processor import (
     HALF,
     LANCZOS,
     ProcessorError,
+    files_of,
+    pixels_of,
     processor_folder,
 )
 from mimo_launch.hugging_face.single_frames import (
-    RULES,
     EvenSampling,
     ExactFrames,
+    rules_of,
 )
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
@@ -43,7 +45,6 @@ from mimo_launch.hugging_face.video_recipe import (
     as_asked,
 )
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Spec, Videos, VitModel, WebdatasetData
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -146,9 +147,8 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
 
 
 def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    if kind in RULES:
-        single, frames = RULES[kind](config)
-        return VideoRecipe(single, frames, videos, **_pixels(config))
+    if (rules := rules_of(kind, config)) is not None:
+        return VideoRecipe(*rules, videos, **_pixels(config))
     over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
     group, side, merged = (
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")
@@ -186,13 +186,7 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
     resample = int(config.get("resample", BICUBIC))
     if resample not in (BILINEAR, BICUBIC, LANCZOS):
         raise ValueError(f"resample: {resample}")
-    scales, normal = config.get("do_rescale", True), config.get("do_normalize", True)
-    return {
-        "resample": resample,
-        "scale": float(config.get("rescale_factor", 1 / 255)) if scales else 1,
-        "mean": tuple(map(float, config["image_mean"])) if normal else (0.0,) * 3,
-        "std": tuple(map(float, config["image_std"])) if normal else (1.0,) * 3,
-    }
+    return pixels_of(config)
 
 
 N = TypeVar("N", int, float)
@@ -219,16 +213,11 @@ def _limit(config: Mapping[str, Any], name: str, older: str, *, is_older: bool) 
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return the settings of the video processor in a folder. Raises: ProcessorError."""
-    for name in (PROCESSOR, VIDEO_PREPROCESSOR, PREPROCESSOR):
-        try:
-            config = read_json(folder / name)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise ProcessorError(f"{name} cannot be read: {error}") from error
+    for name, whole in files_of(folder, (PROCESSOR, VIDEO_PREPROCESSOR, PREPROCESSOR)):
+        config = whole
         if name == PROCESSOR:
             # A processor of several modalities has that of videos inside; older ones have none.
-            config = config.get("video_processor") if isinstance(config, dict) else None
+            config = whole.get("video_processor") if isinstance(whole, dict) else None
             if config is None:
                 continue
         if isinstance(config, dict):

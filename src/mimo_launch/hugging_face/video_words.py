@@ -2,7 +2,7 @@
 
 Decides: what is told of each temporal patch, and what is written around its rows and around all of
 them; that the chat template's own text around a video stays.
-Relies on: `number_words`.
+Relies on: the package num2words for hyphens, commas and the place of "and" in numbers.
 Leaves: their places in a text to `data.webdataset.media_text`, rows to `media_rows`.
 
 Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transformers` 5.24.
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from mimo_launch.hugging_face.number_words import in_words
 from mimo_launch.spec.spec import Videos
 
 # What stands around the rows of each temporal patch of a video, if a tokenizer does not say.
@@ -59,6 +58,30 @@ class VideoWords:
         lasts = timedelta(seconds=told[0] // _LASTS)
         begins = self.begins.format(frames=in_words(len(told)), lasts=lasts)
         return f"{begins}{self.between.join(found)}{self.ends}"
+
+
+_SMALL = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+def in_words(number: int) -> str:
+    """Return a number from 0 to 999,999 in words, as SmolVLM says how many frames a video has."""
+    if not 0 <= number < 10**6:
+        raise ValueError(f"{number} is not below a million")
+    if number < 20:
+        return _SMALL[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return _TENS[tens - 2] + (f"-{_SMALL[ones]}" if ones else "")
+    if number < 1000:
+        hundreds, rest = divmod(number, 100)
+        return f"{_SMALL[hundreds]} hundred" + (f" and {in_words(rest)}" if rest else "")
+    thousands, rest = divmod(number, 1000)
+    between = " and " if rest < 100 else ", "
+    return f"{in_words(thousands)} thousand" + (f"{between}{in_words(rest)}" if rest else "")
 
 
 # By `time` of `video`.

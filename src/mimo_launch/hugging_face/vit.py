@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mimo_launch.hugging_face import towers
 from mimo_launch.hugging_face.family import Alone, Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.names import Names, in_layers, is_behind, patches
 from mimo_launch.hugging_face.refusals import Refusals, one_of, refusals
-from mimo_launch.hugging_face.settings import Settings
+from mimo_launch.hugging_face.settings import ACTIVATIONS, LEARNED, PLAIN, Settings, theirs
 from mimo_launch.spec.spec import VitModel
 
 
@@ -71,7 +70,7 @@ _UNUSED = ("embeddings.position_ids", "head.")
 
 def not_computed(kind: VitFamily) -> Refusals:
     """Return what our ViT does not compute of a tower's configuration."""
-    return refusals(one_of("hidden_act", towers.ACTIVATIONS, kind.activation))
+    return refusals(one_of("hidden_act", ACTIVATIONS, kind.activation))
 
 
 def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
@@ -81,14 +80,14 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
     return {
         **found,
         "norm": "layer",
-        **towers.LEARNED,
+        **LEARNED,
         "image": (side, side),
-        **towers.PLAIN,
+        **PLAIN,
         "class_token": kind.class_token,
         "patch_bias": not kind.class_token,
         "pre_norm": kind.class_token,
         "norm_eps": number(config, "layer_norm_eps", kind.norm_eps),
-        "activation": towers.ACTIVATIONS[config.get("hidden_act", kind.activation)],
+        "activation": ACTIVATIONS[config.get("hidden_act", kind.activation)],
     }
 
 
@@ -113,7 +112,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         **_SIZES.config(model),
         "image_size": model.image_side,
         "layer_norm_eps": model.norm_eps,
-        "hidden_act": towers.theirs(model.activation),
+        "hidden_act": theirs(model.activation),
         # Otherwise SigLIP would expect the weights of its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }

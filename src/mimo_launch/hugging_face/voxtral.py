@@ -1,7 +1,7 @@
 """Voxtral: the encoder of Whisper, four of whose tokens are a row, a projector, and a Llama.
 
 Decides: what the settings of the whole and of its encoder mean, and the names of the parts.
-Relies on: `tower_and_decoder`; `whisper` for the encoder, `decoder` for the text part; `llava` for
+Relies on: `whole_models`; `whisper` for the encoder, `decoder` for the text part; `llava` for
 the names of projector and text part, which are the same.
 Leaves: its tokenizer (`tekken.json`) to nobody.
 
@@ -9,14 +9,13 @@ Sources: arXiv:2507.13264; `transformers` 5.23, models/voxtral.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from mimo_launch.hugging_face import decoder, llava, whisper
 from mimo_launch.hugging_face.family import Family, layers_at
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals, where
 from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.hugging_face.tower_and_decoder import TowerAndDecoder, tied_by_default
+from mimo_launch.hugging_face.whole_models import TowerAndDecoder, tied_by_default
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
@@ -68,27 +67,9 @@ def _stack(inner: Config) -> tuple[int, int]:
     return int(mlp // max(1, width)), int(mlp % max(1, width))
 
 
-def _fixed(config: Config, inner: Config) -> dict[str, Any]:
-    del config
-    return {
-        # As many tokens as are as wide as the MLPs.
-        "stack": max(1, _stack(inner)[0]),
-        "fixed_length": True,
-        "projector": "mlp",
-        "projector_mlp": None,
-        "projector_bias": False,
-        "unpadded": False,
-    }
-
-
 def _is_uneven(inner: Config) -> bool:
     stack, left = _stack(inner)
     return bool(left or not stack or number(inner, "max_source_positions", _POSITIONS) % stack)
-
-
-def _settings(audio: AudioModel, token: int) -> Config:
-    del audio
-    return {"audio_token_id": token, "projector_hidden_act": "gelu"}
 
 
 LLAMA = next(each for each in decoder.FAMILIES if each.model_type == "llama")
@@ -102,7 +83,15 @@ WHOLE = TowerAndDecoder(
     tower_names=AUDIO_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at(llava.LAYERS),
-    fixed=_fixed,
+    fixed={
+        # As many tokens as are as wide as the MLPs.
+        "stack": lambda config: max(1, _stack(config[_SECTION])[0]),
+        "fixed_length": True,
+        "projector": "mlp",
+        "projector_mlp": None,
+        "projector_bias": False,
+        "unpadded": False,
+    },
     refusals=refusals(only("projector_hidden_act", "gelu"))
     + refusals(
         where(
@@ -110,7 +99,8 @@ WHOLE = TowerAndDecoder(
         )
     ).after(lambda config: config[_SECTION]),
     tied=tied_by_default(False),
-    settings=_settings,
+    token="audio_token_id",
+    settings={"projector_hidden_act": "gelu"},
     # As its configuration class has them.
     text_defaults={
         "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192,

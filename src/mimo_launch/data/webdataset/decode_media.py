@@ -29,9 +29,8 @@ from mimo_launch.data.webdataset.tar_files import (
     TARGET,
     VIDEO_SUFFIXES,
 )
-from mimo_launch.hugging_face.cut_rules import Cut
+from mimo_launch.hugging_face.cut_rules import Cut, fitted
 from mimo_launch.hugging_face.image_processor import ImageRecipe
-from mimo_launch.hugging_face.image_tiles import fitted
 from mimo_launch.hugging_face.resize_rules import PatchCount
 
 if TYPE_CHECKING:

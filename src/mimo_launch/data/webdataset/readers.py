@@ -3,9 +3,8 @@
 Decides: the reader of each module; what is told of an image that becomes several, from which the
 text around it is written; that the only image of a sample is cut into tiles, and that of several
 each is one tile, as is each frame of a video, as by the processors of LLaVA-OneVision.
-Relies on: `member_readers` for what is read whole; `hugging_face.cut_rules` and
-`hugging_face.image_tiles` for sizes, `decode_media` for pixels; on `checks` that all encoders of
-images cut them alike.
+Relies on: `member_readers` for what is read whole; `hugging_face.cut_rules` for sizes,
+`decode_media` for pixels; on `checks` that all encoders of images cut them alike.
 Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
 """
 
@@ -33,9 +32,8 @@ from mimo_launch.data.webdataset.member_readers import (
     MemberReader,
     ShownVideo,
 )
-from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of
+from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of, tiling
 from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, recipe_of
-from mimo_launch.hugging_face.image_tiles import tiling
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_processor import video_recipe_of
 from mimo_launch.hugging_face.video_recipe import VideoRecipe

@@ -1,20 +1,23 @@
-"""What whole models of a tower, a projector and a decoder have in common.
+"""What whole models have in common: a tower and a decoder, or parts in sections of their own.
 
-Decides: the parts of their folders, and the layer of the tower whose states become rows.
-Relies on: families of towers and decoders for the parts.
-Leaves: names, settings and what is refused to one file per family.
+Decides: the parts of their folders, and that the tensors of each are none of the others; the layer
+of a tower whose states become rows.
+Relies on: families of modules for the parts.
+Leaves: names, sections, settings and what is refused to one file per family.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
-from mimo_launch.hugging_face.refusals import Refusal, Refusals
+from mimo_launch.hugging_face.refusals import Refusals, where
+from mimo_launch.hugging_face.settings import applied
 from mimo_launch.spec.encoder_blocks import EncoderModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel
 
+Keys = tuple[str, ...]
 Prefixes = tuple[tuple[str, str], ...]
 # Versions below 5 left out settings that equal the defaults of the decoder's own class.
 _COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -32,10 +35,12 @@ class TowerAndDecoder:
 
     `towers`, `text`: families by the `model_type` of their part, that of a part without one first.
     `tower_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
-    `fixed(config, tower_config)`: keys of `model` that the whole decides. Raises: ConfigError.
-    `refusals`: its settings that we do not compute; they read the tower's section with its type.
+    `fixed`: keys of the tower's `model` that the whole decides, each a value or a function of the
+    configuration; `refusals`: its settings that we do not compute. Both read the tower's section
+    with its type. `last_layer`: the default of `vision_feature_layer`, where it is a setting.
     `tied(config, text_config)`: whether the output layer is the embedding.
-    `settings(tower, token)`: its own settings, of our tower with this placeholder.
+    `token`: the setting for the placeholder. `settings`: the others that are its own, each a value
+    or a function of our tower.
     `text_fixed`: keys of the decoder's `model` that the whole decides.
     `text_defaults`: settings of a decoder that does not say.
     `kind`, `section`: the kind of our tower, and the key of its configuration; `text_kind`: that of
@@ -51,10 +56,12 @@ class TowerAndDecoder:
     tower_names: Prefixes
     text_names: Prefixes
     projector: Mapping[str, Place]
-    fixed: Callable[[Config, Config], dict[str, Any]]
+    fixed: Mapping[str, Any]
     refusals: Refusals
     tied: Callable[[Config, Config], bool]
-    settings: Callable[[Any, int], Config]
+    token: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    last_layer: int | None = None
     text_fixed: Mapping[str, Any] = field(default_factory=dict)
     text_defaults: Config = field(default_factory=dict)
     kind: str = "vit"
@@ -83,14 +90,19 @@ class TowerAndDecoder:
         if kind != self.kind:
             raise NoSuchPart(f"model_type: {self.model_type}")
         tower, inner = self._inner(config, self.section, self.towers)
+        config = {**config, self.section: inner}
+        layers: dict[str, Any] = {}
+        if self.last_layer is not None:
+            usual = int(tower.keys({})["layers"])
+            layers = {"layers": layers_used(config, inner, default=self.last_layer, layers=usual)}
         return Part(
             family=tower,
             config=inner,
             prefixes=self.tower_names,
             elsewhere=(*(prefix for prefix, _ in self.text_names), *self.beside),
             projector=self.projector,
-            fixed=self.fixed(config, inner),
-            refused=tuple(self.refusals({**config, self.section: inner})),
+            fixed={**layers, **applied(self.fixed, config)},
+            refused=tuple(self.refusals(config)),
             reads_videos=self.videos,
         )
 
@@ -122,7 +134,8 @@ class TowerAndDecoder:
             "model_type": self.model_type,
             self.section: tower.config(encoder),
             "text_config": words.config(text),
-            **self.settings(encoder, token),
+            self.token: token,
+            **applied(self.settings, encoder),
             "tie_word_embeddings": text.tied,
         }
 
@@ -150,10 +163,67 @@ def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> 
     return chosen if chosen >= 0 else layers + 1 + chosen
 
 
-def _no_layer(config: Config) -> Iterator[str]:
-    if isinstance(chosen := config.get("vision_feature_layer"), list) or chosen == 0:
-        yield f"vision_feature_layer: {short(chosen)}"
-
-
 # The layer of a tower whose states no tower of ours gives.
-ONE_LAYER = Refusal("`vision_feature_layer` that is a list, or 0", _no_layer)
+ONE_LAYER = where(
+    "vision_feature_layer",
+    "that is a list, or 0",
+    lambda config: isinstance(chosen := config.get("vision_feature_layer"), list) or chosen == 0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NestedPart:
+    """A module of a whole: its family, the keys down to its configuration, and its prefixes.
+
+    `around(config)` are settings that the section around its own decides, `videos(config)` how the
+    model of that section reads videos, as `video` of ours.
+    """
+
+    family: Family[Any]
+    where: Keys
+    prefixes: Prefixes
+    around: Callable[[Config], Config] = lambda _: {}
+    videos: Callable[[Config], Mapping[str, Any] | None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NestedParts:
+    """A family of whole models: its parts, and the class of transformers that loads them.
+
+    `left_out` are prefixes of parts that are no modules of ours, `others` the types of such parts
+    by the kind of a module.
+    """
+
+    model_type: str
+    architecture: str
+    parts: tuple[NestedPart, ...]
+    refusals: Refusals
+    left_out: Keys = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def families(self) -> tuple[Family[Any], ...]:
+        """The families of its parts."""
+        return tuple(each.family for each in self.parts)
+
+    @property
+    def where(self) -> dict[str, Keys]:
+        """The keys down to the configuration of each part, by its kind."""
+        return {each.family.kind: each.where for each in self.parts}
+
+    def part(self, config: Config, kind: str) -> Part[Any]:
+        """Return the part of a kind. Raises: NoSuchPart."""
+        found = next((each for each in self.parts if each.family.kind == kind), None)
+        if found is None:
+            raise NoSuchPart(self.others.get(kind, f"model_type: {self.model_type}"))
+        *outer, last = found.where
+        for key in outer:
+            config = section(config, key)
+        others = (prefix for each in self.parts if each != found for prefix, _ in each.prefixes)
+        return Part(
+            family=found.family,
+            config={**section(config, last), **found.around(config)},
+            prefixes=found.prefixes,
+            elsewhere=(*others, *self.left_out),
+            reads_videos=found.videos(config),
+        )
