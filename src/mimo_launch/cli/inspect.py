@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
-from mimo_launch.cli.shared.wrapping import wrapped
+from mimo_launch.cli.shared.console import wrapped
 from mimo_launch.spec.wording import flow
 
 if TYPE_CHECKING:
