@@ -5,7 +5,6 @@ Relies on: `hugging_face` and `checkpoint.folder`; neither reads a tensor.
 Leaves: checking a spec against a folder to `validate`.
 """
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -92,6 +91,8 @@ def inspect(
 
 def _answer(found: "_Families | _Model | _Saved", console: Console, *, as_json: bool) -> None:
     if as_json:
+        import json
+
         console.answer(json.dumps({"version": 1, **found.record()}, indent=2, default=list))
         return
     for line in found.lines():
@@ -296,5 +297,4 @@ def _tensors(number: int) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    """Return the first name of tensors and how many there are."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -9,9 +9,7 @@ which may be missing; `report_figure` for the drawings.
 Leaves: live metrics of a run to `train`, TensorBoard and Weights & Biases.
 """
 
-import json
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +136,8 @@ def changed_settings(runs: "Sequence[History]") -> list[tuple[str, str, str]]:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    import json
+
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else key)
@@ -153,6 +153,8 @@ ROWS = (
 
 def cells(run: "History") -> tuple[str, ...]:
     """Return the cells of a run, in the order of `ROWS`."""
+    from statistics import median
+
     from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
 
     steps, losses = run.curve("loss")
@@ -169,7 +171,7 @@ def cells(run: "History") -> tuple[str, ...]:
         _last(run.curve("loss")),
         f"{best:.4f} at step {best_step:,}" if finite else "-",
         evaluation,
-        f"{statistics.median(speeds):,.0f}" if speeds else "-",
+        f"{median(speeds):,.0f}" if speeds else "-",
         f"{run.total('skipped'):,}",
         f"{run.total('bad_samples'):,}",
         str(sum(is_complete(path) for path in all_checkpoints(run.run))),
