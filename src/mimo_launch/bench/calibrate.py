@@ -87,10 +87,10 @@ def calibrate(
     parts: list[_Parts] = gather_objects(
         _Parts(platform.node(), rates, collectives(session), channels(session))
     )
-    evidence = _Evidence(session, parts, measured)
-    found: dict[str, Any] = dict(evidence.constants(options.calibration))
+    of_ranks = _Measurements(session, parts, measured)
+    found: dict[str, Any] = dict(of_ranks.constants(options.calibration))
     constants = replace(options.calibration, **found)
-    found |= evidence.overheads(constants)
+    found |= of_ranks.overheads(constants)
     # The memory of a CUDA context is what the GPU has in use apart from the allocator and NCCL.
     report = build_report(session.plan, replace(constants, context_memory=0.0))
     contexts = [
@@ -110,13 +110,13 @@ def calibrate(
     return Calibrated(
         constants=made,
         measured=tuple(found),
-        step_seconds=statistics.median(step_seconds(evidence.by_rank)),
+        step_seconds=statistics.median(step_seconds(of_ranks.by_rank)),
         estimated_seconds=Estimator.of(session.plan, made).estimates().step_seconds,
     )
 
 
 @dataclass(frozen=True)
-class _Evidence:
+class _Measurements:
     """What all ranks have measured: parts of steps, and whole steps."""
 
     session: RankSession
