@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.support.histories import step, write
 
-from mimo_launch.cli.report import figure
+from mimo_launch.cli import report_figure as figure
 from mimo_launch.train.history import read_history
 
 Cli = Callable[[str], tuple[int, str, str]]
@@ -87,8 +87,8 @@ def test_the_same_runs_give_the_same_file(run_cli: Cli, runs: Callable[..., Path
 
 def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
     run = read_history(runs("one"))
-    loss = figure._figure([run], 1).axes[0]
-    smooth = figure._figure([run], 10).axes[0]
+    loss = figure.Charts([run], 1).sheet().axes[0]
+    smooth = figure.Charts([run], 10).sheet().axes[0]
     assert (len(loss.lines), len(smooth.lines)) == (2, 3)
     raw, mean = smooth.lines[:2]
     assert raw.get_alpha() < 0.5
@@ -98,7 +98,7 @@ def test_smoothing_keeps_the_raw_line_behind(runs: Callable[..., Path]) -> None:
 def test_losses_of_several_modules_are_drawn_with_dashes(tmp_path: Path) -> None:
     losses = ({"language": 1.0, "drawer": 3.0}, {"language": 0.5, "drawer": 2.0})
     write(tmp_path, *(step(n, losses=each) for n, each in enumerate(losses, 1)))
-    loss = figure._figure([read_history(tmp_path)], 1).axes[0]
+    loss = figure.Charts([read_history(tmp_path)], 1).sheet().axes[0]
     drawn = {
         line.get_linestyle(): list(line.get_ydata()) for line in loss.lines if line.get_xdata().size
     }
@@ -110,14 +110,14 @@ def test_losses_of_several_modules_are_drawn_with_dashes(tmp_path: Path) -> None
 
 def test_frozen_modules_have_no_norm_to_draw(runs: Callable[..., Path]) -> None:
     """`vision` of these records has norm 0; on a logarithmic axis it would be nowhere."""
-    norms = figure._figure([read_history(runs("one"))], 1).axes[1]
+    norms = figure.Charts([read_history(runs("one"))], 1).sheet().axes[1]
     assert [text.get_text() for text in norms.get_legend().get_texts()] == ["language"]
 
 
 def test_several_runs_share_the_dash_of_a_module(runs: Callable[..., Path]) -> None:
     """A run is a colour, a module a dash; a learning rate that all modules share is one line."""
     two = [read_history(runs("one")), read_history(runs("two"))]
-    _, _, rates, speed = figure._figure(two, 1).axes
+    _, _, rates, speed = figure.Charts(two, 1).sheet().axes
     looks = [(line.get_color(), line.get_linestyle()) for line in rates.lines]
     assert looks == [(color, dash) for color in figure.COLORS[:2] for dash in ("-", "--")]
     assert [line.get_color() for line in speed.lines] == list(figure.COLORS[:2])
@@ -125,7 +125,7 @@ def test_several_runs_share_the_dash_of_a_module(runs: Callable[..., Path]) -> N
     for run in two:
         write(run.run, step(1, **shared))
     two = [read_history(run.run) for run in two]
-    assert len(figure._figure(two, 1).axes[2].lines) == 2
+    assert len(figure.Charts(two, 1).sheet().axes[2].lines) == 2
 
 
 def test_numbers_on_the_axes_are_plain(run_cli: Cli, runs: Callable[..., Path]) -> None:
@@ -183,7 +183,7 @@ def test_a_resumed_run_is_marked_where_and_says_what_changed(
     run = runs("one")
     resumed(run, 10)
     resumed(run, 30, "optimizer.lr: 0.001 -> 0.002")
-    for axes in figure._figure([read_history(run)], 1).axes:
+    for axes in figure.Charts([read_history(run)], 1).sheet().axes:
         marked = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"]
         assert marked == [10, 30]
         assert axes.get_xlabel() == "step, dotted where resumed"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.histories import step, write
 
-from mimo_launch.cli.report.page import ROWS
-from mimo_launch.cli.report.page import cells as cells_of
+from mimo_launch.cli.report import ROWS
+from mimo_launch.cli.report import cells as cells_of
 from mimo_launch.train.history import read_history
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"

@@ -14,8 +14,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.bench.calibrate import calibrate
 from mimo_launch.bench.measure_steps import bench
-from mimo_launch.bench.result import BenchOptions
-from mimo_launch.bench.time_shares import Shares
+from mimo_launch.bench.result import BenchOptions, Shares
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.world import device_for
 from mimo_launch.estimate.device_constants import Calibration

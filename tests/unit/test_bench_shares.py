@@ -8,8 +8,14 @@ from tests.support.specs import box, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
 from mimo_launch.bench.result import spread
-from mimo_launch.bench.summary import Measured, aligned
-from mimo_launch.bench.time_shares import bubbles_of, shares_of, step_seconds, steps_of
+from mimo_launch.bench.time_shares import (
+    Measured,
+    aligned,
+    bubbles_of,
+    shares_of,
+    step_seconds,
+    steps_of,
+)
 from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.actions import parse_program

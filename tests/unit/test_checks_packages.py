@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks import packages
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text, load_and_check
-from mimo_launch.cli.report.command import REQUIREMENT
+from mimo_launch.cli.report import REQUIREMENT
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf-8")

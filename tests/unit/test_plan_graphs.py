@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.support.specs import box, spec
 
-from mimo_launch.cli.plan.tables import job_parts, rank_parts
+from mimo_launch.cli.plan_tables import job_parts, rank_parts
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
 from mimo_launch.drawing.spans import planned

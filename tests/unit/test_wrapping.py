@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mimo_launch.cli.app import run
-from mimo_launch.cli.shared.wrapping import reflowed, wrapped
+from mimo_launch.cli.shared.console import reflowed, wrapped
 
 PAGE = (
     "# a-code\n\nSome words that are\nlonger than the screen.\n\n"

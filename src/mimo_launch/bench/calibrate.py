@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,14 +24,13 @@ from mimo_launch.bench.links import MeasuredLink, channels, collectives
 from mimo_launch.bench.measure_device import compute_rates
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
-from mimo_launch.bench.summary import Measured, aligned
-from mimo_launch.bench.time_shares import RankStep, step_seconds
+from mimo_launch.bench.time_shares import Measured, RankStep, aligned, step_seconds
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
-from mimo_launch.estimate.cost_model import CostModel
+from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.runtime.progress import Phase
@@ -87,9 +87,10 @@ def calibrate(
     parts: list[_Parts] = gather_objects(
         _Parts(platform.node(), rates, collectives(session), channels(session))
     )
-    found: dict[str, Any] = dict(_constants(session, parts, measured, options.calibration))
+    of_ranks = _Measurements(session, parts, measured)
+    found: dict[str, Any] = dict(of_ranks.constants(options.calibration))
     constants = replace(options.calibration, **found)
-    found |= _overheads(session, constants, measured)
+    found |= of_ranks.overheads(constants)
     # The memory of a CUDA context is what the GPU has in use apart from the allocator and NCCL.
     report = build_report(session.plan, replace(constants, context_memory=0.0))
     contexts = [
@@ -109,133 +110,138 @@ def calibrate(
     return Calibrated(
         constants=made,
         measured=tuple(found),
-        step_seconds=statistics.median(step_seconds(aligned(measured))),
+        step_seconds=statistics.median(step_seconds(of_ranks.by_rank)),
         estimated_seconds=Estimator.of(session.plan, made).estimates().step_seconds,
     )
 
 
-def _constants(
-    session: RankSession,
-    parts: Sequence[_Parts],
-    measured: Sequence[Measured],
-    given: Calibration,
-) -> Iterator[tuple[str, float]]:
-    """Yield every constant that does not depend on the others.
+@dataclass(frozen=True)
+class _Measurements:
+    """What all ranks have measured: parts of steps, and whole steps."""
 
-    The speed of FP8 is relative to a block in bf16: the measured one, or else the `given` one.
-    """
+    session: RankSession
+    parts: Sequence[_Parts]
+    measured: Sequence[Measured]
 
-    def rate(name: str) -> float | None:
-        return _median(part.rates[name] for part in parts if name in part.rates)
+    @cached_property
+    def by_rank(self) -> list[list[RankStep]]:
+        """The steps of all ranks on one clock."""
+        return aligned(self.measured)
 
-    matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
-    speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
-    here = speeds[session.spec.train.precision]
-    for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
-        value = rate(name)
-        if value is not None:
-            # Rates are kept for bf16 and scaled by the speed of the precision where they are used.
-            yield name, value / here
-            if name.endswith("_linear"):
-                yield name.replace("linear", "attention"), value / here
-    for name, linear in (
-        ("language", given.language_linear),
-        ("vision", given.vision_linear),
-    ):
-        value = rate(f"{name}_fp8")
-        if value is not None:
-            yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
-    yield "matmul", matmul["bf16"]
-    yield "fp32_speed", speeds["fp32"]
-    yield "fp64_speed", speeds["fp64"]
-    yield "peak", BF16_PEAKS.get(device_name(session.device), matmul["bf16"])
-    yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
-    hosts = [part.host for part in parts]
-    together = [link for part in parts for link in part.collectives]
-    alone = [link for part in parts for link in part.channels]
-    for latency, bandwidth, links in (
-        ("collective_latency", "collective_bandwidth", together),
-        ("p2p_latency", "p2p_bandwidth", alone),
-    ):
-        inside = [link for link in links if len({hosts[rank] for rank in link.ranks}) == 1]
-        seconds = _median(link.seconds for link in inside)
-        speed = _median(link.bandwidth for link in inside if link.bandwidth is not None)
-        if seconds is not None:
-            yield latency, seconds / _MICRO
-        if speed is not None:
-            yield bandwidth, speed
-    across = [link for link in (*together, *alone) if len({hosts[r] for r in link.ranks}) > 1]
-    network = _median(link.bandwidth for link in across if link.bandwidth is not None)
-    if network is not None:
-        yield "network_bandwidth", network
-    held = [each.allocated for each in measured if each.allocated is not None]
-    if held:
-        yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
+    def constants(self, given: Calibration) -> Iterator[tuple[str, float]]:
+        """Yield every constant that does not depend on the others.
 
+        The speed of FP8 is relative to a block in bf16: the measured one, or else the `given` one.
+        """
 
-def _overheads(
-    session: RankSession, constants: Calibration, measured: Sequence[Measured]
-) -> dict[str, float]:
-    """Return what an action and a step take beyond what the other constants explain."""
-    by_rank = aligned(measured)
-    layer_overhead = _layer_overhead(session, constants, by_rank)
-    constants = replace(
-        constants, action_overhead=0.0, step_overhead=0.0, layer_overhead=layer_overhead
-    )
-    sample = nominal_step_data(session.spec).samples[0]
-    model = CostModel(session.spec, session.layout, sample, constants)
-    beyond = []
-    for stages, own in zip(session.layout.roles, by_rank, strict=True):
-        costs = [(model.stages[stage], model.work[stage[0]].forwards) for stage in stages]
-        expected = sum(times * (cost.forward + cost.backward) for cost, times in costs)
-        found = [_computing(step) for step in own]
-        if any(number for _, number in found):
-            each = ((seconds - expected) / max(1, number) for seconds, number in found)
-            beyond.append(max(0.0, statistics.median(each)))
-    rest = []
-    for seconds, steps in zip(step_seconds(by_rank), zip(*by_rank, strict=True), strict=True):
-        # The program runs from the first slot of any rank to the end of the last.
-        slots = [(start, end) for step in steps for _, start, end in step.slots]
-        program = max(end for _, end in slots) - min(start for start, _ in slots) if slots else 0.0
-        updates = [step.sections.get(Section.UPDATE, (0.0, 0.0)) for step in steps]
-        rest.append(seconds - program - max(end - start for start, end in updates))
-    after = statistics.median(rest) - constants.collective_latency * _MICRO
-    return {
-        "layer_overhead": layer_overhead,
-        "action_overhead": (_median(beyond) or 0.0) / _MICRO,
-        "step_overhead": max(0.0, after) / _MILLI,
-    }
+        def rate(name: str) -> float | None:
+            return _median(part.rates[name] for part in self.parts if name in part.rates)
 
+        matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
+        speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
+        here = speeds[self.session.spec.train.precision]
+        for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
+            value = rate(name)
+            if value is not None:
+                # Rates are kept for bf16 and scaled by the speed of the precision where used.
+                yield name, value / here
+                if name.endswith("_linear"):
+                    yield name.replace("linear", "attention"), value / here
+        for name, linear in (
+            ("language", given.language_linear),
+            ("vision", given.vision_linear),
+        ):
+            value = rate(f"{name}_fp8")
+            if value is not None:
+                yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
+        yield "matmul", matmul["bf16"]
+        yield "fp32_speed", speeds["fp32"]
+        yield "fp64_speed", speeds["fp64"]
+        yield "peak", BF16_PEAKS.get(device_name(self.session.device), matmul["bf16"])
+        yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
+        yield from self.links()
+        held = [each.allocated for each in self.measured if each.allocated is not None]
+        if held:
+            yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
 
-def _layer_overhead(
-    session: RankSession, constants: Calibration, by_rank: Sequence[Sequence[RankStep]]
-) -> float:
-    """Return the time of the host for one pass of a layer, in microseconds.
+    def links(self) -> Iterator[tuple[str, float]]:
+        """Yield the constants of links inside of a host, and between hosts."""
+        hosts = [part.host for part in self.parts]
+        together = [link for part in self.parts for link in part.collectives]
+        alone = [link for part in self.parts for link in part.channels]
+        for latency, bandwidth, links in (
+            ("collective_latency", "collective_bandwidth", together),
+            ("p2p_latency", "p2p_bandwidth", alone),
+        ):
+            inside = [link for link in links if len({hosts[rank] for rank in link.ranks}) == 1]
+            seconds = _median(link.seconds for link in inside)
+            speed = _median(link.bandwidth for link in inside if link.bandwidth is not None)
+            if seconds is not None:
+                yield latency, seconds / _MICRO
+            if speed is not None:
+                yield bandwidth, speed
+        across = [link for link in (*together, *alone) if len({hosts[r] for r in link.ranks}) > 1]
+        network = _median(link.bandwidth for link in across if link.bandwidth is not None)
+        if network is not None:
+            yield "network_bandwidth", network
 
-    It is that of ranks whose forwards and backwards take longer than their kernels; on others it is
-    at most what they take. Processors have no kernels to start.
-    """
-    if session.device.type != "cuda":
-        return 0.0
-    sample = nominal_step_data(session.spec).samples[0]
-    # A unit, so that the time of the host counts passes.
-    unit = replace(constants, action_overhead=0.0, layer_overhead=1.0)
-    model = CostModel(session.spec, session.layout, sample, unit)
-    starting: list[float] = []
-    most = [constants.layer_overhead]
-    for rank, steps in enumerate(by_rank):
-        costs = [
-            (model.stages[stage], model.work[stage[0]].forwards)
-            for stage in session.layout.roles[rank]
-        ]
-        passes = sum(times * sum(cost.starting) for cost, times in costs) / _MICRO
-        kernels = sum(times * (cost.forward + cost.backward) for cost, times in costs)
-        seconds = _median(_computing(step)[0] for step in steps)
-        if not passes or seconds is None:
-            continue
-        each = seconds / passes / _MICRO
-        (starting if seconds > _LONGER * kernels else most).append(each)
-    return _median(starting) or min(most)
+    def overheads(self, constants: Calibration) -> dict[str, float]:
+        """Return what an action and a step take beyond what the other constants explain."""
+        layer_overhead = self.layer_overhead(constants)
+        constants = replace(
+            constants, action_overhead=0.0, step_overhead=0.0, layer_overhead=layer_overhead
+        )
+        beyond = []
+        for costs, own in zip(self.costs(constants), self.by_rank, strict=True):
+            expected = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+            found = [_computing(step) for step in own]
+            if any(number for _, number in found):
+                each = ((seconds - expected) / max(1, number) for seconds, number in found)
+                beyond.append(max(0.0, statistics.median(each)))
+        rest = []
+        each_step = zip(*self.by_rank, strict=True)
+        for seconds, steps in zip(step_seconds(self.by_rank), each_step, strict=True):
+            # The program runs from the first slot of any rank to the end of the last.
+            slots = [(start, end) for step in steps for _, start, end in step.slots]
+            program = max(e for _, e in slots) - min(start for start, _ in slots) if slots else 0.0
+            updates = [step.sections.get(Section.UPDATE, (0.0, 0.0)) for step in steps]
+            rest.append(seconds - program - max(end - start for start, end in updates))
+        after = statistics.median(rest) - constants.collective_latency * _MICRO
+        return {
+            "layer_overhead": layer_overhead,
+            "action_overhead": (_median(beyond) or 0.0) / _MICRO,
+            "step_overhead": max(0.0, after) / _MILLI,
+        }
+
+    def layer_overhead(self, constants: Calibration) -> float:
+        """Return the time of the host for one pass of a layer, in microseconds.
+
+        It is that of ranks whose forwards and backwards take longer than their kernels; on others
+        it is at most what they take. Processors have no kernels to start.
+        """
+        if self.session.device.type != "cuda":
+            return 0.0
+        # A unit, so that the time of the host counts passes.
+        unit = replace(constants, action_overhead=0.0, layer_overhead=1.0)
+        starting: list[float] = []
+        most = [constants.layer_overhead]
+        for costs, steps in zip(self.costs(unit), self.by_rank, strict=True):
+            passes = sum(times * sum(cost.starting) for cost, times in costs) / _MICRO
+            kernels = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+            seconds = _median(_computing(step)[0] for step in steps)
+            if not passes or seconds is None:
+                continue
+            each = seconds / passes / _MICRO
+            (starting if seconds > _LONGER * kernels else most).append(each)
+        return _median(starting) or min(most)
+
+    def costs(self, constants: Calibration) -> Iterator[list[tuple[StageCost, int]]]:
+        """Yield for each rank what its stages cost, and how often they run."""
+        session = self.session
+        sample = nominal_step_data(session.spec).samples[0]
+        model = CostModel(session.spec, session.layout, sample, constants)
+        for stages in session.layout.roles:
+            yield [(model.stages[stage], model.work[stage[0]].forwards) for stage in stages]
 
 
 def _computing(step: RankStep) -> tuple[float, int]:

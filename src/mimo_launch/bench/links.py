@@ -85,7 +85,7 @@ def channels(session: RankSession) -> list[MeasuredLink]:
 
     Ranks: collective over the world.
     """
-    found, device, spec, layout = [], session.device, session.spec, session.layout
+    found, spec, layout = [], session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     for channel in session.mine.channels:
         # The size of one message in a nominal step.
@@ -98,17 +98,16 @@ def channels(session: RankSession) -> list[MeasuredLink]:
             shared = module.grid.size("tp") if module.sequence_parallel else 1
             size = work.held // shared * spec.modules[module.name].model.hidden * number
         size = _within(session, size)
-        tiny, large = (_transfer_seconds(session, channel, n, device) for n in (0, size))
+        tiny, large = (_transfer_seconds(session, channel, n) for n in (0, size))
         if channel.dst == session.rank:
             ranks = (channel.src, channel.dst)
             found.append(MeasuredLink(ranks, tiny, _bandwidth(size, large - tiny, tiny)))
     return found
 
 
-def _transfer_seconds(
-    session: RankSession, channel: Channel, size: int, device: torch.device
-) -> float:
+def _transfer_seconds(session: RankSession, channel: Channel, size: int) -> float:
     """Return the median time of a message, without the first one."""
+    device = session.device
     data = torch.randn(max(1, size // 4), device=device)
     sends = channel.src == session.rank
     transfer, other = (dist.isend, channel.dst) if sends else (dist.irecv, channel.src)

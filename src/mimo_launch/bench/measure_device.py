@@ -237,7 +237,15 @@ def compute_rates(session: RankSession) -> dict[str, float]:
             right = torch.randn(width, 4 * width, dtype=dtype, device=device)
             seconds = seconds_of(partial(torch.matmul, left, right), device)
             rates[f"matmul_{precision}"] = 2 * rows * 4 * width**2 / seconds / _TERA
-        rates["memory_bandwidth"] = _adamw(session)
+        # The optimizer on as many weights as this rank holds, within limits.
+        weights = (p for module in session.modules.values() for p in module.parameters())
+        held = sum(local_tensor(weight).numel() for weight in weights)
+        size = max(1, min(held, _MOST_WEIGHTS[device.type]))
+        weight = nn.Parameter(torch.randn(size, device=device))
+        weight.grad = torch.randn_like(weight)
+        seconds = seconds_of(torch.optim.AdamW([weight], fused=True).step, device)
+        passed = ADAMW_PASSES * size * weight.element_size()
+        rates["memory_bandwidth"] = passed / seconds / _GIGA
     return rates
 
 
@@ -272,15 +280,3 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     hidden = noise(context, tokens, width).requires_grad_()
     flops = forward_flops(spec, stage, work).total
     return tflops(flops, context.tp, there_and_back(network, hidden, packed), context.device)
-
-
-def _adamw(session: RankSession) -> float:
-    """Return GB/s of the optimizer on as many weights as this rank holds, within limits."""
-    weights = (p for module in session.modules.values() for p in module.parameters())
-    device, held = session.device, sum(local_tensor(weight).numel() for weight in weights)
-    size = max(1, min(held, _MOST_WEIGHTS[device.type]))
-    weight = nn.Parameter(torch.randn(size, device=device))
-    weight.grad = torch.randn_like(weight)
-    optimizer = torch.optim.AdamW([weight], fused=True)
-    seconds = seconds_of(optimizer.step, device)
-    return ADAMW_PASSES * size * weight.element_size() / seconds / _GIGA

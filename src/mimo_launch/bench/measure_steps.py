@@ -1,21 +1,37 @@
 """Times steps of a spec: the same steps that `train` runs, on samples in memory.
 
 Decides: what is timed and when it begins; how many steps differ: their samples are read once and
-used in turn, so that a bench never waits for storage or decoders.
-Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples.
-Leaves: the analysis of the times to `summary`, the constants of `plan` to `calibrate`.
+used in turn, so that a bench never waits for storage or decoders; when an estimate of the plan can
+be compared with what was measured.
+Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples; `estimate`
+for FLOPs and estimates.
+Leaves: where the time went to `time_shares`, the constants of `plan` to `calibrate`.
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import torch.distributed as dist
 
-from mimo_launch.bench.result import BenchOptions, BenchResult, Machine, spread
-from mimo_launch.bench.summary import Measured, aligned, rank_results, speed_of
-from mimo_launch.bench.time_shares import step_seconds
+from mimo_launch.bench.result import (
+    BenchOptions,
+    BenchResult,
+    Machine,
+    Memory,
+    RankResult,
+    Speed,
+    spread,
+)
+from mimo_launch.bench.time_shares import (
+    Measured,
+    RankStep,
+    aligned,
+    bubbles_of,
+    shares_of,
+    step_seconds,
+)
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import (
@@ -30,9 +46,12 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample, SampleOrder, global_order, steps_of
 from mimo_launch.drawing.plan_report import build_report
-from mimo_launch.estimate.workload import peak_tflops
+from mimo_launch.estimate.rows import Estimates
+from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.runtime.progress import Phase, Progress
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Listener
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
@@ -177,3 +196,64 @@ class _Loop:
                 self.runner.settle(state)
                 return stopped
         return 0
+
+
+def speed_of(
+    spec: Spec,
+    layout: Layout,
+    timed: Sequence[StepData],
+    seconds: float,
+    peak: float | None,
+) -> Speed:
+    """Return the speed of a step of `seconds`, with the mean work of the timed steps.
+
+    `peak` is that of the device in TFLOP/s, or None.
+    """
+    per_step = [step_flops(spec, layout, data) for data in timed]
+    mean = {name: sum(each[name] for each in per_step) / len(timed) for name in per_step[0]}
+    rate = rate_of(mean, seconds, layout.world_size, peak)
+    tokens = spec.batch.global_ * spec.batch.seq
+    return Speed(
+        tokens=tokens,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_per_rank=tokens / seconds / layout.world_size,
+        tflop=rate.tflop,
+        tflops_per_rank=rate.tflops_per_rank,
+        peak_tflops=peak,
+        mfu=rate.mfu,
+    )
+
+
+def rank_results(
+    layout: Layout,
+    measured: Sequence[Measured],
+    by_rank: Sequence[Sequence[RankStep]],
+    expected: Estimates,
+    *,
+    known: bool,
+) -> list[RankResult]:
+    """Return what each rank did beside what was `expected`; times only for a `known` device."""
+    shares, bubbles = shares_of(layout, by_rank), bubbles_of(by_rank)
+    estimates = {rank: alike for alike in expected.ranks for rank in alike.ranks}
+    results = []
+    for rank, own in enumerate(measured):
+        allocated, reserved = own.allocated or (None, None)
+        estimate = estimates.get(rank)
+        results.append(
+            RankResult(
+                rank=rank,
+                modules=tuple(module.name for module in layout.modules_of(rank)),
+                shares=shares[rank],
+                bubble=bubbles[rank],
+                estimated_bubble=estimate.bubble if estimate is not None and known else None,
+                memory=Memory(
+                    allocated=allocated,
+                    reserved=reserved,
+                    used=own.used,
+                    resident=own.resident,
+                    estimated_allocated=None if estimate is None else estimate.allocated_bytes,
+                    estimated_total=None if estimate is None else estimate.total_bytes,
+                ),
+            )
+        )
+    return results

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mimo_launch.bench.time_shares import Shares
 from mimo_launch.estimate.device_constants import Calibration
 
 VERSION = 1
@@ -72,6 +71,19 @@ class Speed:
     tflops_per_rank: float
     peak_tflops: float | None
     mfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares of a rank's time; their sum is 1."""
+
+    compute: float
+    all_to_all: float
+    bridge: float
+    p2p: float
+    gradient_sync: float
+    optimizer: float
+    idle: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

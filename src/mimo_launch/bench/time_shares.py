@@ -1,6 +1,7 @@
 """Finds where the time of measured steps went on each rank, from the timelines of all ranks.
 
-Decides: what counts as computing, as moving data and as waiting.
+Decides: how the ranks' timelines are aligned; what counts as computing, as moving data and as
+waiting.
 Relies on: `comm.step_clock` for times; the layout for the peers that a rank waits for.
 Leaves: measuring to `measure_steps`, showing to `cli`.
 
@@ -16,7 +17,9 @@ for that time, and the others waited for the rest.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 
+from mimo_launch.bench.result import Shares
 from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import groups_of
@@ -29,16 +32,20 @@ _Named = tuple[TokenExchange, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Shares of a rank's time; their sum is 1."""
+class Measured:
+    """What one rank has measured; `began` is the time on its host when the timed steps began.
 
-    compute: float
-    all_to_all: float
-    bridge: float
-    p2p: float
-    gradient_sync: float
-    optimizer: float
-    idle: float
+    `allocated` holds the peaks of the GPU's allocator, in tensors and reserved; `used` is all
+    memory of the GPU in use.
+    """
+
+    host: str
+    began: float
+    noted: list[Noted]
+    allocated: tuple[int, int] | None
+    used: int | None
+    resident: int
+    skipped: int
 
 
 @dataclass(slots=True)
@@ -77,6 +84,17 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
     return steps
 
 
+def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
+    """Return the steps of all ranks on one clock: on every host, 0 is when its first rank began.
+
+    All ranks left the same barrier then. Ranks on one host share its clock.
+    """
+    zeros: dict[str, float] = {}
+    for each in measured:
+        zeros[each.host] = min(zeros.get(each.host, each.began), each.began)
+    return [steps_of(each.noted, -zeros[each.host]) for each in measured]
+
+
 def step_seconds(by_rank: Sequence[Sequence[RankStep]]) -> list[float]:
     """Return the time of each step, from the end of the step before to its own, on the last rank.
 
@@ -90,21 +108,98 @@ def step_seconds(by_rank: Sequence[Sequence[RankStep]]) -> list[float]:
 def shares_of(layout: Layout, by_rank: Sequence[Sequence[RankStep]]) -> list[Shares]:
     """Return the shares of each rank over all steps."""
     spent = [dict.fromkeys((item.name for item in fields(Shares)), 0.0) for _ in by_rank]
-    for steps in zip(*by_rank, strict=True):
-        ready, shortest = _ready(layout, steps), _shortest(steps)
-        for rank, step in enumerate(steps):
-            for slot, start, end in step.slots:
-                _count_slot(layout, rank, slot, (start, end), ready, spent[rank])
-            for name, seconds in step.meetings:
-                spent[rank]["compute"] -= seconds
-                spent[rank]["all_to_all"] += shortest[name]
-            _count_sections(layout, rank, steps, spent[rank])
+    for each in zip(*by_rank, strict=True):
+        step = _JobStep(layout, each)
+        for rank, own in enumerate(spent):
+            step.count_slots(rank, own)
+            step.count_exchanges(rank, own)
+            step.count_sections(rank, own)
     shares = []
-    for seconds, own in zip(spent, by_rank, strict=True):
-        total = own[-1].span[1] - own[0].span[0]
+    for seconds, steps in zip(spent, by_rank, strict=True):
+        total = steps[-1].span[1] - steps[0].span[0]
         parts = {name: part / total for name, part in seconds.items() if name != "idle"}
         shares.append(Shares(**parts, idle=1 - sum(parts.values())))
     return shares
+
+
+@dataclass(frozen=True)
+class _JobStep:
+    """One step of all ranks, which counts what the time of a rank was spent on.
+
+    Waiting is left over for `idle`.
+    """
+
+    layout: Layout
+    ranks: Sequence[RankStep]
+
+    @cached_property
+    def ready(self) -> dict[object, float]:
+        """When the sender of a message, or the last rank of a collective, was ready."""
+        ready: dict[object, float] = {}
+        for rank, step in enumerate(self.ranks):
+            for slot, start, _ in step.slots:
+                for action in slot:
+                    if action.kind.is_collective:
+                        key = (action, component_of(self.layout, rank, action.module))
+                        ready[key] = max(ready.get(key, start), start)
+                    elif is_sender(action.kind):
+                        for channel in channels(self.layout, rank, action):
+                            ready[channel, message(action)] = start
+        return ready
+
+    @cached_property
+    def shortest(self) -> dict[_Named, float]:
+        """For each exchange the shortest time that any of its ranks spent in it."""
+        shortest: dict[_Named, float] = {}
+        for step in self.ranks:
+            for name, seconds in step.meetings:
+                shortest[name] = min(seconds, shortest.get(name, seconds))
+        return shortest
+
+    def count_slots(self, rank: int, spent: dict[str, float]) -> None:
+        """Add the times of a rank's slots to what they were spent on."""
+        for slot, start, end in self.ranks[rank].slots:
+            if slot[0].kind.is_compute:
+                spent["compute"] += end - start
+                continue
+            awaited = []
+            for action in slot:
+                if action.kind.is_collective:
+                    key = (action, component_of(self.layout, rank, action.module))
+                    awaited.append(self.ready[key])
+                elif not is_sender(action.kind):
+                    senders = channels(self.layout, rank, action)
+                    keys = [(channel, message(action)) for channel in senders]
+                    awaited += [self.ready[key] for key in keys if key in self.ready]
+            moving = end - max([start, *(min(end, time) for time in awaited)])
+            for action in slot:
+                spent["bridge" if action.stage is None else "p2p"] += moving / len(slot)
+
+    def count_exchanges(self, rank: int, spent: dict[str, float]) -> None:
+        """Count exchanges of tokens, which happen inside of computes."""
+        for name, seconds in self.ranks[rank].meetings:
+            spent["compute"] -= seconds
+            spent["all_to_all"] += self.shortest[name]
+
+    def count_sections(self, rank: int, spent: dict[str, float]) -> None:
+        """Count what follows the program: sums of gradients and the optimizer."""
+        sections = self.ranks[rank].sections
+        # The ranks that sum terms of gradients with this one: its tp ranks, a tied embedding's.
+        partners = {
+            other
+            for group in groups_of(self.layout, rank)
+            if group.name.endswith((".tp", ".tied"))
+            for other in group.ranks
+        }
+        met = {Section.PARTIAL_SUMS: partners, Section.TOTALS: range(len(self.ranks))}
+        for section, ranks in met.items():
+            if section in sections:
+                start, end = sections[section]
+                others = (self.ranks[other].sections.get(section, (start, end)) for other in ranks)
+                last = max([start, *(min(end, begin) for begin, _ in others)])
+                spent["gradient_sync"] += end - last
+        start, end = sections.get(Section.UPDATE, (0.0, 0.0))
+        spent["optimizer"] += end - start
 
 
 def bubbles_of(by_rank: Sequence[Sequence[RankStep]]) -> list[float | None]:
@@ -121,72 +216,3 @@ def bubbles_of(by_rank: Sequence[Sequence[RankStep]]) -> list[float | None]:
         for rank, step in enumerate(steps):
             busy[rank] += sum(e - s for slot, s, e in step.slots if slot[0].kind.is_compute)
     return [1 - seconds / total if seconds else None for seconds in busy]
-
-
-# When the sender of a message, or the last rank of a collective, was ready.
-_Ready = dict[object, float]
-
-
-def _ready(layout: Layout, steps: Sequence[RankStep]) -> _Ready:
-    ready: _Ready = {}
-    for rank, step in enumerate(steps):
-        for slot, start, _ in step.slots:
-            for action in slot:
-                if action.kind.is_collective:
-                    key = (action, component_of(layout, rank, action.module))
-                    ready[key] = max(ready.get(key, start), start)
-                elif is_sender(action.kind):
-                    for channel in channels(layout, rank, action):
-                        ready[channel, message(action)] = start
-    return ready
-
-
-def _shortest(steps: Sequence[RankStep]) -> dict[_Named, float]:
-    """Return for each exchange the shortest time that any of its ranks spent in it."""
-    shortest: dict[_Named, float] = {}
-    for step in steps:
-        for name, seconds in step.meetings:
-            shortest[name] = min(seconds, shortest.get(name, seconds))
-    return shortest
-
-
-def _count_slot(
-    layout: Layout, rank: int, slot: Slot, span: Span, ready: _Ready, spent: dict[str, float]
-) -> None:
-    """Add the time of a slot to what it was spent on; waiting is left over for `idle`."""
-    start, end = span
-    if slot[0].kind.is_compute:
-        spent["compute"] += end - start
-        return
-    awaited = []
-    for action in slot:
-        if action.kind.is_collective:
-            awaited.append(ready[action, component_of(layout, rank, action.module)])
-        elif not is_sender(action.kind):
-            keys = [(channel, message(action)) for channel in channels(layout, rank, action)]
-            awaited += [ready[key] for key in keys if key in ready]
-    moving = end - max([start, *(min(end, time) for time in awaited)])
-    for action in slot:
-        spent["bridge" if action.stage is None else "p2p"] += moving / len(slot)
-
-
-def _count_sections(
-    layout: Layout, rank: int, steps: Sequence[RankStep], spent: dict[str, float]
-) -> None:
-    sections = steps[rank].sections
-    # The ranks that sum terms of gradients with this one: its tp ranks, and a tied embedding's.
-    partners = {
-        other
-        for group in groups_of(layout, rank)
-        if group.name.endswith((".tp", ".tied"))
-        for other in group.ranks
-    }
-    met = {Section.PARTIAL_SUMS: partners, Section.TOTALS: range(len(steps))}
-    for section, ranks in met.items():
-        if section in sections:
-            start, end = sections[section]
-            others = (steps[other].sections.get(section, (start, end)) for other in ranks)
-            last = max([start, *(min(end, begin) for begin, _ in others)])
-            spent["gradient_sync"] += end - last
-    start, end = sections.get(Section.UPDATE, (0.0, 0.0))
-    spent["optimizer"] += end - start

@@ -24,27 +24,12 @@ from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-# Each command, in the order in which `--help` lists them, and the module of `mimo_launch.cli`
-# with a function of its name that has typer annotations.
-COMMANDS = {
-    "init": "init",
-    "validate": "validate",
-    "plan": "plan.command",
-    "train": "train",
-    "verify": "verify",
-    "bench": "bench",
-    "sample": "sample",
-    "data": "data",
-    "watch": "watch",
-    "runs": "runs",
-    "logs": "logs",
-    "report": "report.command",
-    "export": "export",
-    "inspect": "inspect",
-    "explain": "explain",
-    "schema": "schema",
-    "doctor": "doctor",
-}
+# In the order in which `--help` lists them. Each is a module of `mimo_launch.cli` with a function
+# of its name, which has typer annotations.
+COMMANDS = (
+    "init", "validate", "plan", "train", "verify", "bench", "sample", "data", "watch", "runs",
+    "logs", "report", "export", "inspect", "explain", "schema", "doctor",
+)  # fmt: skip
 
 HELP = """
 \b
@@ -106,8 +91,8 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
-    for name, place in COMMANDS.items():
-        module = importlib.import_module(f"mimo_launch.cli.{place}")
+    for name in COMMANDS:
+        module = importlib.import_module(f"mimo_launch.cli.{name}")
         function = getattr(module, name)
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         app.command(name, help=getattr(module, "HELP", None), short_help=summary)(function)

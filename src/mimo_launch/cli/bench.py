@@ -11,7 +11,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,9 +32,6 @@ from mimo_launch.cli.shared.options import (
     constants_of,
     shown_ranks,
 )
-
-if TYPE_CHECKING:
-    from mimo_launch.cli.bench_screen import Earlier
 
 HELP = """
 \b
@@ -85,7 +82,7 @@ def bench(
 ) -> None:
     """Time steps of a spec and say where the time goes."""
     from mimo_launch.bench.result import BenchOptions
-    from mimo_launch.cli.bench_screen import BenchScreen
+    from mimo_launch.cli.bench_screen import BenchScreen, load_earlier
     from mimo_launch.cli.launch.origin import asked_origin, checked_spec
     from mimo_launch.cli.launch.prepare import Start
     from mimo_launch.cli.launch.start import start
@@ -97,7 +94,7 @@ def bench(
     console.needs_no_reader = True
     if calibrate is not None:
         _check_target(file, calibrate, wants_result=as_json or compare is not None)
-    shown, old = shown_ranks(console_ranks), None if compare is None else _old_result(compare)
+    shown, old = shown_ranks(console_ranks), None if compare is None else load_earlier(compare)
     constants = constants_of(calibration)
     origin = asked_origin(nproc, nnodes, node_rank, rdzv_endpoint, rdzv_id)
     spec, origin = checked_spec(
@@ -141,13 +138,3 @@ def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
     else:
         return
     raise typer.BadParameter(problem, param_hint="--calibrate")
-
-
-def _old_result(path: Path) -> "Earlier":
-    """Load an earlier result to compare with. Raises: typer.BadParameter."""
-    from mimo_launch.cli.bench_screen import NotAResult, load_earlier
-
-    try:
-        return load_earlier(path)
-    except NotAResult as error:
-        raise typer.BadParameter(str(error), param_hint="--compare") from None

@@ -7,19 +7,19 @@ Leaves: nothing.
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.table import Table
 
 from mimo_launch.bench.result import VERSION
 from mimo_launch.cli.shared.bars import CountScreen
-from mimo_launch.cli.shared.console import Console, run_output
+from mimo_launch.cli.shared.console import Console, run_output, table_width
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.diag.quantities import seconds_text
 from mimo_launch.estimate.device_constants import constants
@@ -30,8 +30,11 @@ from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, 
 Record = dict[str, Any]
 
 
-class NotAResult(ValueError):
-    """A file holds no earlier result; the message says which file and why."""
+class NotAResult(typer.BadParameter):
+    """The file of `--compare` holds no earlier result; the message says which file and why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param_hint="--compare")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,40 +170,38 @@ def tables(record: Record) -> Iterator[RenderableType]:
         "-" if peak is None else f"{speed['mfu']:.1%} of {_flop(peak)}/s",
     )
     yield table
-    yield _time_of_ranks(record)
-    yield _memory_of_ranks(record)
-    hidden = len(record["ranks"]) - MAX_RANKS
-    if hidden > 0:
-        yield f"{hidden} more ranks: see bench.json"
+    yield from _of_ranks(record)
     if "compared" in record:
         yield "\n".join(compared_lines(record["compared"], each=each))
 
 
-def _time_of_ranks(record: Record) -> Table:
+def _of_ranks(record: Record) -> Iterator[RenderableType]:
+    """Yield where the time of each rank went, and its memory."""
+    shown = record["ranks"][:MAX_RANKS]
     # All-to-alls happen only where experts are spread over ranks.
     travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
     names = [name for name in _SHARES if travels or name != "all_to_all"]
     table = Table("rank", *(_SHARES[name] for name in names), "bubble", "plan")
-    for rank in record["ranks"][:MAX_RANKS]:
+    for rank in shown:
         shares = [rank["shares"][name] for name in names]
         shares += [rank["bubble"], rank["estimated_bubble"]]
         cells = ["-" if share is None else f"{share:.1%}" for share in shares]
         table.add_row(str(rank["rank"]), *cells)
-    return table
-
-
-def _memory_of_ranks(record: Record) -> Table:
+    yield table
     columns = {"resident": "resident"}
     # The plan counts the memory of GPUs.
     if record["machine"]["device_kind"] == "cuda":
         columns = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
         columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
     table = Table("rank", "modules", *columns.values())
-    for rank in record["ranks"][:MAX_RANKS]:
+    for rank in shown:
         sizes = [rank["memory"][name] for name in columns]
         cells = ["-" if size is None else f"{size / 1e9:.2f} GB" for size in sizes]
         table.add_row(str(rank["rank"]), " ".join(rank["modules"]) or "-", *cells)
-    return table
+    yield table
+    hidden = len(record["ranks"]) - len(shown)
+    if hidden:
+        yield f"{hidden} more ranks: see bench.json"
 
 
 def constants_table(event: CalibrationFinished) -> Table:
@@ -229,10 +230,6 @@ def _flop(tflop: float) -> str:
             return f"{tflop:,.1f} {unit}" if tflop >= 100 else f"{tflop:.3g} {unit}"
         tflop *= 1e3
     return f"{tflop:.3g} MFLOP"
-
-
-# Wide enough for the tables where there is no terminal.
-WIDTH_WITHOUT_TERMINAL = 100
 
 
 class BenchScreen(CountScreen):
@@ -273,8 +270,7 @@ class BenchScreen(CountScreen):
 
     def _print(self, parts: Iterable[RenderableType]) -> None:
         output = run_output()
-        width = shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
         colors = self._console.colors(output)
-        rich = RichConsole(file=output, width=width, no_color=not colors)
+        rich = RichConsole(file=output, width=table_width(), no_color=not colors)
         for part in parts:
             rich.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import Overrides
-from mimo_launch.cli.shared.readiness import custom_classes_fail, ready_shards
+from mimo_launch.cli.shared.readiness import custom_classes_fail, ready_shards, sound_spec
 
 if TYPE_CHECKING:
-    from mimo_launch.data.dataset import Dataset
-    from mimo_launch.spec.spec import Spec
     from mimo_launch.survey.reading_speed import Survey
 
 HELP = """
@@ -63,15 +61,21 @@ def data(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what the data of a spec are like, and how fast they are read."""
-    from mimo_launch.cli.shared.readiness import sound_spec
+    import os
 
     console = console_of(ctx)
     spec = sound_spec(file, overrides, console)
-    dataset = _open(spec, console)
+    # One thread each, as ranks have; more would compete while they are timed.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ended = custom_classes_fail(spec, console)
+    if ended is not None:
+        raise typer.Exit(ended)
+    ready_shards(spec, console, speaks=True)
     from mimo_launch.cli.data_tables import as_json_text, as_text, page
+    from mimo_launch.data.build import build_dataset
     from mimo_launch.survey.reading_speed import survey
 
-    found = survey(spec, dataset, records=records, steps=steps, show=show)
+    found = survey(spec, build_dataset(spec), records=records, steps=steps, show=show)
     console.answer(
         as_json_text(found, tokens_per_second) if as_json else as_text(found, tokens_per_second)
     )
@@ -89,18 +93,3 @@ def data(
 def keeps_up(found: "Survey", tokens_per_second: float) -> bool:
     """Return whether reading is as fast as computing."""
     return found.read.speed.tokens_per_s >= tokens_per_second
-
-
-def _open(spec: "Spec", console: Console) -> "Dataset":
-    """Open the data set, or say why that fails. Raises: typer.Exit."""
-    import os
-
-    # One thread each, as ranks have; more would compete while they are timed.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ended = custom_classes_fail(spec, console)
-    if ended is not None:
-        raise typer.Exit(ended)
-    ready_shards(spec, console, speaks=True)
-    from mimo_launch.data.build import build_dataset
-
-    return build_dataset(spec)

@@ -2,7 +2,7 @@
 
 Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
 in the page; that the smallest value of an image is drawn black, the largest white.
-Relies on: `survey` for the facts, `drawing.html_page`, `shared.wrapping` for narrow screens.
+Relies on: `survey` for the facts, `drawing.html_page`, `shared.console` for narrow screens.
 Leaves: output to the command.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.cli.shared.wrapping import wrapped
+from mimo_launch.cli.shared.console import wrapped
 from mimo_launch.data.dataset import Media
 from mimo_launch.drawing.html_page import html_page
 from mimo_launch.survey.index_statistics import SampleSpread
@@ -200,22 +200,17 @@ def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     return f"<mark>{text}</mark>" if piece.kind == "learnt" else text
 
 
-def _side_by_side(array: Media) -> npt.NDArray[Any]:
-    """Return an image, or the frames of a temporal patch side by side, one if they are equal."""
-    if array.ndim == 3:
-        return array
-    frames = [array[:, number] for number in range(array.shape[1])]
-    differ = any(not np.array_equal(frames[0], each) for each in frames[1:])
-    return np.concatenate(frames if differ else frames[:1], axis=2)
-
-
 def png(array: Media) -> bytes:
     """Return an array as PNG (https://www.w3.org/TR/png-3/), black at its minimum.
 
     Shapes: [channels, (frames,) height, width], grey unless there are three channels; or
     frames of a clip, or its codes, [height, width], with the first row at the bottom.
     """
-    image = array[::-1][None] if array.ndim == 2 else _side_by_side(array)
+    image: npt.NDArray[Any] = array[::-1][None] if array.ndim == 2 else array
+    if array.ndim == 4:  # The frames of a temporal patch side by side, one if they are equal.
+        frames = [array[:, number] for number in range(array.shape[1])]
+        differ = any(not np.array_equal(frames[0], each) for each in frames[1:])
+        image = np.concatenate(frames if differ else frames[:1], axis=2)
     image = image if len(image) == 3 else image[:1]
     low, high = float(image.min()), float(image.max())
     scaled = (image - low) * (255.0 / max(high - low, 1e-12))

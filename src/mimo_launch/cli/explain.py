@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import console_of
-from mimo_launch.cli.shared.wrapping import reflowed, wrapped
+from mimo_launch.cli.shared.console import console_of, reflowed, wrapped
 
 HELP = """
 \b

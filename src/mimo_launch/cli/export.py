@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -86,15 +86,14 @@ def export(
         with _progress(found, plans, console) as progress:
             write_export(found, plans, to, max_bytes=max_bytes, force=force, progress=progress)
     except NoCheckpoint as error:
-        _refuse(console, [str(error)], "name a folder under runs/, or one of its checkpoints")
+        console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")
     except InTheWay as error:
-        _refuse(console, [str(error)], "give --to a path where nothing is yet")
+        console.refuse(str(error), help_="give --to a path where nothing is yet")
     except CannotExport as error:
-        _refuse(console, error.reasons, "--module NAME exports what can be")
+        console.refuse(*error.reasons, help_="--module NAME exports what can be")
     except (OSError, CheckpointError) as error:
-        console.note(f"error: cannot write {to}: {error}")
-        console.note("   = help: nothing was left behind; free some space, or choose another place")
-        raise typer.Exit(1) from None
+        help_ = "nothing was left behind; free some space, or choose another place"
+        console.refuse(f"cannot write {to}: {error}", help_=help_, code=1)
     for plan in plans:
         types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
         what = plan.config.get("architectures", [plan.config["model_type"]])[0]
@@ -141,10 +140,3 @@ def _bytes(size: str) -> int:
         return size_in_bytes(size)
     except ValueError as error:
         raise typer.BadParameter(f"{size}: {error}", param_hint="--max-shard-size") from None
-
-
-def _refuse(console: Console, reasons: "list[str] | tuple[str, ...]", help_: str) -> NoReturn:
-    for reason in reasons:
-        console.note(f"error: {reason}")
-    console.note(f"   = help: {help_}")
-    raise typer.Exit(2)

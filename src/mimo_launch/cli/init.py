@@ -8,7 +8,7 @@ Leaves: later changes of the file to its owner.
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -114,15 +114,15 @@ def init(
     )
     if is_hugging_face(file):
         help_ = f"mimo-launch init spec.yaml --model {file}"
-        _refuse(console, f"{file} is a model folder, not a spec to write", help_)
+        console.refuse(f"{file} is a model folder, not a spec to write", help_=help_)
     if file.exists() and not force:
-        _refuse(console, f"{file} exists", "--force replaces it; or name another file")
+        console.refuse(f"{file} exists", help_="--force replaces it; or name another file")
     if answers.are_defaults and not yes and sys.stdin.isatty():
         answers = _asked(answers, console)
     try:
         text = draft(answers)
     except CannotDraft as error:
-        _refuse(console, str(error), _more_gpus(answers, error) or error.help)
+        console.refuse(str(error), help_=_more_gpus(answers, error) or error.help)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -141,7 +141,8 @@ def _folder(path: Folder, console: Console) -> Folder:
     if path is None or not path.is_file():
         return path
     if path.name != CONFIG:
-        _refuse(console, f"{path} is no folder", f"name a folder with {CONFIG}, or that file")
+        help_ = f"name a folder with {CONFIG}, or that file"
+        console.refuse(f"{path} is no folder", help_=help_)
     return path.parent
 
 
@@ -195,9 +196,3 @@ def _asked(answers: "Answers", console: Console) -> "Answers":
         return replace(answers, model=language, data=shards)
     folders = {"language": language, "vision": vision, "audio": audio}
     return replace(answers, folders=folders, data=shards)
-
-
-def _refuse(console: Console, message: str, help_: str) -> NoReturn:
-    console.note(f"error: {message}")
-    console.note(f"   = help: {help_}")
-    raise typer.Exit(2)

@@ -45,6 +45,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print the output of ranks."""
+    from mimo_launch.diag.quantities import named_ranks
     from mimo_launch.launcher.run_folder import State, status_of
     from mimo_launch.launcher.worker_logs import (
         STDERR,
@@ -63,9 +64,13 @@ def logs(
     if not shown:
         which = "" if number < 0 else f" in attempt {number}"
         asked = "" if rank is None else f" of rank {rank}"
-        console.note(f"error: {run} has no logs{asked}{which}")
-        console.note(f"   = help: {_instead(there)}")
-        raise typer.Exit(2)
+        help_ = (
+            f"it has those of {named_ranks(there)}"
+            if there
+            else "name a run folder that `mimo-launch runs` lists; its ranks write once they have "
+            "started"
+        )
+        console.refuse(f"{run} has no logs{asked}{which}", help_=help_)
 
     def behind(number: int) -> Callable[[str], None]:
         return lambda line: console.answer(f"[rank {number}] {line}")
@@ -82,11 +87,3 @@ def logs(
             time.sleep(LOOK_SECONDS)
     finally:
         follower.stop()
-
-
-def _instead(there: list[int]) -> str:
-    from mimo_launch.diag.quantities import named_ranks
-
-    if there:
-        return f"it has those of {named_ranks(there)}"
-    return "name a run folder that `mimo-launch runs` lists; its ranks write once they have started"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import console_of
+from mimo_launch.cli.shared.console import Console, console_of
 from mimo_launch.cli.shared.options import (
     CheckpointStep,
     ConsoleRanks,
@@ -27,7 +27,6 @@ from mimo_launch.cli.shared.options import (
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
-    from mimo_launch.cli.shared.console import Console
 
 HELP = """
 \b
@@ -80,15 +79,13 @@ def sample(
     settings = [f"eval.samples={samples}", "checkpoint=none", "init_from=null"]
     settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
     file = spec or found.path.parent.parent / SPEC
-    origin = Origin(place=None, launches=False, nproc=nproc)
     asked, origin = checked_spec(
-        file, [*settings, *(overrides or ())], origin, console, device=device
+        file, [*settings, *(overrides or ())], Origin(nproc=nproc), console, device=device
     )
     missing = sorted(set(asked.modules) - set(found.spec.modules))
     if missing:
-        console.note(f"error: {found.path} has no module `{missing[0]}`")
-        console.note("   = help: name a spec with the modules of the run, or leave --spec out")
-        raise typer.Exit(2)
+        help_ = "name a spec with the modules of the run, or leave --spec out"
+        console.refuse(f"{found.path} has no module `{missing[0]}`", help_=help_)
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,13 +116,11 @@ def _need_pillow() -> None:
         )
 
 
-def _opened(run: Path, step: int | None, console: "Console") -> "Checkpoint":
+def _opened(run: Path, step: int | None, console: Console) -> "Checkpoint":
     """Return the checkpoint that is meant. Raises: typer.Exit if there is none."""
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
 
     try:
         return open_checkpoint(run, step)
     except NoCheckpoint as error:
-        console.note(f"error: {error}")
-        console.note("   = help: name a folder under runs/, or one of its checkpoints")
-        raise typer.Exit(2) from None
+        console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")

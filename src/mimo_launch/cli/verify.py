@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.console import Console, console_of, table_width
 from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Where, device_here
 from mimo_launch.cli.shared.readiness import custom_classes_fail
-from mimo_launch.cli.shared.wrapping import screen_width
 
 if TYPE_CHECKING:
     from mimo_launch.spec.spec import Spec
     from mimo_launch.verify.compare import ModuleVerdict
-    from mimo_launch.verify.coverage import Remark
-
-WIDTH_WITHOUT_TERMINAL = 100
 
 HELP = """
 \b
@@ -73,6 +69,9 @@ def verify(
     as_json: ResultAsJson = False,
 ) -> None:
     """Prove that a layout computes the right gradients, and trains correctly."""
+    import json
+    from dataclasses import asdict
+
     from mimo_launch.cli.shared.readiness import sound_spec
     from mimo_launch.verify.coverage import lines_of, not_proved
 
@@ -89,7 +88,14 @@ def verify(
     passed = all(verdict.passed for verdict in verdicts)
     remarks = not_proved(spec, small)
     if as_json:
-        console.answer(_as_json(small, verdicts, remarks, passed=passed))
+        record = {
+            "version": 1,
+            "passed": passed,
+            "spec": small.model_dump(mode="json", by_alias=True),
+            "verdicts": [asdict(verdict) for verdict in verdicts],
+            "not_proved": [asdict(remark) for remark in remarks],
+        }
+        console.answer(json.dumps(record, indent=2))
     else:
         console.answer(_as_table(verdicts))
         console.answer(
@@ -160,11 +166,7 @@ def _prove(
 
 def _as_table(verdicts: list["ModuleVerdict"]) -> str:
     """Return the verdicts as a table of the screen's width."""
-    from io import StringIO
-
-    from rich.console import Console as RichConsole
-
-    from mimo_launch.cli.shared.plain_table import PlainTable
+    from mimo_launch.cli.shared.plain_table import PlainTable, printed
 
     table = PlainTable(
         "module", "compared", "tensors", "largest relative error", "by floor", "result"
@@ -178,25 +180,4 @@ def _as_table(verdicts: list["ModuleVerdict"]) -> str:
             str(verdict.by_floor),
             "equal" if verdict.passed else "DIFFERS",
         )
-    out = StringIO()
-    width = screen_width() or WIDTH_WITHOUT_TERMINAL
-    RichConsole(file=out, width=width, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-
-
-def _as_json(
-    small: "Spec", verdicts: list["ModuleVerdict"], remarks: tuple["Remark", ...], *, passed: bool
-) -> str:
-    import json
-    from dataclasses import asdict
-
-    return json.dumps(
-        {
-            "version": 1,
-            "passed": passed,
-            "spec": small.model_dump(mode="json", by_alias=True),
-            "verdicts": [asdict(verdict) for verdict in verdicts],
-            "not_proved": [asdict(remark) for remark in remarks],
-        },
-        indent=2,
-    )
+    return printed([table], table_width())

@@ -47,16 +47,15 @@ def watch(
 
     console = console_of(ctx)
     if not is_run(run):
-        console.note(f"error: {run} is no run folder")
-        console.note("   = help: name one that `mimo-launch runs` lists, such as runs/NAME")
-        raise typer.Exit(2)
+        help_ = "name one that `mimo-launch runs` lists, such as runs/NAME"
+        console.refuse(f"{run} is no run folder", help_=help_)
     records = Records(run)
     events = records.new()
     usages = [each.usage for each in events if isinstance(each, StepFinished)]
     steps = [each.at - each.step_s for each in usages if each is not None]
     began, rich = min(steps, default=None), rich_on(sys.stdout, console)
     with progress_for(rich, console, began=began) as hear:
-        hear(_start_of(run))
+        hear(records.start())
         while True:
             # First the state: the last records of a run that has ended are written.
             status = status_of(run)
@@ -74,12 +73,13 @@ def watch(
 
 
 class Records:
-    """The steps and evaluations that a run has written since the last look."""
+    """What a run has written: its start, and steps and evaluations since the last look."""
 
     def __init__(self, run: Path) -> None:
         from mimo_launch.train.metrics_file import METRICS
 
-        self._file, self._inode, self._place = run / METRICS, 0, 0
+        self._run, self._file = run, run / METRICS
+        self._inode = self._place = 0
 
     def new(self) -> "list[StepFinished | EvalFinished]":
         """Return the new ones. A resumed run replaces the file: its records come again."""
@@ -107,22 +107,21 @@ class Records:
                 found.append(event)
         return found
 
+    def start(self) -> "RunStarted":
+        """Return the start of the run."""
+        from mimo_launch.launcher.run_folder import PLAN, SPEC
+        from mimo_launch.spec.files import read_json
+        from mimo_launch.spec.load import load_spec
+        from mimo_launch.train.events import RunStarted
 
-def _start_of(run: Path) -> "RunStarted":
-    """Return the start of a run as its files tell it."""
-    from mimo_launch.launcher.run_folder import PLAN, SPEC
-    from mimo_launch.spec.files import read_json
-    from mimo_launch.spec.load import load_spec
-    from mimo_launch.train.events import RunStarted
-
-    header = read_json(run / PLAN)["header"]
-    spec = load_spec(run / SPEC).spec
-    return RunStarted(
-        name=run.name,
-        plan=header["plan_hash"],
-        steps=0 if spec is None else spec.train.steps,
-        world_size=header["world_size"],
-        modules=() if spec is None else tuple(spec.modules),
-        log_every=1 if spec is None else spec.train.log_every,
-        first_step=0,
-    )
+        header = read_json(self._run / PLAN)["header"]
+        spec = load_spec(self._run / SPEC).spec
+        return RunStarted(
+            name=self._run.name,
+            plan=header["plan_hash"],
+            steps=0 if spec is None else spec.train.steps,
+            world_size=header["world_size"],
+            modules=() if spec is None else tuple(spec.modules),
+            log_every=1 if spec is None else spec.train.log_every,
+            first_step=0,
+        )

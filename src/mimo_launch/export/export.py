@@ -213,10 +213,24 @@ def write_export(
     Raises: InTheWay if the place is taken; NoCheckpoint or CheckpointError if the checkpoint is
     damaged; OSError if the disk is full, or for another reason. Then nothing is left behind.
     """
+    read = partial(read_tensors, checkpoint)
     with new_folder(target, force=force) as unfinished:
         checkpoint.check(progress.checked)
         for plan in plans:
-            _write_folder(checkpoint, plan, unfinished / plan.where, max_bytes, progress)
+            folder = unfinished / plan.where
+            folder.mkdir(exist_ok=True)
+            write_tensors(folder, plan.tensors, max_bytes, read, progress.wrote)
+            if plan.projector:
+                name, most = PROJECTOR_WEIGHTS, plan.num_bytes  # Always one file.
+                write_tensors(folder, plan.projector, most, read, progress.wrote, name=name)
+                write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
+            for name, file in plan.beside.copied.items():
+                copy = folder / name
+                shutil.copyfile(file, copy)
+                with copy.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            for name, content in {**plan.beside.written, CONFIG: plan.config}.items():
+                write_json(folder / name, content)
         note = {
             "mimo_launch": __version__,
             "checkpoint": str(checkpoint.path),
@@ -225,28 +239,3 @@ def write_export(
             "folders": {plan.where or ".": list(plan.modules) for plan in plans},
         }
         write_json(unfinished / NOTE, note)
-
-
-def _write_folder(
-    checkpoint: Checkpoint, plan: FolderPlan, folder: Path, max_bytes: int, progress: ExportProgress
-) -> None:
-    folder.mkdir(exist_ok=True)
-    read = partial(read_tensors, checkpoint)
-    write_tensors(folder, plan.tensors, max_bytes, read, progress.wrote)
-    if plan.projector:
-        write_tensors(
-            folder,
-            plan.projector,
-            plan.num_bytes,
-            read,
-            progress.wrote,
-            name=PROJECTOR_WEIGHTS,
-        )
-        write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
-    for name, file in plan.beside.copied.items():
-        copy = folder / name
-        shutil.copyfile(file, copy)
-        with copy.open("rb") as opened:
-            os.fsync(opened.fileno())
-    for name, content in {**plan.beside.written, CONFIG: plan.config}.items():
-        write_json(folder / name, content)

@@ -100,6 +100,25 @@ class WeightSource:
     part: Part[Any]
     tensors: Mapping[str, tuple[str, TensorHeader]]
 
+    @classmethod
+    def in_folder(cls, folder: Path, kind: str) -> "WeightSource | None":
+        """Return the part of a folder for a kind of module, if it holds weights of one."""
+        try:
+            if not has_weights(folder):
+                return None
+            config = read_config(folder)
+            part, headers = part_of(config, kind), read_tensors(folder)
+        except (ConfigError, FilesError):
+            return None
+        known = TORCH | WHOLE_NUMBERS
+        tensors = {
+            inner: (name, header)
+            for name, header in headers.items()
+            if (inner := part.inner_name(name)) is not None and header.dtype in known
+        }
+        has_weights_of_ours = any(header.dtype in TORCH for _, header in tensors.values())
+        return cls(folder, config, part, tensors) if has_weights_of_ours else None
+
     def dtype(self, inner: str | None) -> torch.dtype:
         """Return the type of a tensor of the source; the most frequent type for any other."""
         known = {each: header.dtype for each, (_, header) in self.tensors.items()}
@@ -127,7 +146,7 @@ def source_of(spec: Spec, name: str) -> WeightSource | None:
             return None
         seen.add(folder)
         if is_hugging_face(folder):
-            return _opened(folder, spec.modules[name].model.kind)
+            return WeightSource.in_folder(folder, spec.modules[name].model.kind)
         try:
             spec = open_checkpoint(folder, None).spec
         except NoCheckpoint:
@@ -135,23 +154,6 @@ def source_of(spec: Spec, name: str) -> WeightSource | None:
         if name not in spec.modules:
             return None
     return None
-
-
-def _opened(folder: Path, kind: str) -> WeightSource | None:
-    try:
-        if not has_weights(folder):
-            return None
-        config = read_config(folder)
-        part, headers = part_of(config, kind), read_tensors(folder)
-    except (ConfigError, FilesError):
-        return None
-    tensors = {
-        inner: (name, header)
-        for name, header in headers.items()
-        if (inner := part.inner_name(name)) is not None and header.dtype in TORCH | WHOLE_NUMBERS
-    }
-    has_weights_of_ours = any(header.dtype in TORCH for _, header in tensors.values())
-    return WeightSource(folder, config, part, tensors) if has_weights_of_ours else None
 
 
 def whole_config(

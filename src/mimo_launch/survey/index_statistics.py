@@ -106,6 +106,13 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
         modalities[name] = Modality(len(sizes), sum(sizes), without, per_item, in_text)
     lengths = [sample.num_tokens for sample in samples]
     seq, tokens = spec.batch.seq, sum(lengths)
+    steps = [data for *_, data in first_steps(spec, dataset, MOST_STEPS, min(most, num_records))]
+    evenness = {}
+    for module in layout.moving:
+        seen = [StepViews(layout, data).imbalance(module) for data in steps]
+        columns = [each.before for each in seen], [each.after for each in seen]
+        mean = Imbalance(*(sum(column) / len(seen) for column in columns))
+        evenness[module.name] = Evenness(len(seen), mean, Imbalance(*map(max, columns)))
     chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
     num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
     return Facts(
@@ -121,7 +128,7 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
             packed=tokens / (num_packs * seq),
             records_per_pack=len(lengths) / num_packs,
         ),
-        evenness=dict(_evenness(spec, layout, dataset, min(most, num_records))),
+        evenness=evenness,
     )
 
 
@@ -145,18 +152,3 @@ def first_steps(
 def _spread(numbers: Sequence[int]) -> SampleSpread:
     found = np.percentile(numbers, (0, 5, 50, 95, 100), method="nearest")
     return SampleSpread(*(int(number) for number in found))
-
-
-def _evenness(
-    spec: Spec, layout: Layout, dataset: Dataset, end: int
-) -> Iterator[tuple[str, Evenness]]:
-    steps = [data for _, _, data in first_steps(spec, dataset, MOST_STEPS, end)]
-    for module in layout.moving:
-        seen = [StepViews(layout, data).imbalance(module) for data in steps]
-        mean = Imbalance(*(sum(column) / len(seen) for column in _columns(seen)))
-        worst = Imbalance(*(max(column) for column in _columns(seen)))
-        yield module.name, Evenness(len(seen), mean, worst)
-
-
-def _columns(seen: Sequence[Imbalance]) -> tuple[list[float], list[float]]:
-    return [each.before for each in seen], [each.after for each in seen]

@@ -7,6 +7,7 @@ Leaves: drawing to `cli`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Literal
 
@@ -72,7 +73,7 @@ def show_samples(
     spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
     """Return the first `most` samples with their records decoded, no record a second time."""
-    words = _words(spec)
+    show = _Show(spec, dataset)
     found: list[Shown] = []
     seen: set[int] = set()
     for sample in islice(samples, most):
@@ -80,72 +81,75 @@ def show_samples(
         if seen & ids:
             break
         seen |= ids
-        records = [_record(spec, dataset, words, record) for record in sample.records]
+        records = [show.record(record) for record in sample.records]
         found.append(Shown(records, spec.batch.seq - sample.num_tokens))
     return found
 
 
-def _record(
-    spec: Spec, dataset: Dataset, words: Callable[[Sequence[int]], str], sample: SampleData
-) -> ShownRecord:
-    name = dataset.name("train", sample.id)
-    try:
-        tokens, labels = dataset.text("train", sample.id)
-        images = {
-            module: dataset.images("train", sample.id, module)
+@dataclass(frozen=True)
+class _Show:
+    """Decodes the records of a data set."""
+
+    spec: Spec
+    dataset: Dataset
+
+    def record(self, sample: SampleData) -> ShownRecord:
+        """Return a record in pieces, in the order in which the model gets them."""
+        spec, name = self.spec, self.dataset.name("train", sample.id)
+        try:
+            tokens, labels = self.dataset.text("train", sample.id)
+            images = {
+                module: self.dataset.images("train", sample.id, module)
+                for module in (*spec.encoders, *spec.generators)
+                if kind_of(spec.modules[module].model).input is not None
+            }
+        except BAD as error:
+            return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
+        # The label of a token is at the position before it.
+        loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
+        # Each module behind those that it reads.
+        rows = [
+            (span, module, item)
             for module in (*spec.encoders, *spec.generators)
-            if kind_of(spec.modules[module].model).input is not None
-        }
-    except BAD as error:
-        return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
-    # The label of a token is at the position before it.
-    loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
-    # Each module behind those that it reads.
-    rows = [
-        (span, module, item)
-        for module in (*spec.encoders, *spec.generators)
-        for item, span in enumerate(sample.spans.get(module, ()))
-    ]
-    pieces: list[ShownPiece] = []
-    at, in_text = 0, spec.sources_of(LANGUAGE)
-    for span, module, item in sorted(rows, key=lambda row: row[0].position):
-        # A generator makes its image of tokens, so that stands behind them.
-        until = span.position if span.reads is None else span.position + span.reads
-        pieces += _texts(tokens, loss_mask, range(at, until), words)
-        text = f"{module} {span.height} x {span.width}"
-        if span.later is not None:
-            text += f", {span.later} later"
-        pieces.append(ShownPiece("rows", text, span.rows, module, item))
-        at = max(at, span.end if module in in_text else until)
-    pieces += _texts(tokens, loss_mask, range(at, sample.num_tokens), words)
-    return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
+            for item, span in enumerate(sample.spans.get(module, ()))
+        ]
+        pieces: list[ShownPiece] = []
+        at, in_text = 0, spec.sources_of(LANGUAGE)
+        for span, module, item in sorted(rows, key=lambda row: row[0].position):
+            # A generator makes its image of tokens, so that stands behind them.
+            until = span.position if span.reads is None else span.position + span.reads
+            pieces += self.texts(tokens, loss_mask, range(at, until))
+            text = f"{module} {span.height} x {span.width}"
+            if span.later is not None:
+                text += f", {span.later} later"
+            pieces.append(ShownPiece("rows", text, span.rows, module, item))
+            at = max(at, span.end if module in in_text else until)
+        pieces += self.texts(tokens, loss_mask, range(at, sample.num_tokens))
+        return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
 
+    def texts(
+        self, tokens: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.bool_], here: range
+    ) -> Iterator[ShownPiece]:
+        """Yield runs of tokens that are all learned or all not."""
+        cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
+        for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
+            if first < last:
+                kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
+                yield ShownPiece(kind, self.words(tokens[first:last].tolist()), last - first)
 
-def _texts(
-    tokens: npt.NDArray[np.int64],
-    loss_mask: npt.NDArray[np.bool_],
-    here: range,
-    words: Callable[[Sequence[int]], str],
-) -> Iterator[ShownPiece]:
-    """Yield runs of tokens that are all learned or all not."""
-    cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
-    for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
-        if first < last:
-            kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
-            yield ShownPiece(kind, words(tokens[first:last].tolist()), last - first)
+    @cached_property
+    def words(self) -> Callable[[Sequence[int]], str]:
+        """The function that writes tokens as text."""
+        data = self.spec.data
+        if isinstance(data, WebdatasetData):
+            from pathlib import Path
 
+            from tokenizers import Tokenizer
 
-def _words(spec: Spec) -> Callable[[Sequence[int]], str]:
-    """Return the function that writes tokens as text."""
-    if isinstance(spec.data, WebdatasetData):
-        from pathlib import Path
+            from mimo_launch.hugging_face.tokenizer import TOKENIZER
 
-        from tokenizers import Tokenizer
-
-        from mimo_launch.hugging_face.tokenizer import TOKENIZER
-
-        tokenizer = Tokenizer.from_file(str(Path(spec.data.tokenizer) / TOKENIZER))
-        return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    if isinstance(spec.data, DigitsData):
-        return lambda ids: " ".join(_DIGIT_TOKENS.get(token, f"<{token}>") for token in ids)
-    return lambda ids: " ".join(str(token) for token in ids)
+            tokenizer = Tokenizer.from_file(str(Path(data.tokenizer) / TOKENIZER))
+            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+        if isinstance(data, DigitsData):
+            return lambda ids: " ".join(_DIGIT_TOKENS.get(token, f"<{token}>") for token in ids)
+        return lambda ids: " ".join(str(token) for token in ids)

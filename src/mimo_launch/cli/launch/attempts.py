@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,52 +43,76 @@ class Pause:
         return seconds
 
 
-def run_attempts(
-    job: "Job",
-    hosts: "Hosts",
-    audience: Callable[[], "Audience"],
-    console: Console,
-    stop: "StopRequest",
-    *,
-    max_restarts: int,
-) -> int:
-    """Run a job, start it again after a failure if restarts are left, and return the exit code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """A job on this host that is started again after failures.
 
     Each attempt has an `audience` of its own.
     """
-    from mimo_launch.launcher.host_resources import environment_fault
-    from mimo_launch.launcher.signals import Interrupted
-    from mimo_launch.launcher.start_workers import launch
-    from mimo_launch.launcher.verdict import RunFailed
 
-    restarts, pause = 0, Pause()
-    while True:
-        try:
-            ended_by = launch(job, hosts, audience(), stop)
-        except RunFailed as failed:
-            show_failure(failed, job, console)
-            if restarts >= max_restarts:
-                return 1
-            restarts += 1
-            if not _wait_to_restart(failed, job, console, restarts, stop, pause):
-                return 1
-        except Interrupted as interrupted:
-            return _stopped(interrupted.signal, job, hosts, console)
-        except (OSError, RuntimeError) as error:
-            fault = environment_fault(error)
-            if fault is None:
-                raise
-            return host_lacks(fault, console)
-        else:
-            return _stopped(ended_by, job, hosts, console) if ended_by else 0
+    job: "Job"
+    hosts: "Hosts"
+    audience: Callable[[], "Audience"]
+    console: Console
+    stop: "StopRequest"
+    max_restarts: int
 
+    def run(self) -> int:
+        """Run the job until it succeeds or no restarts are left, and return the exit code."""
+        from mimo_launch.launcher.host_resources import environment_fault
+        from mimo_launch.launcher.signals import Interrupted
+        from mimo_launch.launcher.start_workers import launch
+        from mimo_launch.launcher.verdict import RunFailed
 
-def _stopped(number: int, job: "Job", hosts: "Hosts", console: Console) -> int:
-    """Say which signal ended the run, on node 0 also how to resume it; return the exit code."""
-    code = interrupted_by(number, console)
-    if hosts.node == 0:
-        show_way_on(job, console)
-    return code
+        restarts, pause = 0, Pause()
+        while True:
+            try:
+                ended_by = launch(self.job, self.hosts, self.audience(), self.stop)
+            except RunFailed as failed:
+                show_failure(failed, self.job, self.console)
+                restarts += 1
+                if restarts > self.max_restarts or not self._restarts(failed, restarts, pause):
+                    return 1
+            except Interrupted as interrupted:
+                return self._stopped(interrupted.signal)
+            except (OSError, RuntimeError) as error:
+                fault = environment_fault(error)
+                if fault is None:
+                    raise
+                return host_lacks(fault, self.console)
+            else:
+                return self._stopped(ended_by) if ended_by else 0
+
+    def _stopped(self, number: int) -> int:
+        """Say which signal ended the run, on node 0 also how to resume it; return the exit code."""
+        code = interrupted_by(number, self.console)
+        if self.hosts.node == 0:
+            show_way_on(self.job, self.console)
+        return code
+
+    def _restarts(self, failed: "RunFailed", number: int, pause: Pause) -> bool:
+        """Announce the next attempt and wait for its start, or say why there is none."""
+        from mimo_launch.launcher.run_folder import newest_checkpoint
+
+        if self._asked_to_stop():
+            return False
+        if not failed.restartable:
+            self.console.note("not started again: another attempt would end in the same way")
+            return False
+        saved = newest_checkpoint(self.job.run)
+        start = "starts over" if saved is None else f"resumes after step {saved.step}"
+        seconds = pause.after(0 if saved is None else saved.step)
+        self.console.note(f"restart {number}: the run {start}, in {seconds:.0f} s")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stop.signal:
+            time.sleep(POLL_SECONDS)
+        return not self._asked_to_stop()
+
+    def _asked_to_stop(self) -> bool:
+        if self.stop.signal:
+            name = signal.Signals(self.stop.signal).name
+            self.console.note(f"not started again: {name} asked it to stop")
+        return bool(self.stop.signal)
 
 
 def host_lacks(fault: tuple[str, str], console: Console) -> int:
@@ -100,38 +125,6 @@ def interrupted_by(number: int, console: Console) -> int:
     """Say which signal ended the run, and return its exit code."""
     console.note(f"interrupted by {signal.Signals(number).name}")
     return 128 + number
-
-
-def _wait_to_restart(
-    failed: "RunFailed",
-    job: "Job",
-    console: Console,
-    restart: int,
-    stop: "StopRequest",
-    pause: "Pause",
-) -> bool:
-    """Announce the next attempt and wait for its start, or say why there is none."""
-    from mimo_launch.launcher.run_folder import newest_checkpoint
-
-    if _asked_to_stop(stop, console):
-        return False
-    if not failed.restartable:
-        console.note("not started again: another attempt would end in the same way")
-        return False
-    saved = newest_checkpoint(job.run)
-    start = "starts over" if saved is None else f"resumes after step {saved.step}"
-    seconds = pause.after(0 if saved is None else saved.step)
-    console.note(f"restart {restart}: the run {start}, in {seconds:.0f} s")
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not stop.signal:
-        time.sleep(POLL_SECONDS)
-    return not _asked_to_stop(stop, console)
-
-
-def _asked_to_stop(stop: "StopRequest", console: Console) -> bool:
-    if stop.signal:
-        console.note(f"not started again: {signal.Signals(stop.signal).name} asked it to stop")
-    return bool(stop.signal)
 
 
 def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:

@@ -79,7 +79,16 @@ def node_place(
 
 def origin_of(options: Origin, spec: "Spec") -> Origin:
     """Return what this process is in a job with the ranks of `spec`. Raises: typer.BadParameter."""
-    from mimo_launch.launcher.torchrun_slurm import Joined, WrongEnvironment, torchrun_rank
+    from mimo_launch.launcher.torchrun_slurm import (
+        Joined,
+        NodelistError,
+        WrongEnvironment,
+        WrongTasks,
+        slurm_environment,
+        slurm_place,
+        slurm_task,
+        torchrun_rank,
+    )
     from mimo_launch.layout.layout import world_size
 
     try:
@@ -90,8 +99,14 @@ def origin_of(options: Origin, spec: "Spec") -> Origin:
         return Origin(joined=joined, world_size=joined.world_size)
     world, place, nproc = world_size(spec), options.place, options.nproc
     if not options.launches:
-        found = _slurm(world)
+        try:
+            task = slurm_task(os.environ)
+            found = None if task is None else slurm_place(task, world)
+        except (WrongTasks, NodelistError) as error:
+            raise typer.BadParameter(str(error), param_hint="srun") from error
         if isinstance(found, Joined):
+            if task is not None:
+                os.environ.update(slurm_environment(task))  # For torch.
             return Origin(joined=found, world_size=found.world_size)
         place = found
     nodes = 1 if place is None else place.num_nodes
@@ -135,24 +150,3 @@ def checked_spec(
         raise typer.Exit(2)
     ready_shards(checked.spec, console, speaks=origin.speaks)
     return checked.spec, origin
-
-
-def _slurm(world: int) -> "Joined | NodePlace | None":
-    """Return what srun started this process as; for a rank, set the environment for torch."""
-    from mimo_launch.launcher.torchrun_slurm import (
-        Joined,
-        NodelistError,
-        WrongTasks,
-        slurm_environment,
-        slurm_place,
-        slurm_task,
-    )
-
-    try:
-        task = slurm_task(os.environ)
-        place = None if task is None else slurm_place(task, world)
-    except (WrongTasks, NodelistError) as error:
-        raise typer.BadParameter(str(error), param_hint="srun") from error
-    if task is not None and isinstance(place, Joined):
-        os.environ.update(slurm_environment(task))
-    return place

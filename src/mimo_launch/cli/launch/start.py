@@ -13,10 +13,11 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.cli.launch.attempts import host_lacks, interrupted_by, run_attempts
+from mimo_launch.cli.launch.attempts import Attempts, host_lacks, interrupted_by
 from mimo_launch.cli.launch.prepare import Start, prepare
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import custom_classes_fail
@@ -51,9 +52,8 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
     if origin.joined is not None:
         return _joined(request, origin.joined, console)
     with StopRequest() as stop:
-        if origin.place is not None:
-            return _on_many_hosts(request, origin.place, console, stop)
-        return _on_one_host(request, console, stop)
+        launcher = _Launcher(request.on_host_of(here), console, stop)
+        return launcher.alone() if origin.place is None else launcher.with_others(origin.place)
 
 
 def _joined(request: Start, joined: "Joined", console: Console) -> int:
@@ -100,88 +100,91 @@ def _screen(
         yield hear
 
 
-def _on_one_host(request: Start, console: Console, stop: "StopRequest") -> int:
-    """Start all workers here."""
-    from mimo_launch.launcher.hosts import OneHost
-    from mimo_launch.launcher.signals import Interrupted
-    from mimo_launch.layout.layout import world_size
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The launcher of this host, for whose workers the `request` is."""
 
-    num_workers = world_size(request.spec)
-    request = request.on_host_of(num_workers)
-    ended = custom_classes_fail(request.spec, console)
-    if ended is not None:
-        return ended
-    try:
-        folder = prepare(request, console, stop)
-    except Interrupted as interrupted:
-        return interrupted_by(interrupted.signal, console)
-    if isinstance(folder, int):
-        return folder
-    with folder.lock:
-        hosts = OneHost(num_workers, request.run, folder.lock)
-        return _attempts(request, hosts, folder, console, stop)
+    request: Start
+    console: Console
+    stop: "StopRequest"
 
+    def alone(self) -> int:
+        """Start all workers of the job here."""
+        from mimo_launch.launcher.hosts import OneHost
+        from mimo_launch.launcher.signals import Interrupted
 
-def _on_many_hosts(
-    request: Start, place: "NodePlace", console: Console, stop: "StopRequest"
-) -> int:
-    """Start the workers of this host once the launchers of all hosts have met."""
-    from mimo_launch.launcher.host_rendezvous import Dismissed, HostsError
-    from mimo_launch.launcher.hosts import ManyHosts
-    from mimo_launch.launcher.signals import Interrupted
-    from mimo_launch.layout.layout import world_size
-
-    request = request.on_host_of(world_size(request.spec) // place.num_nodes)
-    console.note(f"node {place.node} of {place.num_nodes}: meeting the others at {place.endpoint}")
-    try:
-        told = f"{request.device} {request.task.in_common}"
-        hosts = ManyHosts(place, request.plan, told, request.run, stop)
-        folder: RunFolder | int | None = 2
+        ended = custom_classes_fail(self.request.spec, self.console)
+        if ended is not None:
+            return ended
         try:
-            folder = custom_classes_fail(request.spec, console)
-            if folder is None and place.node == 0:
-                folder = prepare(request, console, stop)
-            if isinstance(folder, int):
-                return folder
-            hosts.lock = None if folder is None else folder.lock
-            return _attempts(request, hosts, folder, console, stop)
-        finally:
-            if isinstance(folder, int):
-                hosts.dismiss(folder)
-            hosts.close()
-            if hosts.lock is not None:
-                hosts.lock.close()
-    except HostsError as error:
-        console.note(f"error: {error}")
-        return 1
-    except Dismissed as dismissed:
-        console.note("node 0 has nothing to run; its launcher says why")
-        return dismissed.code
-    except Interrupted as interrupted:
-        return interrupted_by(interrupted.signal, console)
+            folder = prepare(self.request, self.console, self.stop)
+        except Interrupted as interrupted:
+            return interrupted_by(interrupted.signal, self.console)
+        if isinstance(folder, int):
+            return folder
+        with folder.lock:
+            hosts = OneHost(self.request.num_workers, self.request.run, folder.lock)
+            return self._run(hosts, folder)
 
+    def with_others(self, place: "NodePlace") -> int:
+        """Start the workers of this host once the launchers of all hosts have met."""
+        from mimo_launch.launcher.host_rendezvous import Dismissed, HostsError
+        from mimo_launch.launcher.hosts import ManyHosts
+        from mimo_launch.launcher.signals import Interrupted
 
-def _attempts(
-    request: Start,
-    hosts: "Hosts",
-    folder: "RunFolder | None",
-    console: Console,
-    stop: "StopRequest",
-) -> int:
-    """Run attempts on this host; the launcher that opened the `folder` shows the run."""
-    from mimo_launch.launcher.start_workers import Audience
+        request, console = self.request, self.console
+        others = f"node {place.node} of {place.num_nodes}: meeting the others"
+        console.note(f"{others} at {place.endpoint}")
+        try:
+            told = f"{request.device} {request.task.in_common}"
+            hosts = ManyHosts(place, request.plan, told, request.run, self.stop)
+            folder: RunFolder | int | None = 2
+            try:
+                folder = custom_classes_fail(request.spec, console)
+                if folder is None and place.node == 0:
+                    folder = prepare(request, console, self.stop)
+                if isinstance(folder, int):
+                    return folder
+                hosts.lock = None if folder is None else folder.lock
+                return self._run(hosts, folder)
+            finally:
+                if isinstance(folder, int):
+                    hosts.dismiss(folder)
+                hosts.close()
+                if hosts.lock is not None:
+                    hosts.lock.close()
+        except HostsError as error:
+            console.note(f"error: {error}")
+            return 1
+        except Dismissed as dismissed:
+            console.note("node 0 has nothing to run; its launcher says why")
+            return dismissed.code
+        except Interrupted as interrupted:
+            return interrupted_by(interrupted.signal, console)
 
-    def audience() -> Audience:
-        # Events come from rank 0, so the launcher of its host shows them.
-        screen = (
-            nullcontext(lambda event: None)
-            if folder is None
-            else _screen(request, folder, console, plain=False)
-        )
-        return Audience(screen=screen, note=console.note, printed=request.say)
+    def _run(self, hosts: "Hosts", folder: "RunFolder | None") -> int:
+        """Run attempts on this host; the launcher that opened the `folder` shows the run."""
+        from mimo_launch.launcher.start_workers import Audience
 
-    restarts = request.max_restarts
-    return run_attempts(request.job, hosts, audience, console, stop, max_restarts=restarts)
+        request, console = self.request, self.console
+
+        def audience() -> Audience:
+            # Events come from rank 0, so the launcher of its host shows them.
+            screen = (
+                nullcontext(lambda event: None)
+                if folder is None
+                else _screen(request, folder, console, plain=False)
+            )
+            return Audience(screen=screen, note=console.note, printed=request.say)
+
+        return Attempts(
+            job=request.job,
+            hosts=hosts,
+            audience=audience,
+            console=console,
+            stop=self.stop,
+            max_restarts=request.max_restarts,
+        ).run()
 
 
 def join(

@@ -1,22 +1,25 @@
-"""Streams, colour and verbosity of one run of the command line.
+"""Streams, colour, verbosity and width of the screen of one run of the command line.
 
 Decides: answers go to stdout, everything else to stderr; which of them are coloured. Control
 characters in names and messages from outside are escaped, never sent to the terminal.
 If the reader of the output leaves, a command that only answers ends, but a run goes on.
-Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`.
-Leaves: bars to `bars`, which imports Rich: `--help` must not.
+Lines are wrapped between words where there is a screen; files and pipes get them as they are.
+Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`; COLUMNS and the terminal.
+Leaves: bars to `bars`, which imports Rich: `--help` must not; wrapping findings to `diag.text`.
 """
 
 import errno
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, NoReturn, TextIO, cast
 
 import typer
 
@@ -28,6 +31,8 @@ _CONTROL = re.compile(
 )
 
 PARTS_AT_ONCE = 2**12
+# Wide enough for the tables of a usual spec where there is no screen.
+WIDTH_WITHOUT_SCREEN = 100
 
 
 class Color(StrEnum):
@@ -88,6 +93,13 @@ class Console:
             give_up(stream, error)
         except ValueError:  # The stream was closed.
             pass
+
+    def refuse(self, *errors: str, help_: str, code: int = 2) -> NoReturn:
+        """Write errors and their remedy to stderr, and end the command. Raises: typer.Exit."""
+        for error in errors:
+            self.note(f"error: {error}")
+        self.note(f"   = help: {help_}")
+        raise typer.Exit(code)
 
     def _wrote_above(self, text: str, stream: TextIO) -> bool:
         above = self.above
@@ -199,3 +211,51 @@ def console_of(ctx: typer.Context) -> Console:
     """Return the console of the running command."""
     console = ctx.find_object(Console)
     return console if console is not None else Console()
+
+
+def screen_width() -> int | None:
+    """Return the columns of the screen; None if there is none, nor COLUMNS."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def table_width() -> int:
+    """Return the columns for tables: those of the screen, or as many as tables need."""
+    return screen_width() or WIDTH_WITHOUT_SCREEN
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Return the columns of the terminal that a stream writes to; None if it writes to none."""
+    if not stream.isatty():
+        return None
+    try:
+        shown = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        shown = 0
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else shown or None
+
+
+def wrapped(line: str, indent: int = 0) -> str:
+    """Return a line wrapped to the screen; further lines start with `indent` blanks."""
+    width = screen_width()
+    if width is None or len(line) <= width:
+        return line
+    return textwrap.fill(
+        line,
+        max(width, indent + 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def reflowed(page: str) -> str:
+    """Return a page of Markdown whose paragraphs fill the screen, if that is too narrow for it."""
+    width = screen_width()
+    if width is None or max(map(len, page.splitlines()), default=0) <= width:
+        return page
+    return "\n\n".join(
+        # Code is indented, and stays as it is.
+        each if each.startswith(" ") else wrapped(" ".join(each.splitlines()))
+        for each in page.split("\n\n")
+    )

@@ -1,15 +1,17 @@
-"""A table without borders that breaks no word.
+"""A table without borders that breaks no word, and tables as text.
 
 Decides: the widths of columns where cells must wrap; that a table whose words do not fit side by
 side goes on below, with its first column again.
 Relies on: Rich, for wrapping and colour.
-Leaves: the words to the callers.
+Leaves: the words and the width to the callers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from itertools import chain
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 _GAP = 2
@@ -34,8 +36,12 @@ class PlainTable:
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """Yield one table, or several below each other where the screen is narrow."""
-        room = options.max_width
-        words = [min(_longest_word(cells), room // 3) for cells in self._cells()]
+        room, words = options.max_width, []
+        for cells in self._cells():
+            # A short cell, such as `1.71 GB`, is one word.
+            split = ([cell] if len(cell) <= _SHORT else cell.split() for cell in cells)
+            longest = max(map(cell_len, chain.from_iterable(split)), default=1)
+            words.append(min(longest, room // 3))
         parts = _parts(range(len(words)), words, room)
         if len(parts) > 1:
             filled = [number for number, cells in enumerate(self._cells()) if any(cells[1:])]
@@ -50,21 +56,20 @@ class PlainTable:
         yield from zip(self._columns, *self._rows, strict=True)
 
     def _part(self, columns: Sequence[int], words: Sequence[int], room: int) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        """Return a table of some columns, of which the widest wrap first, none below its words."""
         lengths = [max(map(cell_len, cells)) for cells in self._cells()]
-        least = [words[column] for column in columns]
-        widths = _widths([lengths[column] for column in columns], least, room)
-        for column, width in zip(columns, widths, strict=True):
+        widths = {column: lengths[column] for column in columns}
+        while sum(widths.values()) + _GAP * (len(widths) - 1) > room:
+            wide = [column for column, width in widths.items() if width > words[column]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column, width in widths.items():
             table.add_column(self._columns[column], overflow="fold", width=width)
         for row in self._rows:
             table.add_row(*(row[column] for column in columns))
         return table
-
-
-def _longest_word(cells: Sequence[str]) -> int:
-    """Return the length of the longest word; a short cell, such as `1.71 GB`, is one."""
-    words = (word for cell in cells for word in ([cell] if len(cell) <= _SHORT else cell.split()))
-    return max(map(cell_len, words), default=1)
 
 
 def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list[int]]:
@@ -80,12 +85,20 @@ def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list
     return parts
 
 
-def _widths(lengths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return widths that fit: the widest columns wrap first, none below its longest word."""
-    widths = list(lengths)
-    while sum(widths) + _GAP * (len(widths) - 1) > room:
-        wide = [column for column, width in enumerate(widths) if width > least[column]]
-        if not wide:
-            break
-        widths[max(wide, key=widths.__getitem__)] -= 1
-    return widths
+def printed(parts: Iterable[RenderableType], width: int, *, colors: bool = False) -> str:
+    """Return parts as text of a width, each below the one before."""
+    buffer = StringIO()
+    rich = Console(
+        file=buffer,
+        width=width,
+        force_terminal=colors,
+        no_color=not colors,
+        color_system="standard" if colors else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    for part in parts:
+        rich.print(part)
+    # Tables pad their last column with blanks.
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mimo_launch.cli.shared.console import Console
-from mimo_launch.cli.shared.wrapping import terminal_width
+from mimo_launch.cli.shared.console import Console, terminal_width
 
 if TYPE_CHECKING:
     from mimo_launch.checks.load_and_check import Checked

@@ -5,16 +5,14 @@ Relies on: `checks.load_and_check` for findings, `drawing.plan_report` for the f
 Leaves: executing the plan to `train`.
 """
 
-import shutil
 import sys
-from collections.abc import Iterable
-from io import StringIO
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.cli.shared.console import Console, console_of, table_width
 from mimo_launch.cli.shared.options import (
     CalibrationFile,
     HostCount,
@@ -48,9 +46,6 @@ layouts are planned, too. --full shows what every rank will do: coordinates, gro
 and the schedule in model time. Starts nothing and needs no GPU.
 Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
 """
-
-# Wide enough for the tables of a usual spec where there is no terminal.
-WIDTH_WITHOUT_TERMINAL = 100
 
 
 def plan(
@@ -100,7 +95,8 @@ def plan(
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.plan.files import Drawings, check_targets, write_drawings
+    from mimo_launch.cli.plan_files import Drawings, check_targets, write_drawings
+    from mimo_launch.cli.plan_tables import parts_of
     from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
     from mimo_launch.drawing.plan_report import json_parts
     from mimo_launch.estimate.estimates import Estimator
@@ -120,8 +116,7 @@ def plan(
     if checked.spec is None:
         if checked.unfit is not None and advice and not as_json:
             unfit = checked.plan or Plan.of(checked.unfit)
-            text = _what_fits(unfit, console, constants, worst=worst)
-            console.answer(text, painted=console.colors(sys.stdout))
+            _answer(_what_fits(unfit, constants, worst=worst), console)
         raise typer.Exit(2)
     job = checked.plan or Plan.of(checked.spec)
     # The tables of --full do not show changes.
@@ -138,8 +133,7 @@ def plan(
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
-        text = _as_text(report, console, full)
-        console.answer(text, painted=console.colors(sys.stdout))
+        _answer(parts_of(report, table_width(), full=full), console)
 
 
 def _report_of(
@@ -177,54 +171,21 @@ def _count(text: str) -> int:
 
 
 def _what_fits(
-    plan: "Plan", console: Console, constants: "Calibration | None", *, worst: bool
-) -> str:
+    plan: "Plan", constants: "Calibration | None", *, worst: bool
+) -> "Iterator[RenderableType]":
     """Return changes by which a spec fits into the memory of its GPUs."""
-    from mimo_launch.cli.plan.first_screen import fitting_screen
+    from mimo_launch.cli.plan_tables import fitting_screen
     from mimo_launch.drawing.plan_report import build_report
     from mimo_launch.estimate.estimates import Estimator
     from mimo_launch.search.fitting import what_fits
 
     report = build_report(plan, constants, worst=worst, advice=False)
     found = what_fits(Estimator.of(plan, constants, worst=worst))
-    return _printed(fitting_screen(report, found, _width()), console)
+    return fitting_screen(report, found, table_width())
 
 
-def _as_text(report: "Report | RankReport", console: Console, full: bool) -> str:
-    """Return the tables as text of the terminal's width."""
-    from mimo_launch.cli.plan.first_screen import first_screen
-    from mimo_launch.cli.plan.tables import job_parts, rank_parts
-    from mimo_launch.drawing.rows import Report
+def _answer(parts: "Iterator[RenderableType]", console: Console) -> None:
+    from mimo_launch.cli.shared.plain_table import printed
 
-    width = _width()
-    if isinstance(report, Report):
-        parts = job_parts(report, width) if full else first_screen(report, width)
-    else:
-        parts = rank_parts(report, width)
-    return _printed(parts, console)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
-
-
-def _printed(parts: "Iterable[RenderableType]", console: Console) -> str:
-    """Return parts as text of the terminal's width, in colour if the console wants it."""
-    from rich.console import Console as RichConsole
-
-    buffer = StringIO()
     colors = console.colors(sys.stdout)
-    rich = RichConsole(
-        file=buffer,
-        width=_width(),
-        force_terminal=colors,
-        no_color=not colors,
-        color_system="standard" if colors else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    for part in parts:
-        rich.print(part)
-    # Tables pad their last column with blanks.
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    console.answer(printed(parts, table_width(), colors=colors), painted=colors)

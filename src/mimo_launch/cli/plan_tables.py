@@ -1,16 +1,19 @@
-"""The report of `plan` as tables.
+"""What `plan` prints: the first screen, with the answer, and with `--full` or `--rank` all tables.
 
-Decides: which tables users see, and where long lists are cut.
-Relies on: `drawing.rows` for the facts; `drawing.plan_tables` for tables that a page has, too.
+Decides: the form of the first screen: at most some 40 lines, readable at 60 columns; which tables
+users see, and where long lists are cut.
+Relies on: `drawing.rows` for the facts, `drawing.answer_text` for the words of the first screen;
+`drawing.plan_tables` for tables that a page has, too.
 Leaves: the output stream and its width to the command.
 """
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from mimo_launch.cli.plan.estimate_tables import (
+from mimo_launch.cli.plan_estimates import (
     estimate_tables,
     headline,
     layer_parts,
@@ -23,9 +26,28 @@ from mimo_launch.diag.quantities import (
     num_ranks_text,
     percent,
     ranks_text,
+    seconds_text,
     some,
     span_text,
 )
+from mimo_launch.drawing.answer_text import (
+    FITS_TITLE,
+    KEYS_STAY,
+    PARTS,
+    RANKS_TITLE,
+    TIME_TITLE,
+    LossText,
+    basis_of,
+    details_of,
+    facts_of,
+    fitting_of,
+    holders_of,
+    how_to_use,
+    losses_of,
+    times_of,
+    title_of,
+)
+from mimo_launch.drawing.answer_text import LOSSES_TITLE as WHAT_HELPS_TITLE
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     LOSSES_TITLE,
@@ -41,12 +63,96 @@ from mimo_launch.drawing.rows import (
     BridgeRow,
     Header,
     HeldModule,
-    Link,
     RankReport,
     RankRow,
     Report,
 )
 from mimo_launch.drawing.timeline import bubble_lines, grid_lines
+from mimo_launch.search.fitting import WhatFits
+
+_WIDEST = 80
+_BAR = 50
+# Characters of a bar.
+_MARKS = {"computing": "#", "communicating": "+", "waiting": ".", "updating": "="}
+
+
+def parts_of(report: Report | RankReport, width: int, *, full: bool) -> Iterator[RenderableType]:
+    """Return what is shown of a job, with `full` in all tables, or of one rank."""
+    if isinstance(report, RankReport):
+        return rank_parts(report, width)
+    return job_parts(report, width) if full else first_screen(report, width)
+
+
+def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the answer and the picture."""
+    width = min(width, _WIDEST)
+    yield from _facts(report, width)
+    yield from _part(TIME_TITLE)
+    details = details_of(report.answer)
+    for part, seconds in times_of(report.answer).items():
+        share = seconds / report.answer.step_seconds
+        bar = _MARKS[part] * round(share * min(_BAR, width - 32))
+        yield f"{PARTS[part]:14}{seconds_text(seconds):>9} {percent(share):>5}  {bar}".rstrip()
+        if part in details:
+            yield from _lines(f"  {details[part]}", width, indent=2)
+    if report.answer.losses:
+        yield from _part(WHAT_HELPS_TITLE)
+        for loss in losses_of(report.answer):
+            yield from _loss(loss, width)
+        if sentence := how_to_use(report.answer):
+            yield from _lines(sentence, width)
+    yield from _part(RANKS_TITLE)
+    for holder in holders_of(report):
+        yield from _lines(holder.text, width, indent=2)
+        size, bar, total = min(width - 2, 72), "", 0.0
+        for part, share in holder.shares.items():
+            total += share
+            bar += _MARKS[part] * max(0, round(total * size) - len(bar))
+        yield f"  {bar}"
+    yield ""
+    yield from _lines(
+        "--full: groups, stages, bridges, schedule, memory and work of all ranks. --rank N: of one",
+        width,
+    )
+
+
+def fitting_screen(report: Report, found: WhatFits, width: int) -> Iterator[RenderableType]:
+    """Yield the answer for a spec that does not fit, and changes by which it does."""
+    width = min(width, _WIDEST)
+    yield ""
+    yield from _facts(report, width)
+    yield from _part(RANKS_TITLE)
+    for holder in holders_of(report):
+        yield from _lines(holder.text, width, indent=2)
+    yield from _part(FITS_TITLE)
+    for change in fitting_of(report, found):
+        yield from _loss(change, width)
+    if found.changes:
+        yield from _lines(KEYS_STAY, width)
+
+
+def _facts(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the job, what the estimates are for, and whether it fits and how fast it is."""
+    yield title_of(report)
+    yield from _lines(basis_of(report), width)
+    yield ""
+    for name, text in facts_of(report).items():
+        yield from _lines(f"{name:8}{text}", width, indent=8)
+
+
+def _lines(text: str, width: int, indent: int = 0) -> Iterator[str]:
+    yield from wrap(
+        text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _loss(loss: LossText, width: int) -> Iterator[RenderableType]:
+    for line in _lines(loss.head, width, indent=3):
+        yield Text(line, style="yellow")
+    if loss.helps is not None:
+        yield from _lines(f"   {loss.helps}", width, indent=3)
+    for line in loss.settings:
+        yield Text(f"     {line}", style="green")
 
 
 def runs_text(held: HeldModule) -> str:
@@ -88,9 +194,8 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     # "Bubble" is said of estimated time alone, which is what a step takes.
     idle = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(schedule_title(schedule), f"idle units by role: {idle}")
-    yield from _plain(
-        grid_lines(schedule.timeline, _encoders(report.header), schedule.makespan, width)
-    )
+    encoders = tuple(report.header.nominal_rows)
+    yield from _plain(grid_lines(schedule.timeline, encoders, schedule.makespan, width))
     yield from _part(headline(report.estimates), *estimate_tables(report.estimates))
 
 
@@ -117,9 +222,8 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     yield from _part(
         f"Schedule: {report.makespan:g} units, {percent(report.timeline.bubble)} of them idle"
     )
-    yield from _plain(
-        grid_lines((report.timeline,), _encoders(report.header), report.makespan, width)
-    )
+    encoders = tuple(report.header.nominal_rows)
+    yield from _plain(grid_lines((report.timeline,), encoders, report.makespan, width))
     yield from _part("Program", report.program)
     for title, program in (("an evaluation", report.evaluation), ("decoding", report.decoding)):
         if program:
@@ -153,10 +257,6 @@ def _plain(lines: Sequence[str]) -> Iterator[RenderableType]:
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
-def _encoders(header: Header) -> tuple[str, ...]:
-    return tuple(header.nominal_rows)
-
-
 def _ranks(rows: Sequence[RankRow]) -> PlainTable:
     has_nodes = rows[0].node is not None
     nodes = ("node",) if has_nodes else ()
@@ -175,20 +275,17 @@ def _ranks(rows: Sequence[RankRow]) -> PlainTable:
     return table
 
 
-def _receiver(link: Link) -> str:
-    return f"{link.dst}: {link.rows}" + (" copied" if link.src == link.dst else "")
-
-
 def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
-    sent: dict[int, list[Link]] = {}
+    sent: dict[int, list[str]] = {}
     for link in bridge.links:
-        sent.setdefault(link.src, []).append(link)
+        copied = " copied" * (link.src == link.dst)
+        sent.setdefault(link.src, []).append(f"{link.dst}: {link.rows}{copied}")
     if not sent:
         return
     to = "" if bridge.target is None else f"{bridge.target} "
     table = PlainTable(f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
     for src in list(sent)[:MAX_SENDERS]:
-        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", ", text=_receiver))
+        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", "))
     yield ""
     yield table
     if len(sent) > MAX_SENDERS:

@@ -2,7 +2,7 @@
 
 Decides: units and columns; that the layers of a module with one kind of layer are not listed.
 Relies on: `estimate.rows` for the figures, `drawing.layer_rows` for the layers.
-Leaves: the order on the page to `tables`.
+Leaves: the order on the page to `plan_tables`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -16,7 +16,6 @@ from mimo_launch.drawing.rows import RankReport, Report
 from mimo_launch.drawing.spans import Unit, planned, simulated
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.simulation_result import Simulation
 
 EXIT_UNWRITABLE = 1
 
@@ -34,6 +33,26 @@ class Drawings:
     rank: int | None
     ranks: str | None
     model_units: bool
+
+    def traced(self, num_ranks: int) -> Sequence[int] | None:
+        """Return the ranks that `--trace-ranks` or else `--rank` asks for; None without both.
+
+        Raises: typer.BadParameter.
+        """
+        if self.ranks is None:
+            return None if self.rank is None else (self.rank,)
+        if self.ranks == "all":
+            return range(num_ranks)
+        from mimo_launch.launcher.worker_logs import parse_ranks
+
+        try:
+            ranks = sorted(parse_ranks(self.ranks))
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}; or all", param_hint="--trace-ranks") from error
+        if ranks[-1] >= num_ranks:
+            message = f"there is no rank {ranks[-1]}; the last one is {num_ranks - 1}"
+            raise typer.BadParameter(message, param_hint="--trace-ranks")
+        return ranks
 
 
 def check_targets(spec_file: Path, wanted: Drawings) -> None:
@@ -57,27 +76,6 @@ def check_targets(spec_file: Path, wanted: Drawings) -> None:
         taken[path.resolve()] = f"the file of {option}"
 
 
-def _ranks_traced(text: str | None, rank: int | None, num_ranks: int) -> Sequence[int] | None:
-    """Return the ranks that `--trace-ranks` or else `--rank` asks for; None if neither is given.
-
-    Raises: typer.BadParameter.
-    """
-    if text is None:
-        return None if rank is None else (rank,)
-    if text == "all":
-        return range(num_ranks)
-    from mimo_launch.launcher.worker_logs import parse_ranks
-
-    try:
-        ranks = sorted(parse_ranks(text))
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}; or all", param_hint="--trace-ranks") from error
-    if ranks[-1] >= num_ranks:
-        message = f"there is no rank {ranks[-1]}; the last one is {num_ranks - 1}"
-        raise typer.BadParameter(message, param_hint="--trace-ranks")
-    return ranks
-
-
 def write_drawings(
     plan: Plan,
     report: Report | RankReport,
@@ -91,28 +89,15 @@ def write_drawings(
     """
     if wanted.svg is None and wanted.trace is None and wanted.page is None:
         return
+    header = report.header
     simulation = None if wanted.model_units else estimator.simulation_of_all
     if wanted.svg is not None or wanted.trace is not None:
-        _write_step(plan, simulation, report, console, wanted)
-    if wanted.page is not None and isinstance(report, Report):
-        from mimo_launch.drawing.plan_page import plan_page
-
-        _write(wanted.page, plan_page(plan, report, simulation), "--html", console)
-
-
-def _write_step(
-    plan: Plan,
-    simulation: Simulation | None,
-    report: Report | RankReport,
-    console: Console,
-    wanted: Drawings,
-) -> None:
-    """Write the picture and the trace of the step."""
-    header = report.header
-    traced = _ranks_traced(wanted.ranks, wanted.rank, header.world_size)
-    timeline = (
-        planned(plan) if simulation is None else simulated(plan.layout, simulation, Unit.ESTIMATED)
-    )
+        traced = wanted.traced(header.world_size)
+        timeline = (
+            planned(plan)
+            if simulation is None
+            else simulated(plan.layout, simulation, Unit.ESTIMATED)
+        )
     if wanted.svg is not None:
         from mimo_launch.drawing.svg import render_svg
 
@@ -128,21 +113,26 @@ def _write_step(
         from mimo_launch.drawing.trace import ranks_shown, render_trace
 
         ranks = ranks_shown(timeline) if traced is None else traced
-        _write(
-            wanted.trace, render_trace(timeline, name=header.name, ranks=ranks), "--trace", console
-        )
+        text = render_trace(timeline, name=header.name, ranks=ranks)
+        _write(wanted.trace, text, "--trace", console)
         if traced is None and len(ranks) < header.world_size:
             console.note(
                 f"   = note: it has {len(ranks)} of {header.world_size:,} ranks, one of each "
                 "kind; --trace-ranks 0,5-7 or --trace-ranks all writes others"
             )
+    if wanted.page is not None and isinstance(report, Report):
+        from mimo_launch.drawing.plan_page import plan_page
+
+        _write(wanted.page, plan_page(plan, report, simulation), "--html", console)
 
 
 def _write(path: Path, text: str, option: str, console: Console) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        console.note(f"error: cannot write {path}: {error.strerror or error}")
-        console.note(f"   = help: give {option} a file in a folder that exists and is yours")
-        raise typer.Exit(EXIT_UNWRITABLE) from None
+        console.refuse(
+            f"cannot write {path}: {error.strerror or error}",
+            help_=f"give {option} a file in a folder that exists and is yours",
+            code=EXIT_UNWRITABLE,
+        )
     console.note(f"wrote {path}")

@@ -1,1 +1,0 @@
-"""`mimo-launch report`."""
