@@ -1,7 +1,8 @@
 """`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
 
 Decides: the kind of the folder, and what is shown.
-Relies on: `hugging_face` and `checkpoint.folder`; neither reads a tensor.
+Relies on: `hugging_face` and `checkpoint.folder`, neither of which reads a tensor;
+`launcher.run_folder` for a run without a checkpoint.
 Leaves: checking a spec against a folder to `validate`.
 """
 
@@ -55,7 +56,6 @@ def inspect(
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.hugging_face.contents import read_contents
     from mimo_launch.hugging_face.folder import CONFIG, ConfigError, FilesError, is_hugging_face
-    from mimo_launch.launcher.run_folder import State, is_run, status_of
 
     console = console_of(ctx)
     if families:
@@ -76,6 +76,8 @@ def inspect(
         console.note(f"error: {folder}: {error}")
         raise typer.Exit(2) from None
     except NoCheckpoint as error:
+        from mimo_launch.launcher.run_folder import State, is_run, status_of
+
         console.note(f"error: {error}")
         help_ = f"name a folder with {CONFIG}, a run folder or a checkpoint"
         if is_run(folder):
@@ -95,7 +97,8 @@ def _answer(found: "_Families | _Model | _Saved", console: Console, *, as_json: 
 
         console.answer(json.dumps({"version": 1, **found.record()}, indent=2, default=list))
         return
-    for line in found.lines():
+    # All before the first is printed, so that a failure prints none.
+    for line in list(found.lines()):
         console.answer(line)
 
 
@@ -168,8 +171,8 @@ class _Model:
 
         found = self.found
         types = ", ".join(TYPES.get(each, each) for each in found.dtypes) or "no weights"
-        files = f"{types}, {len(found.files)} file" + "s" * (len(found.files) != 1)
-        yield f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {files}"
+        what = f"{types}, {len(found.files)} file" + "s" * (len(found.files) != 1)
+        yield f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {what}"
         for part in found.modules:
             size = f", {part.parameters:,} parameters in {_tensors(part.tensors)}"
             known = "" if part.not_computed else size

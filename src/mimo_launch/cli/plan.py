@@ -96,7 +96,6 @@ def plan(
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.plan_files import Drawings, check_targets, write_drawings
-    from mimo_launch.cli.plan_tables import parts_of
     from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
     from mimo_launch.drawing.plan_report import json_parts
     from mimo_launch.estimate.estimates import Estimator
@@ -133,6 +132,8 @@ def plan(
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
+        from mimo_launch.cli.plan_tables import parts_of
+
         _answer(parts_of(report, table_width(), full=full), console)
 
 
@@ -173,7 +174,7 @@ def _count(text: str) -> int:
 def _what_fits(
     plan: "Plan", constants: "Calibration | None", *, worst: bool
 ) -> "Iterator[RenderableType]":
-    """Return changes by which a spec fits into the memory of its GPUs."""
+    """Return the screen of changes by which a spec fits into the memory of its GPUs."""
     from mimo_launch.cli.plan_tables import fitting_screen
     from mimo_launch.drawing.plan_report import build_report
     from mimo_launch.estimate.estimates import Estimator
