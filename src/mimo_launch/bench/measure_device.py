@@ -237,16 +237,19 @@ def compute_rates(session: RankSession) -> dict[str, float]:
             right = torch.randn(width, 4 * width, dtype=dtype, device=device)
             seconds = seconds_of(partial(torch.matmul, left, right), device)
             rates[f"matmul_{precision}"] = 2 * rows * 4 * width**2 / seconds / _TERA
-        # The optimizer on as many weights as this rank holds, within limits.
-        weights = (p for module in session.modules.values() for p in module.parameters())
-        held = sum(local_tensor(weight).numel() for weight in weights)
-        size = max(1, min(held, _MOST_WEIGHTS[device.type]))
-        weight = nn.Parameter(torch.randn(size, device=device))
-        weight.grad = torch.randn_like(weight)
-        seconds = seconds_of(torch.optim.AdamW([weight], fused=True).step, device)
-        passed = ADAMW_PASSES * size * weight.element_size()
-        rates["memory_bandwidth"] = passed / seconds / _GIGA
+        rates["memory_bandwidth"] = _adamw(session)
     return rates
+
+
+def _adamw(session: RankSession) -> float:
+    """Return GB/s of the optimizer on as many weights as this rank holds, within limits."""
+    held_here = (p for module in session.modules.values() for p in module.parameters())
+    device, held = session.device, sum(local_tensor(p).numel() for p in held_here)
+    size = max(1, min(held, _MOST_WEIGHTS[device.type]))
+    weight = nn.Parameter(torch.randn(size, device=device))
+    weight.grad = torch.randn_like(weight)
+    seconds = seconds_of(torch.optim.AdamW([weight], fused=True).step, device)
+    return ADAMW_PASSES * size * weight.element_size() / seconds / _GIGA
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:

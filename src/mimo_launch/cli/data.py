@@ -6,6 +6,7 @@ Relies on: `survey` for the facts.
 Leaves: the words to `data_tables`.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,8 +62,6 @@ def data(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what the data of a spec are like, and how fast they are read."""
-    import os
-
     console = console_of(ctx)
     spec = sound_spec(file, overrides, console)
     # One thread each, as ranks have; more would compete while they are timed.

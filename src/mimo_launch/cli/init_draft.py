@@ -32,7 +32,10 @@ DIGITS: dict[str, dict[str, Any]] = {
         "kind": "decoder", "layers": 3, "hidden": 96, "heads": 4, "kv_heads": 2, "vocab": "digits",
     },
 }  # fmt: skip
-GPUS_PER_NODE, BATCH, SEQ, TEXT_ROOM = 8, 32, 2048, 256
+GPUS_PER_NODE = 8
+BATCH = 32
+SEQ = 2048
+TEXT_ROOM = 256
 # The placeholders of an image and a clip in texts, unless `data` says otherwise.
 MARKERS = {"vision": "<image>", "audio": "<audio>"}
 
@@ -218,18 +221,8 @@ def learning_rate(modules: Mapping[str, Any]) -> tuple[float, int]:
 def spec_text(first: FirstSpec, memory: str | None) -> str:
     """Return the spec with comments; `memory` is that of a GPU, or its name, if it is known."""
     data = first.data
-    if first.changes:
-        why = f"the fastest that fits into {memory}, of {first.planned} layouts that were estimated"
-        if first.gain is not None:
-            why += f". It is {percent(first.gain)} faster than all modules on all ranks with the "
-            why += f"smallest tp * pp. What differs: {first.changes}"
-        why = f"A first spec, to be changed: {why}."
-    else:
-        fits = f"fits into {memory}" if memory else "the memory of GPUs is not known"
-        why = "A first spec, to be changed. All modules share all ranks: language has the smallest "
-        why += f"tp * pp ({fits}), encoders are data parallel."
     lines = [
-        *(f"# {line}" for line in wrap(why, 96)),
+        *(f"# {line}" for line in wrap(_why(first, memory), 96)),
         "# What each key means: docs/spec-reference.md, or `mimo-launch schema` for your editor.",
         "version: 1",
         f"name: {flow(data['name'])}",
@@ -258,6 +251,23 @@ def spec_text(first: FirstSpec, memory: str | None) -> str:
     ]
     lines += [f"nodes: {flow(data['nodes'])}"] if "nodes" in data else []
     return "\n".join(lines) + "\n"
+
+
+def _why(first: FirstSpec, memory: str | None) -> str:
+    """Return what the layout is, and why."""
+    if not first.changes:
+        fits = f"fits into {memory}" if memory else "the memory of GPUs is not known"
+        return (
+            "A first spec, to be changed. All modules share all ranks: language has the smallest "
+            f"tp * pp ({fits}), encoders are data parallel."
+        )
+    why = f"the fastest that fits into {memory}, of {first.planned} layouts that were estimated"
+    if first.gain is None:
+        return f"A first spec, to be changed: {why}."
+    return (
+        f"A first spec, to be changed: {why}. It is {percent(first.gain)} faster than all modules "
+        f"on all ranks with the smallest tp * pp. What differs: {first.changes}."
+    )
 
 
 # What a module says behind its ranks and its grid, and what `full` costs.

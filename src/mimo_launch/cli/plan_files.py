@@ -16,6 +16,7 @@ from mimo_launch.drawing.rows import RankReport, Report
 from mimo_launch.drawing.spans import Unit, planned, simulated
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.simulation_result import Simulation
 
 EXIT_UNWRITABLE = 1
 
@@ -89,15 +90,28 @@ def write_drawings(
     """
     if wanted.svg is None and wanted.trace is None and wanted.page is None:
         return
-    header = report.header
     simulation = None if wanted.model_units else estimator.simulation_of_all
     if wanted.svg is not None or wanted.trace is not None:
-        traced = wanted.traced(header.world_size)
-        timeline = (
-            planned(plan)
-            if simulation is None
-            else simulated(plan.layout, simulation, Unit.ESTIMATED)
-        )
+        _write_step(plan, simulation, report, console, wanted)
+    if wanted.page is not None and isinstance(report, Report):
+        from mimo_launch.drawing.plan_page import plan_page
+
+        _write(wanted.page, plan_page(plan, report, simulation), "--html", console)
+
+
+def _write_step(
+    plan: Plan,
+    simulation: Simulation | None,
+    report: Report | RankReport,
+    console: Console,
+    wanted: Drawings,
+) -> None:
+    """Write the picture and the trace of the step."""
+    header = report.header
+    traced = wanted.traced(header.world_size)
+    timeline = (
+        planned(plan) if simulation is None else simulated(plan.layout, simulation, Unit.ESTIMATED)
+    )
     if wanted.svg is not None:
         from mimo_launch.drawing.svg import render_svg
 
@@ -120,10 +134,6 @@ def write_drawings(
                 f"   = note: it has {len(ranks)} of {header.world_size:,} ranks, one of each "
                 "kind; --trace-ranks 0,5-7 or --trace-ranks all writes others"
             )
-    if wanted.page is not None and isinstance(report, Report):
-        from mimo_launch.drawing.plan_page import plan_page
-
-        _write(wanted.page, plan_page(plan, report, simulation), "--html", console)
 
 
 def _write(path: Path, text: str, option: str, console: Console) -> None:

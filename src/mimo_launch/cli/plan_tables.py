@@ -33,6 +33,7 @@ from mimo_launch.diag.quantities import (
 from mimo_launch.drawing.answer_text import (
     FITS_TITLE,
     KEYS_STAY,
+    LOSSES_TITLE,
     PARTS,
     RANKS_TITLE,
     TIME_TITLE,
@@ -47,10 +48,9 @@ from mimo_launch.drawing.answer_text import (
     times_of,
     title_of,
 )
-from mimo_launch.drawing.answer_text import LOSSES_TITLE as WHAT_HELPS_TITLE
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
-    LOSSES_TITLE,
+    LOSS_TERMS_TITLE,
     MAX_GROUPS,
     bridge_table,
     bridge_text,
@@ -96,7 +96,7 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
         if part in details:
             yield from _lines(f"  {details[part]}", width, indent=2)
     if report.answer.losses:
-        yield from _part(WHAT_HELPS_TITLE)
+        yield from _part(LOSSES_TITLE)
         for loss in losses_of(report.answer):
             yield from _loss(loss, width)
         if sentence := how_to_use(report.answer):
@@ -189,7 +189,7 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
         for bridge in report.bridges:
             yield from _links(bridge)
     if report.losses:
-        yield from _part(LOSSES_TITLE, text_table(loss_table(report.losses)))
+        yield from _part(LOSS_TERMS_TITLE, text_table(loss_table(report.losses)))
     schedule = report.schedule
     # "Bubble" is said of estimated time alone, which is what a step takes.
     idle = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))

@@ -86,7 +86,8 @@ def report(
         if each.num_other_lines:
             lines = f"{each.num_other_lines} line" + "s" * (each.num_other_lines != 1)
             console.note(f"warning: {each.file}: left out {lines}, no record of a step")
-    target, charts = output or histories[0].run / "report.html", Charts(histories, smooth)
+    target = output or histories[0].run / "report.html"
+    charts = Charts(histories, smooth)
     try:
         if target.suffix.lower() == ".png":
             content = charts.png()
@@ -110,12 +111,7 @@ def differing_settings(runs: "Sequence[History]") -> list[tuple[str, ...]]:
 
     Runs without a spec that can be read have `?` everywhere.
     """
-    from mimo_launch.launcher.run_folder import SPEC
-    from mimo_launch.spec.load import dump_spec, load_spec
-
-    specs = [load_spec(run.run / SPEC).spec for run in runs]
-    settings = [_flat(dump_spec(spec), "") if spec is not None else () for spec in specs]
-    found = [{key: text for key, text in each if key not in _LEFT_OUT} for each in settings]
+    found = [_settings(run) for run in runs]
     readable = [each for each in found if each]
     keys = dict.fromkeys(key for each in readable for key in each)
     return [
@@ -133,6 +129,17 @@ def changed_settings(runs: "Sequence[History]") -> list[tuple[str, str, str]]:
         for record in run.resumes
         for change in record.get("changes") or ("no setting changed",)
     ]
+
+
+def _settings(run: "History") -> dict[str, str]:
+    """Return the settings of a run by key; none if its spec is missing or cannot be read."""
+    from mimo_launch.launcher.run_folder import SPEC
+    from mimo_launch.spec.load import dump_spec, load_spec
+
+    spec = load_spec(run.run / SPEC).spec
+    if spec is None:
+        return {}
+    return {key: text for key, text in _flat(dump_spec(spec), "") if key not in _LEFT_OUT}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:

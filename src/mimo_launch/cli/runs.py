@@ -64,7 +64,8 @@ def runs(
         return
     rows = [("state", "step", "loss", "age", "name")]
     for each in found:
-        step = f"{each.step:,} of {'?' if each.steps is None else f'{each.steps:,}'}"
+        of = "?" if each.steps is None else f"{each.steps:,}"
+        step = f"{each.step:,} of {of}"
         loss = f"{each.loss:.4f}" if math.isfinite(each.loss) else "-"
         age = duration_text(each.age_s)
         rows.append((each.state.value, step, loss, age, each.run.name))

@@ -13,7 +13,7 @@ import typer
 
 from mimo_launch.cli.shared.console import Console, console_of, table_width
 from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Where, device_here
-from mimo_launch.cli.shared.readiness import custom_classes_fail
+from mimo_launch.cli.shared.readiness import custom_classes_fail, sound_spec
 
 if TYPE_CHECKING:
     from mimo_launch.spec.spec import Spec
@@ -72,7 +72,6 @@ def verify(
     import json
     from dataclasses import asdict
 
-    from mimo_launch.cli.shared.readiness import sound_spec
     from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)

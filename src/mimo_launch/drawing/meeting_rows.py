@@ -111,7 +111,8 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
     num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
-    # A group of all microbatches keeps some thousands, which both ends still share out evenly.
+    # By how much a microbatch can be smaller: 1 unless it is large. A group of all keeps some
+    # thousands, which both ends still share out evenly.
     size, microbatches = samples.microbatch_size, samples.replicas * bridge.group_size
     fitting = (
         times

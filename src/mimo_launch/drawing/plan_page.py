@@ -27,6 +27,7 @@ from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_page, html_prose, html_table, html_text
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
+    LOSS_TERMS_TITLE,
     TextTable,
     bridge_table,
     group_table,
@@ -34,7 +35,6 @@ from mimo_launch.drawing.plan_tables import (
     module_table,
     schedule_title,
 )
-from mimo_launch.drawing.plan_tables import LOSSES_TITLE as OF_LOSSES
 from mimo_launch.drawing.rank_cells import rank_cells
 from mimo_launch.drawing.rank_map import class_table, map_legend, map_style, rank_map
 from mimo_launch.drawing.rows import Report, TimelineRow
@@ -94,7 +94,7 @@ def plan_page(plan: Plan, report: Report, simulation: Simulation | None = None) 
     if report.bridges:
         parts += _table(BRIDGES_TITLE, bridge_table(report.bridges))
     if report.losses:
-        parts += _table(OF_LOSSES, loss_table(report.losses))
+        parts += _table(LOSS_TERMS_TITLE, loss_table(report.losses))
     if simulation is None:
         drawn = _Step(schedule_title(report.schedule), report.schedule.timeline, Unit.MODEL)
     else:
@@ -180,8 +180,8 @@ class _Step:
             )
             label = f"{ranks_text(row.ranks)} {role_text(row.role)}"
             rows.append(Row(label, row.role, len(row.ranks), row.bubble, spans))
-        spans = tuple(span for row in rows for span in row.spans)
-        timeline = Timeline(self.unit, max(row.ranks[0] for row in kept) + 1, spans)
+        all_spans = tuple(span for row in rows for span in row.spans)
+        timeline = Timeline(self.unit, max(row.ranks[0] for row in kept) + 1, all_spans)
         entries = [
             (shade, f"{module} {word}")
             for number, module in enumerate(modules)

@@ -167,7 +167,8 @@ def _header(plan: Plan, step: StepData, worst: bool) -> Header:
 
 def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
     mine, grid = spec.modules[module.name], module.grid
-    placement, role, own, theirs = None, LANGUAGE, grid.ranks, layout.language.grid.ranks
+    own, theirs = grid.ranks, layout.language.grid.ranks
+    placement, role = None, LANGUAGE
     if not module.is_language:
         overlaps = own.start < theirs.stop and theirs.start < own.stop
         placement = "colocated" if own == theirs else "overlapping" if overlaps else "disjoint"

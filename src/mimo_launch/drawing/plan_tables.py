@@ -20,7 +20,7 @@ from mimo_launch.drawing.rows import BridgeRow, GroupRow, LossRow, ModuleRow, Sc
 from mimo_launch.spec.base import LANGUAGE
 
 BRIDGES_TITLE = "Bridges (nominal rows of one step)"
-LOSSES_TITLE = "Losses (each the mean of its nominal terms of one step)"
+LOSS_TERMS_TITLE = "Losses (each the mean of its nominal terms of one step)"
 MAX_GROUPS = 8
 
 

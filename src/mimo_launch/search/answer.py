@@ -44,20 +44,21 @@ class OfferedChange:
     def of(cls, planned: Planned, before: Estimates) -> "OfferedChange":
         """Return a change that was planned, compared with the estimates before it."""
         seconds = planned.estimates.step_seconds
-        settings = {
-            # Of a grid only the axes of several ranks.
-            path: {axis: size for axis, size in value.items() if size > 1}
-            if isinstance(value, dict)
-            else value
-            for path, value in planned.change.settings.items()
-        }
+        settings = planned.change.settings
         return cls(
             text=planned.change.text,
-            settings=settings,
+            settings={path: _without_ones(value) for path, value in settings.items()},
             step_seconds=seconds,
             gain=before.step_seconds / seconds - 1,
             needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
         )
+
+
+def _without_ones(value: Any) -> Any:
+    """Return a setting; of a grid only the axes of several ranks."""
+    if not isinstance(value, dict):
+        return value
+    return {axis: size for axis, size in value.items() if size > 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class Change:
     @property
     def text(self) -> str:
         """What is changed, in words."""
-        words = (self._words_of_ranks(), self._words_of_modules(), self._words_of_schedule())
+        words = (self._words_of_ranks(), self._words_of_modules(), self._words_of_step())
         return ", ".join(word for part in words for word in part)
 
     def _words_of_ranks(self) -> Iterator[str]:
@@ -57,8 +57,7 @@ class Change:
             apart = [name for name in modules if modules[name].rank_range != own]
             if apart:
                 number = num_ranks_text(len(modules[apart[0]].rank_range))
-                rest = [name for name in modules if name not in apart]
-                rest.sort(key=lambda name: name != LANGUAGE)
+                rest = [LANGUAGE, *(n for n in modules if n != LANGUAGE and n not in apart)]
                 each = "their own" if len(apart) > 1 else "its own"
                 yield f"give {listed(apart)} {number} of {each} and {listed(rest)} {len(own):,}"
             else:
@@ -91,7 +90,7 @@ class Change:
         """Return the modules of which a key is set."""
         return [name for name in self.spec.modules if f"modules.{name}.{key}" in self.settings]
 
-    def _words_of_schedule(self) -> Iterator[str]:
+    def _words_of_step(self) -> Iterator[str]:
         spec, settings, own = self.spec, self.settings, self.spec.schedule
         if "train.precision" in settings:
             yield f"compute in {spec.train.precision}"
@@ -134,12 +133,13 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
             different[path] = place[last] = value
     # In the order of the file.
     sections = [*(f"modules.{name}" for name in spec.modules), *data]
-    place_of = {
-        path: sections.index(".".join(path.split(".")[: 2 if path.startswith("modules.") else 1]))
-        for path in different
-    }
-    settings = {path: different[path] for path in sorted(different, key=place_of.__getitem__)}
+    ordered = sorted(different, key=lambda path: sections.index(_section(path)))
+    settings = {path: different[path] for path in ordered}
     try:
         return Change(kind, settings, spec_from_data(data)) if different else None
     except ValueError:
         return None
+
+
+def _section(path: str) -> str:
+    return ".".join(path.split(".")[: 2 if path.startswith("modules.") else 1])

@@ -2,7 +2,7 @@
 
 Decides: which values are tried: microbatches, schedules, recomputing, sharding, split experts;
 which of them save memory, and their order: those that cost least time first.
-Relies on: the spec alone.
+Relies on: the spec; `changes` for what a change is.
 Leaves: grids and ranks to `grid_changes`; whether a change is legal and fits, and what it gains or
 costs, to `advice`.
 """
@@ -128,12 +128,7 @@ def smaller_changes(spec: Spec, first: Change) -> Iterator[Change]:
     light: dict[str, Any] = {**cut, "schedule.encoder_microbatches": pp} if in_phases(own) else cut
     sharded = _of_modules("sharding", [n for n, m in own.modules.items() if m.grid.dp > 1])
     recomputed = _of_modules("recompute", own.modules)
-    share = own.batch.global_ // own.language.grid.dp
-    least = (min(share, factor * own.schedule.microbatches) for factor in (2, 4))
-    twice, four_times = (
-        {"schedule.microbatches": next(each for each in divisors(share) if each >= number)}
-        for number in least
-    )
+    twice, four_times = _more_microbatches(own, 2), _more_microbatches(own, 4)
     steps = (
         cut,
         light,
@@ -152,3 +147,9 @@ def smaller_changes(spec: Spec, first: Change) -> Iterator[Change]:
 
 def _of_modules(key: str, names: Iterable[str]) -> dict[str, Any]:
     return {f"modules.{name}.{key}": "full" for name in names}
+
+
+def _more_microbatches(spec: Spec, factor: int) -> dict[str, Any]:
+    share = spec.batch.global_ // spec.language.grid.dp
+    least = min(share, factor * spec.schedule.microbatches)
+    return {"schedule.microbatches": next(each for each in divisors(share) if each >= least)}

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
-from mimo_launch.spec.spec import ExpertGrid, Spec
+from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 # Losses of a smaller share of all GPU time are not mentioned.
 LEAST = 0.01
@@ -151,10 +151,14 @@ class _Holders:
         for kind in dict.fromkeys(kind for _, kind in sorted(most, key=lambda key: -parts[key])):
             what, axes = _EXCHANGED[kind]
             whose = [self.spec.modules[name] for name, each in most if each == kind]
-            cuts = [{**dict(each.grid), "ep": (each.experts or ExpertGrid()).ep} for each in whose]
-            sizes = {axis: max(each[axis] for each in cuts) for axis in axes}
+            sizes = {axis: max(_size(module, axis) for module in whose) for axis in axes}
             whats.append(f"{what} ({sizes_text(sizes)})")
         return f"{_does(names, 'exchange')} {listed(whats)}"
+
+
+def _size(module: ModuleSpec, axis: str) -> int:
+    experts = module.experts or ExpertGrid()
+    return experts.ep if axis == "ep" else int(getattr(module.grid, axis))
 
 
 def _largest(parts: Mapping[_Key, float]) -> list[_Key]:

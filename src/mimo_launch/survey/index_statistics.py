@@ -77,6 +77,14 @@ class Evenness:
     mean: Imbalance
     worst: Imbalance
 
+    @classmethod
+    def of(cls, seen: Sequence[Imbalance]) -> "Evenness":
+        """Return the evenness over steps, from the imbalance of each."""
+        before = [each.before for each in seen]
+        after = [each.after for each in seen]
+        mean = Imbalance(sum(before) / len(seen), sum(after) / len(seen))
+        return cls(len(seen), mean, Imbalance(max(before), max(after)))
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -107,12 +115,10 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
     lengths = [sample.num_tokens for sample in samples]
     seq, tokens = spec.batch.seq, sum(lengths)
     steps = [data for *_, data in first_steps(spec, dataset, MOST_STEPS, min(most, num_records))]
-    evenness = {}
-    for module in layout.moving:
-        seen = [StepViews(layout, data).imbalance(module) for data in steps]
-        columns = [each.before for each in seen], [each.after for each in seen]
-        mean = Imbalance(*(sum(column) / len(seen) for column in columns))
-        evenness[module.name] = Evenness(len(seen), mean, Imbalance(*map(max, columns)))
+    evenness = {
+        module.name: Evenness.of([StepViews(layout, data).imbalance(module) for data in steps])
+        for module in layout.moving
+    }
     chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
     num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
     return Facts(

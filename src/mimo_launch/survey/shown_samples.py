@@ -73,7 +73,7 @@ def show_samples(
     spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
     """Return the first `most` samples with their records decoded, no record a second time."""
-    show = _Show(spec, dataset)
+    shown = _Records(spec, dataset)
     found: list[Shown] = []
     seen: set[int] = set()
     for sample in islice(samples, most):
@@ -81,19 +81,19 @@ def show_samples(
         if seen & ids:
             break
         seen |= ids
-        records = [show.record(record) for record in sample.records]
+        records = [shown.of(record) for record in sample.records]
         found.append(Shown(records, spec.batch.seq - sample.num_tokens))
     return found
 
 
 @dataclass(frozen=True)
-class _Show:
+class _Records:
     """Decodes the records of a data set."""
 
     spec: Spec
     dataset: Dataset
 
-    def record(self, sample: SampleData) -> ShownRecord:
+    def of(self, sample: SampleData) -> ShownRecord:
         """Return a record in pieces, in the order in which the model gets them."""
         spec, name = self.spec, self.dataset.name("train", sample.id)
         try:

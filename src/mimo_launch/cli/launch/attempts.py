@@ -58,7 +58,7 @@ class Attempts:
     max_restarts: int
 
     def run(self) -> int:
-        """Run the job until it succeeds or no restarts are left, and return the exit code."""
+        """Run the job until it ends and is not started again; return the exit code."""
         from mimo_launch.launcher.host_resources import environment_fault
         from mimo_launch.launcher.signals import Interrupted
         from mimo_launch.launcher.start_workers import launch
@@ -71,7 +71,9 @@ class Attempts:
             except RunFailed as failed:
                 show_failure(failed, self.job, self.console)
                 restarts += 1
-                if restarts > self.max_restarts or not self._restarts(failed, restarts, pause):
+                if restarts > self.max_restarts:
+                    return 1
+                if not self._waits_to_restart(failed, restarts, pause):
                     return 1
             except Interrupted as interrupted:
                 return self._stopped(interrupted.signal)
@@ -90,7 +92,7 @@ class Attempts:
             show_way_on(self.job, self.console)
         return code
 
-    def _restarts(self, failed: "RunFailed", number: int, pause: Pause) -> bool:
+    def _waits_to_restart(self, failed: "RunFailed", number: int, pause: Pause) -> bool:
         """Announce the next attempt and wait for its start, or say why there is none."""
         from mimo_launch.launcher.run_folder import newest_checkpoint
 

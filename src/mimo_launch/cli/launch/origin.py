@@ -78,7 +78,10 @@ def node_place(
 
 
 def origin_of(options: Origin, spec: "Spec") -> Origin:
-    """Return what this process is in a job with the ranks of `spec`. Raises: typer.BadParameter."""
+    """Return what this process is in a job with the ranks of `spec`.
+
+    For a rank of srun, sets the environment for torch. Raises: typer.BadParameter.
+    """
     from mimo_launch.launcher.torchrun_slurm import (
         Joined,
         NodelistError,
@@ -101,14 +104,14 @@ def origin_of(options: Origin, spec: "Spec") -> Origin:
     if not options.launches:
         try:
             task = slurm_task(os.environ)
-            found = None if task is None else slurm_place(task, world)
+            if task is not None:
+                found = slurm_place(task, world)
+                if isinstance(found, Joined):
+                    os.environ.update(slurm_environment(task))
+                    return Origin(joined=found, world_size=found.world_size)
+                place = found
         except (WrongTasks, NodelistError) as error:
             raise typer.BadParameter(str(error), param_hint="srun") from error
-        if isinstance(found, Joined):
-            if task is not None:
-                os.environ.update(slurm_environment(task))  # For torch.
-            return Origin(joined=found, world_size=found.world_size)
-        place = found
     nodes = 1 if place is None else place.num_nodes
     if nproc is None and world % nodes:
         raise typer.BadParameter(

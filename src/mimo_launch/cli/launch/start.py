@@ -102,7 +102,7 @@ def _screen(
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The launcher of this host, for whose workers the `request` is."""
+    """Starts the workers of this host, as the `request` says."""
 
     request: Start
     console: Console
