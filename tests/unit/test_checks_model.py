@@ -71,6 +71,20 @@ def test_widths_of_a_decoder(overrides: list[str], expected: list[str]) -> None:
     assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected
 
 
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ("{factor: 2.0, high_freq_factor: 1.0}", "must be below the second"),
+        ("{rope_type: yarn, factor: 2.0, beta_fast: 0.5}", "must not be above the second"),
+    ],
+)
+def test_bounds_that_may_be_equal_are_not_said_to_differ(scaling: str, said: str) -> None:
+    loaded = load_text(VALID, overrides=[f"{LANGUAGE}.model.rope_scaling={scaling}"])
+    assert loaded.spec is not None, loaded.diagnostics
+    [found] = check(loaded.spec)
+    assert found.why.endswith(said)
+
+
 def test_sequence_parallel_splits_seq_over_tp() -> None:
     sp = f"{LANGUAGE}.sequence_parallel=true"
     assert codes(sp) == []

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from tests.support.specs import box, spec
 from torch import Tensor
 
+from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.export import export
 from mimo_launch.export.export import NOTE, InTheWay, new_folder, write_tensors
 from mimo_launch.export.export_plan import Exporter
@@ -18,6 +19,7 @@ from mimo_launch.export.tensors import FileTensor, file_tensors
 from mimo_launch.hugging_face.architectures import alone
 from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import read_headers
+from mimo_launch.hugging_face.runs import Runs
 
 SEGMENTS = {
     "q.weight": (4, 6), "k.weight": (2, 6), "v.weight": (2, 6), "patch.weight": (3, 8),
@@ -56,6 +58,31 @@ def test_fused_reshaped_and_padded_segments_fill_the_tensors_of_a_file() -> None
     for number, chunk in enumerate(made["qkv.weight"].boxes(tensor)):
         chunk.tensor.fill_(number)
     assert tensor[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
+
+
+def test_rows_in_runs_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader loads all that is stored around a box, so each further box would load it again."""
+    at = {
+        "q.weight": Place("qk.weight", 0, 4, runs=Runs(2, 3)),
+        "k.weight": Place("qk.weight", 2, 2, runs=Runs(1, 3)),
+    }
+    saved = {"w.q.weight": torch.arange(8.0).view(4, 2), "w.k.weight": -torch.ones(2, 2)}
+    segments = {name: tuple(saved[f"w.{name}"].shape) for name in at}
+    made = file_tensors(segments, at.__getitem__, lambda _: torch.bfloat16, prefix="w.")
+    read: list[str] = []
+
+    def read_boxes(_folder: Path, boxes: Sequence[Box], *_: object) -> None:
+        for each in boxes:
+            assert (each.shape, each.offsets) == (tuple(saved[each.name].shape), (0, 0))
+            each.tensor.copy_(saved[each.name])
+            read.append(each.name)
+
+    monkeypatch.setattr(export, "read_boxes", read_boxes)
+    there = SimpleNamespace(path=Path("checkpoint"))
+    [found] = export.read_tensors(there, made)  # type: ignore[arg-type]
+    assert sorted(read) == ["w.k.weight", "w.q.weight"]
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [[0, 1], [2, 3], [-1, -1], [4, 5], [6, 7], [-1, -1]]
 
 
 def test_the_rows_of_a_tower_are_as_wide_as_its_connector() -> None:

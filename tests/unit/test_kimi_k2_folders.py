@@ -50,6 +50,7 @@ def test_its_name_and_form_are_written_where_the_weights_came_from_one() -> None
         ({"scoring_func": "softmax"}, "scoring_func: softmax"),
         ({"topk_method": "greedy"}, "topk_method: greedy"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: 2"),
+        ({"rope_interleave": False}, "rope_interleave: false"),
         ({"num_key_value_heads": 8}, "num_key_value_heads: 8"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
     ],

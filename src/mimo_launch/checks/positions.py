@@ -136,7 +136,8 @@ def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
         headline=f"`{name}`: {names[1]} {high:g} is {relation} {names[0]} {low:g}",
         path=(*path, names[1]),
         why=f"wavelengths between original length / {names[1]} and original length / "
-        f"{names[0]} are interpolated, so the first bound must be below the second",
+        f"{names[0]} are interpolated, so the first bound must "
+        f"{'not be above' if is_yarn else 'be below'} the second",
         help=f"write `{names[1]}: {ratio * low:g}`",
         related=(Related(path=(*path, names[0]), label=f"{low:g}"),),
     )

@@ -181,13 +181,14 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
                 made.append(there.whole(name, header).to(each.dtype))
         except SafetensorError as error:
             raise OSError(f"{folder / header.file}: {error}") from error
-    pairs = zip(tensors, made, strict=True)
+    pairs = list(zip(tensors, made, strict=True))
     boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
     # Some families have a tensor of ours twice.
-    first = {(box.name, box.offsets): box for box in reversed(boxes)}
+    first = {box.name: box for box in reversed(boxes)}
     read_boxes(checkpoint.path, list(first.values()), None, lambda: None)
-    for box in boxes:
-        box.tensor.copy_(first[box.name, box.offsets].tensor)
+    values = {name: box.tensor for name, box in first.items()}
+    for each, tensor in pairs:
+        each.fill(tensor, values)
     return made
 
 

@@ -10,7 +10,7 @@ Leaves: reading to `export`, writing to `export`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,13 +51,23 @@ class TensorPart:
     shape: tuple[int, ...]
     place: Place
 
-    def views(self, tensor: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """Return the part of the file's tensor as views of it, each with its first row of ours."""
+    def box(self, tensor: Tensor) -> Box:
+        """Return the box of the part as saved: in the file's tensor, a view of it, or beside it.
+
+        Rows in runs are read beside it, all at once; see `put`.
+        """
+        in_runs = self.place.runs is not None
+        into = torch.empty(self.shape, dtype=tensor.dtype) if in_runs else self._view(tensor)
+        return Box(self.name, self.saved, (0,) * len(self.saved), into, counted=False)
+
+    def put(self, values: Tensor, tensor: Tensor) -> None:
+        """Copy the part as saved into the file's tensor."""
         at = self.place
         if at.runs is None:
-            return [(0, self._view(tensor))]
-        pieces = at.runs.pieces(at.first_row, range(self.shape[0]))
-        return [(rows.start, tensor[there]) for rows, there in pieces]
+            self._view(tensor).copy_(values)
+            return
+        for rows, there in at.runs.pieces(at.first_row, range(self.shape[0])):
+            tensor[there] = values[rows.start : rows.stop]
 
     def _view(self, tensor: Tensor) -> Tensor:
         at = self.place
@@ -90,15 +100,13 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def boxes(self, tensor: Tensor) -> list[Box]:
-        """Return the boxes that fill `tensor`, which has this shape and type, as views of it."""
-        found = []
+        """Return a box of each part; `tensor` has this shape and type, and holds most of them."""
+        return [part.box(tensor) for part in self.parts]
+
+    def fill(self, tensor: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Copy each part as saved, by its name, into `tensor`, which has this shape and type."""
         for part in self.parts:
-            rest = (0,) * (len(part.saved) - 1)
-            found += [
-                Box(part.name, part.saved, (first, *rest), view, counted=False)
-                for first, view in part.views(tensor)
-            ]
-        return found
+            part.put(values[part.name], tensor)
 
 
 def file_tensors(

@@ -40,5 +40,7 @@ TEXT = replace(
         only("scoring_func", "sigmoid"),
         only("topk_method", "noaux_tc"),
         only("moe_layer_freq", 1),
+        # That code rotates numbers in pairs, whatever the setting.
+        only("rope_interleave", True),
     ),
 )

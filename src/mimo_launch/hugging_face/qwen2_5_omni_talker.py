@@ -11,18 +11,27 @@ positions on all three axes alike, which rotate as positions on one do.
 from typing import Any
 
 from mimo_launch.hugging_face import decoder
-from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.family import Family, Place
 from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.names import Found
 from mimo_launch.hugging_face.qwen_vl import plain_rope
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.spec.spec import TalkerModel
 
-_ENDS = {
+
+def _head(_model: TalkerModel, book: int) -> Place:
+    """Return the place of the head of a codebook. Raises: KeyError for all but the first."""
+    if book:
+        raise KeyError(book)
+    return Place("codec_head.weight")
+
+
+_ENDS: dict[str, str | Found] = {
     "codes.weight": "model.embed_tokens.weight",
     "project.weight": "thinker_to_talker_proj.weight",
     "project.bias": "thinker_to_talker_proj.bias",
     "norm.weight": "model.norm.weight",
-    "heads.*.weight": "codec_head.weight",
+    "heads.*.weight": _head,
 }
 _DEFAULTS: Config = {
     "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
