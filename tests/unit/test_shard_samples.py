@@ -289,7 +289,7 @@ def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) 
     want = {name: column.copy() for name, column in alone.columns.items()}
     bad = list(alone.bad())
     shutil.rmtree(alone.folder)
-    monkeypatch.setattr("mimo_launch.data.webdataset.index.SMALL", 0)
+    monkeypatch.setattr("mimo_launch.data.webdataset.index_pool.SMALL", 0)
     together = opened(made).splits["train"].index
     assert list(together.bad()) == bad
     for name, column in together.columns.items():

@@ -160,7 +160,7 @@ import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from tests.support.specs import box, spec
-from mimo_launch.data.webdataset.index import _start
+from mimo_launch.data.webdataset.index_pool import _start
 
 if __name__ == "__main__":
     made = spec({"vision": box(0)})

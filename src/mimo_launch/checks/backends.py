@@ -8,12 +8,12 @@ Leaves: whether it is installed to `packages`, whether it works on a host to the
 GPUs multiply in 8 bits to `launcher.gpus`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings, chosen
-from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.row_owners import FP8_STEP
@@ -208,32 +208,32 @@ def fp8_can(spec: Spec, name: str) -> Findings:
             "delete `amax_history`, or write `scaling: delayed`",
             Related(path=(*path, "amax_history"), label="would have no effect"),
         )
-    model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
-    products: list[tuple[str, int, str]] = []
-    if kind.has_standard_blocks:
-        size = kind.widths.head_size
-        kv_heads, heads = kind.widths.key // size, kind.widths.heads // tp
-        products = [
-            ("tokens", model.hidden, "hidden"),
-            ("heads", heads * size, "heads"),
-            ("heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, "heads"),
-            (
-                "inner MLPs",
-                kind.widths.inner // tp,
-                "mlp" if "mlp" in model.model_fields_set else "hidden",
-            ),
-        ]
-    for what, size, key in products:
+    for what, size, where in _product_widths(module, name):
         if size % FP8_STEP:
             yield _cannot_in_8_bits(
                 name,
                 f"{what} on a tp rank are {size} wide, and matrix products in 8 bits need widths "
                 f"that are multiples of {FP8_STEP}",
                 "choose sizes that leave each tp rank such a multiple, or delete `fp8`",
-                Related(path=("modules", name, "model", key), label=f"{size} on each tp rank"),
+                Related(path=where, label=f"{size} on each tp rank"),
             )
     if name == LANGUAGE:
         yield from _tokens_in_steps(spec, module)
+
+
+def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
+    """Yield the sizes of a block's products, each with its name and its key in the spec."""
+    model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
+    if not kind.has_standard_blocks:
+        return
+    path: YamlPath = ("modules", name, "model")
+    size = kind.widths.head_size
+    kv_heads, heads = kind.widths.key // size, kind.widths.heads // tp
+    yield "tokens", model.hidden, (*path, "hidden")
+    yield "heads", heads * size, (*path, "heads")
+    yield "heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, (*path, "heads")
+    mlp: YamlPath = (*path, "mlp" if "mlp" in model.model_fields_set else "hidden")
+    yield "inner MLPs", kind.widths.inner // tp, mlp
 
 
 def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:

@@ -21,6 +21,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
     """A tile is an image of the grid of learned positions, each patch of which may be a row."""
     if model.tiles is None:
         return
+    # All, or none if a part is missing.
     for path, why, remedy in list(_misfits(spec, name, model)):
         yield Diagnostic(
             code="tiles-do-not-fit",

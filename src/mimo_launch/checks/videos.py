@@ -2,7 +2,7 @@
 
 Decides: where videos may be read, and that their time is told in a way that the spec allows.
 Relies on: names of the first members of shards.
-Leaves: processors to `shards`, weights to `init_from`, videos themselves to the index.
+Leaves: processors to `shards`, weights to `init_from_folder`, videos themselves to the index.
 """
 
 from collections.abc import Iterator

@@ -17,9 +17,9 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.quantities import percent
 from mimo_launch.hugging_face import vit
-from mimo_launch.hugging_face.accounts import NAMES
 from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
+from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens, token_id
 from mimo_launch.search.first_spec import FirstLayout, FirstSpec, NothingFits, first_spec
 from mimo_launch.spec.gpus import GPUS

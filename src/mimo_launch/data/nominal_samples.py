@@ -135,12 +135,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
         recipe = video_recipe_of(spec, reader)
     cut = cut_of(spec, encoder)
     if recipe is None and cut is None:
-        number, data = 1, spec.data
-        if isinstance(data, SyntheticData):
-            # Each beyond the least follows by a coin toss.
-            mean = data.min_images + 1 - 0.5 ** (data.max_images - data.min_images)
-            number = data.max_images if worst else max(1, round((1 - data.text_only) * mean))
-        return [None] * number
+        return [None] * _num_images(spec, worst)
     size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
     if recipe is None or reader is None:
         room = _room(spec, encoder, worst=True) // max(1, size.rows)
@@ -156,6 +151,18 @@ def _room(spec: Spec, name: str, worst: bool) -> int:
     """Return the rows that a nominal video has in the text."""
     room = room_for_image(spec, name) or spec.batch.seq - 2
     return max(1, room if worst else room // 2)
+
+
+def _num_images(spec: Spec, worst: bool) -> int:
+    """Return the images of a sample for one encoder: the mean, or the most."""
+    if not isinstance(spec.data, SyntheticData):
+        return 1
+    data = spec.data
+    if worst:
+        return data.max_images
+    # Each beyond the least follows by a coin toss.
+    mean = data.min_images + 1 - 0.5 ** (data.max_images - data.min_images)
+    return max(1, round((1 - data.text_only) * mean))
 
 
 def nominal_digits(data: DigitsData) -> int:

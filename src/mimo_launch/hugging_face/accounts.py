@@ -1,10 +1,8 @@
-"""Accounts for all of a folder: tensors, taken or left out, and parts that are no module of ours.
+"""Accounts for every tensor of a folder: taken by a module, left out for a reason, or by nobody.
 
-Decides: our names of all tensors that a module may have, and the reasons in words; the words for
-what is not read: its type, which types are most like it, which parts are read.
-Relies on: the places of the families, which know the names in files; `registry` for what is read.
-Leaves: shapes, and names that only other settings of the same family have, to `checkpoint`; the
-list of all types to `families_page`.
+Decides: our names of all tensors that a module may have, and the reasons in words.
+Relies on: the places of the families, which know the names in files.
+Leaves: shapes, and names that only other settings of the same family have, to `checkpoint`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,11 +11,8 @@ from typing import Any
 
 from mimo_launch.hugging_face import further_tokens, own_folders
 from mimo_launch.hugging_face.decoder import HEAD
-from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, NoSuchPart, Part
-from mimo_launch.hugging_face.folder import Config, short
-from mimo_launch.hugging_face.registry import FAMILIES, KINDS, PARTS, WHOLES, part_of, parts_of
+from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.wording import close_matches, listing
 
 _KINDS = ("weight", "bias")
 _MLP = ("gate", "up", "down")
@@ -144,66 +139,3 @@ def left_out(
         else:
             strange.append(name)
     return why, strange
-
-
-NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
-_LIKE = 3
-_ALL = "`mimo-launch inspect --families` lists all types"
-
-
-def not_read(config: Config) -> list[str]:
-    """Return what is read as no module of ours, a line each. Raises: ConfigError.
-
-    It begins with a setting, such as `text_config.model_type: gemma`.
-    """
-    name = config.get("model_type")
-    own = f"model_type: {name if isinstance(name, str) else short(name)}"
-    found = []
-    for kind in KINDS:
-        try:
-            part_of(config, kind)
-        except NoSuchPart as error:
-            if error.setting != own:
-                found.append("; ".join((error.setting, *_of_part(config, kind), _ALL)))
-    if not found and not parts_of(config):
-        found.append("; ".join((own, *_of_whole(config), _ALL)))
-    return found
-
-
-def _of_part(config: Config, kind: str) -> Iterator[str]:
-    """Yield which types the part of a whole may have, and which parts are read."""
-    whole = str(config.get("model_type"))
-    inside = WHOLES[whole].families if whole in WHOLES else ()
-    types = [each.model_type for each in inside if each.kind == kind]
-    if types:
-        yield f"in a {whole} it may be {listing(list(dict.fromkeys(types)))}"
-    else:
-        yield f"no {NAMES.get(kind, kind)} of a {whole} is read"
-    read = [NAMES.get(part.family.kind, part.family.kind) for part in parts_of(config)]
-    if read:
-        yield f"read {'is' if len(read) == 1 else 'are'} {' and '.join(read)}"
-
-
-def _of_whole(config: Config) -> Iterator[str]:
-    """Yield the types most like one that is not read, and which of its parts would be."""
-    ours = {each.model_type for each in own_folders.FAMILIES}
-    known = [name for name in dict.fromkeys([*PARTS, *FAMILIES]) if name not in ours]
-    like = close_matches(str(config.get("model_type")), known)[:_LIKE]
-    if len(like) > 1:
-        yield f"the types most like it that are read are {', '.join(like[:-1])} and {like[-1]}"
-    else:
-        yield f"the type most like it that is read is {like[0]}" if like else "none like it is read"
-    if parts := list(_readable(config)):
-        which = "a folder of its own" if len(parts) == 1 else "folders of their own"
-        yield f"of its parts, {' and '.join(parts)} would be read from {which}"
-
-
-def _readable(config: Config, path: str = "") -> Iterator[str]:
-    """Yield the configurations inside that describe a module of ours."""
-    for key, inner in config.items():
-        if not isinstance(inner, dict) or not key.endswith("_config"):
-            continue
-        if (name := str(inner.get("model_type"))) in FAMILIES:
-            yield f"{path}{key} ({name})"
-        else:
-            yield from _readable(inner, f"{path}{key}.")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face import accounts
-from mimo_launch.hugging_face.accounts import NAMES, not_read
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -28,6 +27,7 @@ from mimo_launch.hugging_face.image_processor import (
     read_processor,
     read_recipe,
 )
+from mimo_launch.hugging_face.not_read import NAMES, not_read
 from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of

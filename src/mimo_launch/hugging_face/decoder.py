@@ -4,7 +4,7 @@ Decides: what their configurations mean, which settings our decoder cannot compu
 its tensors.
 Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config classes;
 `rotary` and `windows`.
-Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
+Leaves: comparing with a spec to `checks.init_from_folder`, reading tensors to `checkpoint`.
 """
 
 from dataclasses import dataclass

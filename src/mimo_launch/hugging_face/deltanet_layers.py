@@ -1,7 +1,8 @@
 """Hybrids of attention and Gated DeltaNet in configurations: which layer mixes how, and sizes.
 
 Decides: the letters of `layer_types`, what follows without it, and the sizes of a DeltaNet.
-Relies on: the configuration classes of Qwen3.5 in transformers, for names and defaults.
+Relies on: the configuration classes of Qwen3.5 and Qwen3-Next in transformers, for names and
+defaults.
 Leaves: all other settings to the families.
 """
 

@@ -7,11 +7,12 @@ Leaves: printing to `cli.inspect`.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.hugging_face.accounts import NAMES
 from mimo_launch.hugging_face.architectures import stands_alone
+from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.own_folders import FAMILIES as OWN
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
 
@@ -92,13 +93,17 @@ def page() -> str:
             modules(),
         ),
     ):
-        parts += [f"## {title}\n\n{intro}\n", "| `model_type` | read as | written as | refused |"]
-        parts += ["| --- | --- | --- | --- |"]
-        for each in entries:
-            written, refused = _code(each.written) if each.written else "", "; ".join(each.refused)
-            parts += [f"| {_code(each.model_type)} | {each.read_as} | {written} | {refused} |"]
-        parts += [""]
+        parts += [f"## {title}\n\n{intro}\n", *_table(entries), ""]
     return "\n".join(parts)
+
+
+def _table(entries: list[FamilyEntry]) -> Iterator[str]:
+    yield "| `model_type` | read as | written as | refused |"
+    yield "| --- | --- | --- | --- |"
+    for each in entries:
+        written = _code(each.written) if each.written else ""
+        refused = "; ".join(each.refused)
+        yield f"| {_code(each.model_type)} | {each.read_as} | {written} | {refused} |"
 
 
 def _code(text: str) -> str:

@@ -94,7 +94,7 @@ class Place:
     front. Or it is that of a tensor in which ours is `stacked`. The columns of a `transposed` one
     are our rows. A tensor `at_least_fp32` is not multiplied with activations, and transformers
     keeps it in fp32. An `optional` one may be missing in a file: ours keeps its initial values.
-    With `runs` the rows from `first_row` on are not all ours.
+    With `runs` these rows do not follow each other.
     """
 
     name: str

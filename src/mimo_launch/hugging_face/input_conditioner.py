@@ -48,7 +48,7 @@ def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
         try:
             config = read_config(Path(start))
         except ConfigError:
-            return None  # `checks.init_from` says so.
+            return None  # `checks.init_from_folder` says so.
         if config.get("model_type") != RADIO:
             return None
         said = (config.get("norm_mean") or MEAN, config.get("norm_std") or STD)

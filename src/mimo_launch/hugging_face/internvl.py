@@ -62,7 +62,7 @@ WHOLE = TowerAndDecoder(
     tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector=layers_at({**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"}),
-    last_layer=-1,
+    feature_layer=-1,
     fixed={
         # The norm behind the last layer is none of the states of layers.
         "final_norm": lambda config: (

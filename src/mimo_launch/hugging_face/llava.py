@@ -62,7 +62,7 @@ WHOLE = TowerAndDecoder(
     tower_names=VISION_NAMES,
     text_names=TEXT_NAMES,
     projector=layers_at(LAYERS),
-    last_layer=-2,
+    feature_layer=-2,
     fixed=FIXED,
     refusals=refusals(
         ONE_LAYER,

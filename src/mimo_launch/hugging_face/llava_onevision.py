@@ -36,13 +36,15 @@ def _grids(config: Config) -> tuple[tuple[int, int], ...]:
     side = number(config["vision_config"], "image_size", vit.IMAGE)
     pins = config.get("image_grid_pinpoints")
     pins = list(_USUAL) if pins is None else pins
-    if not isinstance(pins, list):
+    if not isinstance(pins, list) or not all(_is_grid(each, side) for each in pins):
         return ()
-    for pin in pins:
-        whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
-        if not whole or len(pin) != 2 or any(each % side or each < side for each in pin):
-            return ()
     return tuple((down // side, right // side) for down, right in pins)
+
+
+def _is_grid(pin: Any, side: float) -> bool:
+    """Return whether a pair of sides in pixels is one of whole tiles."""
+    is_whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
+    return is_whole and len(pin) == 2 and not any(each % side or each < side for each in pin)
 
 
 def _most(config: Config) -> int:
@@ -69,6 +71,12 @@ def _pins(vision: VitModel) -> list[list[int]]:
     return [[down * side, right * side] for down, right in grids]
 
 
+def _ratio(vision: VitModel) -> str:
+    """Return the setting for how many tiles of our tower keep all their rows."""
+    most = None if vision.tiles is None else vision.tiles.most
+    return f"anyres_max_{most}"
+
+
 WHOLE = TowerAndDecoder(
     model_type=MODEL_TYPE,
     architecture="LlavaOnevisionForConditionalGeneration",
@@ -80,7 +88,7 @@ WHOLE = TowerAndDecoder(
     tower_names=(*llava.VISION_NAMES, (_NEWLINE, _NEWLINE), (f"model.{_NEWLINE}", _NEWLINE)),
     text_names=llava.TEXT_NAMES,
     projector={**layers_at(llava.LAYERS), "projector.newline.weight": Place(_NEWLINE)},
-    last_layer=-1,
+    feature_layer=-1,
     fixed={**llava.FIXED, "tiles": _tiles},
     refusals=refusals(
         ONE_LAYER,
@@ -98,7 +106,7 @@ WHOLE = TowerAndDecoder(
     token="image_token_index",
     settings={
         "image_grid_pinpoints": _pins,
-        "vision_aspect_ratio": lambda vision: f"anyres_max_{vision.tiles and vision.tiles.most}",
+        "vision_aspect_ratio": _ratio,
         "projector_hidden_act": theirs_of_projector,
         "multimodal_projector_bias": True,
         "vision_feature_layer": -1,

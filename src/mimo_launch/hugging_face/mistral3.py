@@ -40,7 +40,7 @@ WHOLE = TowerAndDecoder(
         "projector.merge.weight": Place(f"{_PROJECTOR}patch_merger.merging_layer.weight"),
         **layers_at(llava.LAYERS),
     },
-    last_layer=-1,
+    feature_layer=-1,
     fixed={
         "final_norm": False,
         "shuffle": lambda config: number(config, "spatial_merge_size", 2),

@@ -3,7 +3,7 @@
 Decides: what its configuration means, and which settings our hybrid model cannot compute.
 Relies on: `config.json` as transformers 5 and NVIDIA's folders have it; defaults are those of its
 config class. `nemotron_h_tensors` for names.
-Leaves: comparing with a spec to `checks.init_from`.
+Leaves: comparing with a spec to `checks.init_from_folder`.
 
 Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624.
 """

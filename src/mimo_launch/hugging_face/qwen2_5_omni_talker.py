@@ -54,7 +54,8 @@ def _config(model: TalkerModel) -> Config:
     config = decoder.config_of(TALKER.model_type, model)
     # Shares of 2 to 3 to 3, as published models have them; text does not depend on them.
     half = model.head_size // 2
-    config["rope_parameters"]["mrope_section"] = [half - 2 * (3 * half // 8), *[3 * half // 8] * 2]
+    side = 3 * half // 8
+    config["rope_parameters"]["mrope_section"] = [half - 2 * side, side, side]
     return {**config, **{_ENDS_OF_SPEECH[k]: getattr(model, f"{k}_code") for k in _CODES}}
 
 

@@ -61,10 +61,8 @@ def _with_defaults(config: Config) -> Config:
     return _DEFAULTS | config
 
 
-def _pattern(config: Config) -> tuple[str, dict[str, Any]]:
-    """Return the letters of all layers, and the other keys of the mixers. Raises: ConfigError."""
-    config = _with_defaults(config)
-    mixers = mixer_keys(config, "")
+def _pattern(config: Config, letters: str) -> str:
+    """Return the letters of all layers; `letters` are those of mixers. Raises: ConfigError."""
     dense = list(config.get(_DENSE) or ())
     every = max(1, int(number(config, _EVERY, 1)))
     has_experts = number(config, "num_experts") > 0
@@ -73,17 +71,18 @@ def _pattern(config: Config) -> tuple[str, dict[str, Any]]:
         is_sparse = has_experts and layer not in dense and (layer + 1) % every == 0
         return EXPERTS if is_sparse else MLP
 
-    pattern = "".join(each + behind(i) for i, each in enumerate(mixers.pop("pattern")))
-    return pattern, mixers
+    return "".join(each + behind(i) for i, each in enumerate(letters))
 
 
 def _keys(config: Config) -> dict[str, Any]:
     """Return a configuration as keys of `model`. Raises: ConfigError."""
-    pattern, mixers = _pattern(config)
+    config = _with_defaults(config)
+    mixers = mixer_keys(config, "")
+    pattern = _pattern(config, mixers["pattern"])
     rope = {_FACTOR: config.get(_FACTOR, 0.25), **rotary.rope_settings(config)}
     found = {
-        "pattern": pattern,
         **mixers,
+        "pattern": pattern,
         **_SIZES.keys(config),
         "rope_theta": number({**config, **rope}, "rope_theta", rotary.THETA),
         "rotary_factor": number(rope, _FACTOR),
@@ -92,9 +91,15 @@ def _keys(config: Config) -> dict[str, Any]:
     if MLP in pattern:
         found["mlp"] = number(config, "intermediate_size", 5632)
     if EXPERTS in pattern:
-        moe = _EXPERTS.keys(_with_defaults(config))
-        found["moe"] = moe_keys(**moe, shared_gate=True)
+        found["moe"] = moe_keys(**_EXPERTS.keys(config), shared_gate=True)
     return found
+
+
+def _training(config: Config) -> dict[str, Any]:
+    """Return the training settings of experts, if there are any. Raises: ConfigError."""
+    whole = _with_defaults(config)
+    has_experts = EXPERTS in _pattern(whole, mixer_keys(whole, "")["pattern"])
+    return balance(config) if has_experts else {}
 
 
 def _config(model: HybridModel) -> Config:
@@ -132,7 +137,7 @@ HYBRID = Family(
     is_ignored=qwen3_5_tensors.is_ignored,
     config=_config,
     architecture="Qwen3NextForCausalLM",
-    training=lambda config: balance(config) if EXPERTS in _pattern(config)[0] else {},
+    training=_training,
     layers_in_one=2,
     has_depths=True,
     depth_place=qwen3_5_tensors.depth_place,

@@ -62,7 +62,7 @@ def _table(config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tower:
+class _Tower:
     """The settings of a tower; `deepstack` is the default of its configuration.
 
     If that is empty, the configuration has no such setting.
@@ -106,8 +106,8 @@ class Tower:
 def vision_family(
     model_type: str, architecture: str, *, deepstack: tuple[int, ...]
 ) -> Family[VitModel]:
-    """Return the family of a tower; `deepstack` as that of a `Tower`."""
-    tower = Tower(model_type, deepstack)
+    """Return the family of a tower; `deepstack` as that of a `_Tower`."""
+    tower = _Tower(model_type, deepstack)
     return Family(
         model_type=model_type,
         kind="vit",

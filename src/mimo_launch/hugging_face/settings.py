@@ -1,4 +1,4 @@
-"""Settings and keys of a model by one table, which is read from `config.json` and written to it.
+"""Settings and keys of a model: one table that is read and written, and what many families share.
 
 Decides: that a setting is true or false where its default is, and a number otherwise; our names of
 activations; what a plain tower and a plain projector do not have.
@@ -70,7 +70,10 @@ class Settings:
 
 
 def applied(entries: Mapping[str, Any], to: Any) -> dict[str, Any]:
-    """Return entries of which each is a value or a function of a configuration, or of a model."""
+    """Return entries with each function replaced by what it returns.
+
+    `to` is what it is called with: a configuration, or a model.
+    """
     return {key: entry(to) if callable(entry) else entry for key, entry in entries.items()}
 
 

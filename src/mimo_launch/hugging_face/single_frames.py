@@ -9,7 +9,7 @@ Source: `transformers` 5.24, video_utils.py, models/internvl and models/smolvlm.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -188,6 +188,22 @@ def _said(config: Mapping[str, Any]) -> tuple[float | None, int | None]:
     return None if fps is None else float(fps), None if number is None else int(number)
 
 
+def _even(config: Mapping[str, Any]) -> Rules:
+    fps, number = _said(config) if config.get("do_sample_frames", False) else (None, None)
+    return EvenSampling(fps, number, None), _one_size(config)
+
+
+def _shifted(config: Mapping[str, Any]) -> Rules:
+    shift, sampled = config["initial_shift"], config.get("do_sample_frames", False)
+    fps, number = _said(config) if sampled else (None, None)
+    if sampled and fps is None and number is None:
+        raise ValueError("do_sample_frames: true without num_frames or fps")
+    if shift is not True and not float(shift) >= 0:
+        raise ValueError(f"initial_shift: {shift}")
+    middle = None if shift is True else float(shift)
+    return ShiftedSampling(None if number else fps, number, None, middle), _one_size(config)
+
+
 def _endless(config: Mapping[str, Any]) -> Rules:
     """Return the rules of SmolVLM, whose chat template samples where they say how.
 
@@ -206,26 +222,9 @@ def _endless(config: Mapping[str, Any]) -> Rules:
     return sampling, SquareFrames(side, side, longest=int(longest))
 
 
-def rules_of(kind: str, config: Mapping[str, Any]) -> Rules | None:
-    """Return the rules of a video processor, by its name without `VideoProcessor`.
-
-    None for one that groups frames. Raises: KeyError, TypeError, ValueError.
-    """
-    sampled = config.get("do_sample_frames", False)
-    match kind:
-        case "LlavaOnevision":
-            fps, number = _said(config) if sampled else (None, None)
-            return EvenSampling(fps, number, None), _one_size(config)
-        case "InternVL":
-            shift = config["initial_shift"]
-            fps, number = _said(config) if sampled else (None, None)
-            if sampled and fps is None and number is None:
-                raise ValueError("do_sample_frames: true without num_frames or fps")
-            if shift is not True and not float(shift) >= 0:
-                raise ValueError(f"initial_shift: {shift}")
-            middle = None if shift is True else float(shift)
-            sampling = ShiftedSampling(None if number else fps, number, None, middle)
-            return sampling, _one_size(config)
-        case "SmolVLM":
-            return _endless(config)
-    return None
+# By the name of a video processor without `VideoProcessor`. Raise KeyError, TypeError, ValueError.
+RULES: dict[str, Callable[[Mapping[str, Any]], Rules]] = {
+    "LlavaOnevision": _even,
+    "InternVL": _shifted,
+    "SmolVLM": _endless,
+}

@@ -26,9 +26,9 @@ from mimo_launch.hugging_face.image_processor import (
     processor_folder,
 )
 from mimo_launch.hugging_face.single_frames import (
+    RULES,
     EvenSampling,
     ExactFrames,
-    rules_of,
 )
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
@@ -147,8 +147,8 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
 
 
 def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe:
-    if (rules := rules_of(kind, config)) is not None:
-        return VideoRecipe(*rules, videos, **_pixels(config))
+    if (rules := RULES.get(kind)) is not None:
+        return VideoRecipe(*rules(config), videos, **_pixels(config))
     over_time, by_second = kind in ("Qwen3VL", "Glm4v"), kind == "Glm4v"
     group, side, merged = (
         _positive(config, key) for key in ("temporal_patch_size", "patch_size", "merge_size")

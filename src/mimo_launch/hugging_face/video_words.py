@@ -1,8 +1,9 @@
 """The words for a video in the text of a conversation, by where language is told its time.
 
 Decides: what is told of each temporal patch, and what is written around its rows and around all of
-them; that the chat template's own text around a video stays.
-Relies on: the package num2words for hyphens, commas and the place of "and" in numbers.
+them; that the chat template's own text around a video stays; numbers in words, as the package
+num2words has them.
+Relies on: `spec` for `Videos`.
 Leaves: their places in a text to `data.webdataset.media_text`, rows to `media_rows`.
 
 Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transformers` 5.24.

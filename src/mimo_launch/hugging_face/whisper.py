@@ -3,7 +3,7 @@
 Decides: what a configuration of Whisper means for its encoder, and the names and places of its
 tensors in a folder.
 Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
-Leaves: comparing with a spec to `checks.init_from`, reading tensors to `checkpoint`.
+Leaves: comparing with a spec to `checks.init_from_folder`, reading tensors to `checkpoint`.
 
 Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
 """

@@ -37,7 +37,7 @@ class TowerAndDecoder:
     `tower_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
     `fixed`: keys of the tower's `model` that the whole decides, each a value or a function of the
     configuration; `refusals`: its settings that we do not compute. Both read the tower's section
-    with its type. `last_layer`: the default of `vision_feature_layer`, where it is a setting.
+    with its type. `feature_layer`: the default of `vision_feature_layer`, where it is a setting.
     `tied(config, text_config)`: whether the output layer is the embedding.
     `token`: the setting for the placeholder. `settings`: the others that are its own, each a value
     or a function of our tower.
@@ -61,7 +61,7 @@ class TowerAndDecoder:
     tied: Callable[[Config, Config], bool]
     token: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    last_layer: int | None = None
+    feature_layer: int | None = None
     text_fixed: Mapping[str, Any] = field(default_factory=dict)
     text_defaults: Config = field(default_factory=dict)
     kind: str = "vit"
@@ -92,9 +92,11 @@ class TowerAndDecoder:
         tower, inner = self._inner(config, self.section, self.towers)
         config = {**config, self.section: inner}
         layers: dict[str, Any] = {}
-        if self.last_layer is not None:
+        if self.feature_layer is not None:
+            # The default of its class.
             usual = int(tower.keys({})["layers"])
-            layers = {"layers": layers_used(config, inner, default=self.last_layer, layers=usual)}
+            used = layers_used(config, inner, default=self.feature_layer, layers=usual)
+            layers = {"layers": used}
         return Part(
             family=tower,
             config=inner,

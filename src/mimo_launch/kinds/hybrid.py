@@ -28,7 +28,7 @@ from mimo_launch.spec.hybrid import (
     RECURRENT,
     RecurrentSizes,
 )
-from mimo_launch.spec.spec import DeltaNetSizes, HybridModel
+from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes
 
 # In a recurrent layer `query` is the number of channels of its heads, `key` that of B or C, the
 # keys or queries of a DeltaNet. The tensors are those that kernels of Mamba keep, which recompute
@@ -77,19 +77,7 @@ class RecurrentLayer:
 
     def recurrence(self, sizes: RecurrentSizes) -> Recurrence:
         """Return the layer's recurrence in numbers."""
-        # The operations between tokens, for one token.
-        if isinstance(sizes, DeltaNetSizes):
-            # Inside a chunk these are products of keys with keys and with queries, a triangular
-            # system for values and keys, and the product with what is written, half of each. Then
-            # keys and queries read the state, and keys write it.
-            keys = sizes.heads * sizes.state
-            within = sizes.chunk * (2 * sizes.shared + keys + 2 * sizes.inner)
-            between = within + 6.0 * sizes.inner * sizes.state
-        else:
-            # Inside a chunk these are C B^T and its product with x, half of each. Then x and B make
-            # the states of all chunks, and C reads them (arXiv:2405.21060, section 6).
-            within = sizes.chunk * (sizes.shared + sizes.inner)
-            between = within + 4.0 * sizes.inner * sizes.state
+        between = _delta_rule(sizes) if isinstance(sizes, DeltaNetSizes) else _state_space(sizes)
         return Recurrence(kind=self.kind, state=sizes.state, steps=self.steps, between=between)
 
     def weights(self, width: int, sizes: RecurrentSizes, share: Share) -> Iterator[Weight]:
@@ -110,6 +98,28 @@ class RecurrentLayer:
         yield from (Weight((heads,)),) * self.of_heads
         yield Weight((inner if self.norms_groups else sizes.head_dim,))
         yield Weight((width, inner), in_product=True)
+
+
+def _state_space(sizes: MambaSizes) -> float:
+    """Return the operations of Mamba-2 between tokens, for one token.
+
+    Inside a chunk these are C B^T and its product with x, half of each. Then x and B make the
+    states of all chunks, and C reads them (arXiv:2405.21060, section 6).
+    """
+    within = sizes.chunk * (sizes.shared + sizes.inner)
+    return within + 4.0 * sizes.inner * sizes.state
+
+
+def _delta_rule(sizes: DeltaNetSizes) -> float:
+    """Return the operations of a Gated DeltaNet between tokens, for one token.
+
+    Inside a chunk these are products of keys with keys and with queries, a triangular system for
+    values and keys, and the product with what is written, half of each. Then keys and queries read
+    the state, and keys write it.
+    """
+    keys = sizes.heads * sizes.state
+    within = sizes.chunk * (2 * sizes.shared + keys + 2 * sizes.inner)
+    return within + 6.0 * sizes.inner * sizes.state
 
 
 RECURRENT_LAYERS = {

@@ -28,7 +28,7 @@ def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
         "utf-16le": len(head) > 1 and not any(head[1::2]),
         "utf-16be": len(head) > 0 and not any(head[::2]),
     }
-    wide = next((name for name, is_it in signs.items() if is_it), None)
+    wide = next((encoding for encoding, is_it in signs.items() if is_it), None)
     if wide is not None:
         return "", Diagnostic(
             code="not-utf8",

@@ -100,7 +100,7 @@ RecurrentSizes = MambaSizes | DeltaNetSizes
 
 
 class HybridModel(LanguageModel):
-    """A language model of Nemotron-H shape (arXiv:2504.03624), or of Qwen3.5 shape.
+    """A language model of Nemotron-H shape (arXiv:2504.03624), of Qwen3.5 or Qwen3-Next shape.
 
     Each layer is a norm, one mixer and a residual connection.
     """

@@ -193,20 +193,19 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     shown = lines[line - 1] if line <= len(lines) else ""
     if variable := variable_in(shown):
         return variable_fault(variable, (), "", line, shown.index(variable) + 1)
-    why = "the file cannot be read past this point, so nothing after it was checked"
-    marks = [each.line for each in (error.context_mark, error.problem_mark) if each]
-    near = sorted({number for each in marks for number in (each - 1, each)})
-    numbers = [number for number in near if 0 <= number < len(lines)]
-    found = ((number, _GLUED.fullmatch(lines[number])) for number in numbers)
-    number, glued = next((pair for pair in found if pair[1]), (0, None))
+    if (found := _glued_at(lines, error)) is not None:
+        number, glued = found
+        return Diagnostic(
+            code="yaml-syntax",
+            headline=f"`{glued[1]}` has no space behind the `:`",
+            why="without a space it is one word, not a key and its value",
+            help=f"write `{glued[2]}: {glued[3]}`",
+            line=number + 1,
+            column=glued.start(1) + 1,
+        )
     problem = error.problem or ""
     indent = shown[: len(shown) - len(shown.lstrip())]
-    if glued is not None:
-        headline = f"`{glued[1]}` has no space behind the `:`"
-        why = "without a space it is one word, not a key and its value"
-        help_ = f"write `{glued[2]}: {glued[3]}`"
-        line, column = number + 1, glued.start(1) + 1
-    elif "\t" in indent or "'\\t'" in problem:
+    if "\t" in indent or "'\\t'" in problem:
         headline = "a tab stands where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
         help_ = "replace each tab by two spaces"
@@ -217,8 +216,23 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
             if any(sign in problem for sign in signs)
         )
     return Diagnostic(
-        code="yaml-syntax", headline=headline, why=why, help=help_, line=line, column=column
+        code="yaml-syntax",
+        headline=headline,
+        why="the file cannot be read past this point, so nothing after it was checked",
+        help=help_,
+        line=line,
+        column=column,
     )
+
+
+def _glued_at(lines: list[str], error: yaml.MarkedYAMLError) -> tuple[int, re.Match[str]] | None:
+    """Return the line with `key:value` without a space that stopped the parser, by its number."""
+    marks = [mark.line for mark in (error.context_mark, error.problem_mark) if mark]
+    for number in sorted({n for mark in marks for n in (mark - 1, mark)}):
+        match = _GLUED.fullmatch(lines[number]) if 0 <= number < len(lines) else None
+        if match is not None:
+            return number, match
+    return None
 
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][\w.:-]*\}|\$[A-Za-z_]\w*|\{\{ *[A-Za-z_][\w.]* *\}\}")

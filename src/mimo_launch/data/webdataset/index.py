@@ -1,9 +1,8 @@
 """The index of shards: made once, kept beside them, and made again when it is out of date.
 
 Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
-wait for a lock, which the kernel releases when its holder ends; how many processes read shards in
-parallel, and when one is faster.
-Relies on: `indexer` for the samples of a shard, `index_columns` for files; renaming a folder is
+wait for a lock, which the kernel releases when its holder ends.
+Relies on: `index_pool` for the samples of shards, `index_columns` for files; renaming a folder is
 atomic.
 Leaves: samples of an index to `samples`.
 """
@@ -12,14 +11,9 @@ import errno
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,7 +32,8 @@ from mimo_launch.data.webdataset.index_columns import (
     read_meta,
     write_bad,
 )
-from mimo_launch.data.webdataset.indexer import SampleIndexer, ShardIndex, index_shard
+from mimo_launch.data.webdataset.index_pool import indexed_shards
+from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.tar_files import shard_files
 from mimo_launch.hugging_face.tokenizer import (
     TOKENIZER,
@@ -46,11 +41,9 @@ from mimo_launch.hugging_face.tokenizer import (
     image_text,
     special_texts,
 )
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import WebdatasetData
 
 FOLDER = ".mimo-index"
-# With fewer bytes of shards, one process is done before others have started.
-SMALL = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,53 +212,3 @@ def _make(
 def _beside(folder: Path) -> Path:
     """Return a unique path beside a folder that other processes may be reading."""
     return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")
-
-
-# The indexer of a process of the pool: made once, because a tokenizer loads slowly.
-_INDEXERS: list[SampleIndexer] = []
-
-
-def _start(spec: Spec) -> None:
-    # Ctrl-C reaches the whole process group, but the parent ends its pool by itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if isinstance(spec.data, WebdatasetData):
-        _INDEXERS.append(SampleIndexer(spec, spec.data))
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent is killed, which the queues of a pool do not notice."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _task(number: int, path: Path) -> ShardIndex:
-    return index_shard(_INDEXERS[0], number, path)
-
-
-def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
-    """Yield the index of each shard in order, made by one process per processor.
-
-    Raises: OSError if one of them is killed.
-    """
-    workers = min(len(shards), len(os.sched_getaffinity(0)))
-    small = sum(path.stat().st_size for path in shards) < SMALL
-    if workers == 1 or small or multiprocessing.current_process().daemon:
-        for number, path in enumerate(shards):
-            yield index_shard(indexer, number, path)
-        return
-    # Not forked: this process may have threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)
-    ) as pool:
-        try:
-            yield from pool.map(_task, range(len(shards)), shards)
-        except BrokenProcessPool as error:
-            raise OSError("a process that made the index was killed; out of memory?") from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -1,0 +1,76 @@
+"""Says what of a folder is read as none of our modules, and what comes nearest.
+
+Decides: the words: what the type is, which types are most like it, which parts are read.
+Relies on: `registry` for what is read.
+Leaves: the list of all types to `families_page`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.hugging_face import own_folders
+from mimo_launch.hugging_face.family import NoSuchPart
+from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.registry import FAMILIES, KINDS, PARTS, WHOLES, part_of, parts_of
+from mimo_launch.spec.wording import close_matches, listing
+
+NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
+_LIKE = 3
+_ALL = "`mimo-launch inspect --families` lists all types"
+
+
+def not_read(config: Config) -> list[str]:
+    """Return what is read as no module of ours, a line each. Raises: ConfigError.
+
+    It begins with a setting, such as `text_config.model_type: gemma`.
+    """
+    name = config.get("model_type")
+    own = f"model_type: {name if isinstance(name, str) else short(name)}"
+    found = []
+    for kind in KINDS:
+        try:
+            part_of(config, kind)
+        except NoSuchPart as error:
+            if error.setting != own:
+                found.append("; ".join((error.setting, *_of_part(config, kind), _ALL)))
+    if not found and not parts_of(config):
+        found.append("; ".join((own, *_of_whole(config), _ALL)))
+    return found
+
+
+def _of_part(config: Config, kind: str) -> Iterator[str]:
+    """Yield which types the part of a whole may have, and which parts are read."""
+    whole = str(config.get("model_type"))
+    inside = WHOLES[whole].families if whole in WHOLES else ()
+    types = [each.model_type for each in inside if each.kind == kind]
+    if types:
+        yield f"in a {whole} it may be {listing(list(dict.fromkeys(types)))}"
+    else:
+        yield f"no {NAMES.get(kind, kind)} of a {whole} is read"
+    read = [NAMES.get(part.family.kind, part.family.kind) for part in parts_of(config)]
+    if read:
+        yield f"read {'is' if len(read) == 1 else 'are'} {' and '.join(read)}"
+
+
+def _of_whole(config: Config) -> Iterator[str]:
+    """Yield the types most like one that is not read, and which of its parts would be."""
+    ours = {each.model_type for each in own_folders.FAMILIES}
+    known = [name for name in dict.fromkeys([*PARTS, *FAMILIES]) if name not in ours]
+    like = close_matches(str(config.get("model_type")), known)[:_LIKE]
+    if len(like) > 1:
+        yield f"the types most like it that are read are {', '.join(like[:-1])} and {like[-1]}"
+    else:
+        yield f"the type most like it that is read is {like[0]}" if like else "none like it is read"
+    if parts := list(_readable(config)):
+        which = "a folder of its own" if len(parts) == 1 else "folders of their own"
+        yield f"of its parts, {' and '.join(parts)} would be read from {which}"
+
+
+def _readable(config: Config, path: str = "") -> Iterator[str]:
+    """Yield the configurations inside that describe a module of ours."""
+    for key, inner in config.items():
+        if not isinstance(inner, dict) or not key.endswith("_config"):
+            continue
+        if (name := str(inner.get("model_type"))) in FAMILIES:
+            yield f"{path}{key} ({name})"
+        else:
+            yield from _readable(inner, f"{path}{key}.")
