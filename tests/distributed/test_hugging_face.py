@@ -167,6 +167,18 @@ def test_every_tensor_that_does_not_fit_is_listed_once_for_all(tmp_path: Path) -
         run_ranks(weights_on_rank, partial, tmp_path, world_size=2)
 
 
+def test_tensors_that_a_family_does_not_have_are_missing_in_its_folders(tmp_path: Path) -> None:
+    """A Llama has no experts: with `init_partial`, which `validate` asks for, they start anew."""
+    save(tiny("llama"), tmp_path / "model")
+    moe = {"experts": 4, "top_k": 2, "width": 16}
+    asked = made("llama", "tp2", tmp_path / "model", init_partial=True, model={"moe": moe})
+    for _, [event], _ in run_ranks(weights_on_rank, asked, tmp_path, world_size=2):
+        assert "layers.0.mlp.router.weight" in event.missing
+        assert event.misfits == ()
+        assert "model.layers.1.mlp.up_proj.weight" in event.unused
+        assert event.num_loaded == 15
+
+
 def test_what_is_said_twice_is_left_out_by_rule_and_listed(tmp_path: Path) -> None:
     """Frequencies that old versions saved, and the head of a tied model."""
     model = tiny("qwen2")

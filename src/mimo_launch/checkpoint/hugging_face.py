@@ -144,7 +144,7 @@ def _placed(
     """
     for box in weight_boxes(module):
         key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
-        if (place := part.place(key, model)) is not None:
+        if (place := _place_of(part, key, model)) is not None:
             other = part.family.other_place(key, model)
             place = place if other is None or other.name not in stored else other
             if place.optional and place.name not in stored:
@@ -155,6 +155,14 @@ def _placed(
                 there = stored[key][1].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
         yield replace(box, name=key, shape=shape), place
+
+
+def _place_of(part: Part[Any], key: str, model: Any) -> Place | None:
+    """Return a place; what the family does not have is missing in its files under our name."""
+    try:
+        return part.place(key, model)
+    except KeyError:
+        return Place(key)
 
 
 def _found(place: Place, stored: Stored) -> Place:
