@@ -12,6 +12,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.checkpoint.loading import start_run
+from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
@@ -150,3 +151,14 @@ def test_progress_of_the_thread_is_told_as_reading() -> None:
     # Texts, documents and images of two samples in each of three steps.
     assert len(seen) == 18
     assert seen[0] == (1, Phase.READING)
+
+
+def largest() -> list[int]:
+    group = dist.group.WORLD
+    assert group is not None
+    return MaxOverRanks((dist.get_rank(), 3 - dist.get_rank(), 1), group).wait()
+
+
+def test_ranks_tell_each_other_their_largest_numbers() -> None:
+    """Bad samples of the next step, and memory."""
+    assert run_ranks(largest, world_size=2) == [[1, 3, 1]] * 2

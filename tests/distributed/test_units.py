@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout import stages
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models import build, fsdp
@@ -127,3 +128,19 @@ def no_hook(made: Spec) -> None:
                 for unit in fsdp.fsdp_modules(network):
                     group: Any = unit._get_fsdp_state()._fsdp_param_group
                     assert group._all_reduce_hook is None
+
+
+def rows_of_parts(made: Spec) -> list[int]:
+    with RankSession(Plan.of(made)) as session:
+        declared = session.modules["language"].declared()
+        parts = local_segments(declared, lambda parameter: parameter.detach())
+        return [each.local.shape[0] for each in parts]
+
+
+def test_a_rank_has_no_empty_part_of_a_weight() -> None:
+    """Keys and values of two heads lie behind queries of four: shards end where segments do."""
+    model = {"heads": 4, "kv_heads": 2, "head_dim": 4, "layers": 1}
+    made = spec({"language": box(0, dp=2, sharding="full", model=model)}, microbatches=1)
+    for rows in run_ranks(rows_of_parts, made, world_size=2):
+        assert rows
+        assert min(rows) > 0

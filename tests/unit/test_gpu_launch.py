@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
 
+from mimo_launch.comm.world import DeviceError, join_world, versions
 from mimo_launch.launcher import gpus
 from mimo_launch.launcher.failure_report import report_lines
 from mimo_launch.launcher.shared_progress import HostCells
@@ -81,6 +83,18 @@ def test_a_setting_under_which_jobs_hang_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(gpus.NotEnoughGpus, match="unset it"):
         gpus.device_of("cuda", 1)
     assert gpus.device_of("cpu", 1) == "cpu"
+
+
+def test_a_rank_joins_no_job_that_would_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks also start without the launcher, under torchrun or from a program of the user's."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(DeviceError, match="unset it"):
+        join_world(torch.device("cuda"), timeout=timedelta(seconds=1))
+
+
+def test_a_processor_has_no_version_of_nccl() -> None:
+    found = versions(torch.device("cpu"))
+    assert (found["torch"], found["nccl"]) == (torch.__version__, None)
 
 
 def test_gpus_are_counted_in_another_process() -> None:
