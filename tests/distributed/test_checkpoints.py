@@ -294,10 +294,13 @@ def test_forgetting_a_part_of_the_state_shows(
 def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
     """Of three, `keep: 2` leaves two; with a flipped bit in the newest the older one is taken."""
     spec = make_spec("disjoint dp2, tp2", 9)
+    started = time.perf_counter()
     events = run(spec, tmp_path)
+    elapsed = time.perf_counter() - started
     saves = [e for e in events if isinstance(e, CheckpointSaved)]
     assert [e.step for e in saves] == [3, 6, 9]
     assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000009", "step-00000006"]
+    assert all(0 < e.stall_s <= e.seconds < elapsed for e in saves)
     newest = all_checkpoints(tmp_path)[0]
     written = [f for f in newest.iterdir() if f.name != "checkpoint.json"]
     assert len(written) > 4
@@ -315,6 +318,7 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
     assert exact(again) == {step: exact(events)[step] for step in (7, 8, 9)}
     complete = [path.name for path in all_checkpoints(tmp_path) if is_complete(path)]
     assert complete == ["step-00000009", "step-00000006"]
+    assert newest.with_name("step-00000009.damaged").is_dir()
 
 
 def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[Any]:
@@ -424,6 +428,7 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
 
 
 def test_of_many_names_that_do_not_fit_the_first_few_are_spelled_out() -> None:
+    assert NAMES_SHOWN == 8  # What fits on a few lines of a terminal.
     names = [f"n{number}" for number in range(NAMES_SHOWN + 2)]
     first = ", ".join(names[:NAMES_SHOWN])
     assert differences(missing_there=names[:-2]) == f"{NAMES_SHOWN} missing there: {first}"

@@ -1,5 +1,6 @@
 """What a step does besides gradients: agreeing on bad numbers, skipping, updating."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -7,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from tests.support.planted_experts import mixture
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
+from mimo_launch.comm.bridge_transfers import PostedTransfers
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime import bridges
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import UnreadStep, step_inputs
@@ -105,8 +109,6 @@ def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
 
 
 def with_another_plan(made: Spec) -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() == 2:
         made = made.model_copy(update={"name": "other"})
     RankSession(Plan.of(made))
@@ -115,6 +117,62 @@ def with_another_plan(made: Spec) -> None:
 def test_ranks_with_different_plans_refuse_to_start() -> None:
     with pytest.raises(RankError, match="ranks hold different plans"):
         run_ranks(with_another_plan, two_modules(), world_size=4)
+
+
+def transfers_left(made: Spec) -> int:
+    """Train; return the sends of rows that this rank still holds."""
+    with RankSession(Plan.of(made)) as session:
+        train(session, lambda event: None)
+        return sum(len(bridge.posted) for bridge in session.executor.bridges.values())
+
+
+def test_a_step_leaves_no_transfer_behind() -> None:
+    """Else every step of a run would hold some more memory."""
+    made = two_modules(train={"steps": 2, "precision": "fp64"})
+    assert run_on_running_ranks(transfers_left, made, world_size=4) == [0] * 4
+
+
+def held_by_sends(made: Spec) -> set[tuple[int, int]]:
+    """Train; return how many sends this rank waited for at once, and how many buffers it held."""
+    found, wait_all = set(), bridges.wait_all
+
+    def watched(pendings: Sequence[PostedTransfers]) -> None:
+        found.update((len(each.works), len(each.buffers)) for each in pendings)
+        wait_all(pendings)
+
+    with pytest.MonkeyPatch.context() as patch, RankSession(Plan.of(made)) as session:
+        patch.setattr(bridges, "wait_all", watched)
+        train(session, lambda event: None)
+    return found
+
+
+def test_rows_that_are_sent_stay_in_memory_until_they_have_left() -> None:
+    made = spec({"vision": box(0), "language": box(1, dp=2)}, microbatches=2)
+    encoder, *_ = run_ranks(held_by_sends, made, world_size=3)
+    assert encoder
+    assert all(sends == buffers > 0 for sends, buffers in encoder)
+
+
+def groups_of_one(made: Spec) -> list[str]:
+    found, new_group = [], dist.new_group
+
+    def noted(ranks: list[int], **how: Any) -> Any:
+        if len(ranks) == 1:
+            found.append(how["group_desc"])
+        return new_group(ranks, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", noted)
+        with RankSession(Plan.of(made)):
+            pass
+    return found
+
+
+def test_of_groups_of_one_rank_there_are_only_those_that_fsdp_needs() -> None:
+    """On a GPU each group costs memory, and on many ranks time."""
+    made = spec({"vision": box(0), "language": box(0, tp=2)})
+    for found in run_ranks(groups_of_one, made, world_size=2):
+        assert {name.rpartition(".")[2] for name in found} == {"dp_cp"}
 
 
 STEPS = 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mimo_launch.data.digit_images import from_uci, write_npz
-from mimo_launch.data.random_draws import Draws, Purpose, pick, split_key, threshold
+from mimo_launch.data.random_draws import Draws, Purpose, noise_of, pick, split_key, threshold
 from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.layout.step_data import SampleData
 
@@ -44,6 +44,18 @@ def test_a_run_resumes_from_the_step_number_alone():
 def test_the_order_is_pinned():
     # A change here changes every run in the field: a resumed one would see samples twice.
     assert GlobalOrder(10, 10, seed=0).ids(0) == (0, 2, 9, 1, 8, 5, 4, 3, 6, 7)
+
+
+def test_the_noise_of_generators_is_pinned():
+    """For the same reason; of step 2, because each step has noise of its own."""
+    values, time = noise_of(0, 2, 5, 1, (1, 2), heldout=False)
+    assert (values.tolist(), time) == (
+        [[-0.00025476873270235956, -0.9477506279945374]],
+        0.0005330552921900544,
+    )
+    assert noise_of(0, 3, 5, 1, (1, 2), heldout=False).time != time
+    heldout = [noise_of(0, step, 5, 1, (1, 2), heldout=True).time for step in (2, 3)]
+    assert heldout[0] == heldout[1]
 
 
 def test_heldout_batches_are_whole_and_start_at_the_first_sample():

@@ -1,6 +1,7 @@
 """What the launcher knows of GPUs, with none at hand."""
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
 
-from mimo_launch.comm.world import DeviceError, join_world, versions
+from mimo_launch.comm.world import DeviceError, join_world, peak_memory, versions
 from mimo_launch.launcher import gpus
 from mimo_launch.launcher.failure_report import report_lines
 from mimo_launch.launcher.shared_progress import HostCells
@@ -95,6 +96,13 @@ def test_a_rank_joins_no_job_that_would_hang(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_processor_has_no_version_of_nccl() -> None:
     found = versions(torch.device("cpu"))
     assert (found["torch"], found["nccl"]) == (torch.__version__, None)
+
+
+def test_the_memory_of_a_process_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux counts KiB."""
+    used = resource.struct_rusage((0.0, 0.0, 3, *[0] * 13))
+    monkeypatch.setattr(resource, "getrusage", lambda who: used)
+    assert peak_memory(torch.device("cpu")) == 3 * 1024
 
 
 def test_gpus_are_counted_in_another_process() -> None:

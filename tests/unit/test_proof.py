@@ -1,6 +1,7 @@
 """The proof by classes of ranks: its verdict and the times of computes are those of all ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule import deadlock_proof
 from mimo_launch.schedule.actions import parse_action
 from mimo_launch.schedule.channels import Meetings, channels_of, p2p_group_of, p2p_groups_of
-from mimo_launch.schedule.deadlock_proof import by_class
+from mimo_launch.schedule.deadlock_proof import by_class, simulate
 from mimo_launch.schedule.generate import generate
 from mimo_launch.schedule.rank_classes import ClassMeetings, refined
+from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.spec import Spec
 
 TOPOLOGIES = sorted((Path(__file__).parents[2] / "topologies").rglob("*.yaml"))
@@ -54,6 +57,21 @@ def test_a_mistake_of_one_rank_of_many_alike_is_found() -> None:
     programs = generate(layout)
     short = texts(programs)[17].rpartition(" ")[0]
     assert not same_as_all_ranks(layout, with_program(programs, 17, short))
+
+
+def test_of_ranks_alike_only_one_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a plan of 65,536 ranks would take minutes."""
+    ran: list[int] = []
+
+    def watched(*args: Any, **how: Any) -> Simulation:
+        found = simulate(*args, **how)
+        ran.append(sum(map(bool, found.events)))
+        return found
+
+    monkeypatch.setattr(deadlock_proof, "simulate", watched)
+    layout = layout_of(2, vision=box(0, dp=6), language=box(6, pp=2, dp=6))
+    assert all(by_class(layout, generate(layout)).events)
+    assert ran == [3]
 
 
 def test_of_ranks_that_hold_a_tied_embedding_one_may_do_otherwise() -> None:
