@@ -38,5 +38,17 @@ def test_so_may_those_of_an_expert_whose_tokens_reach_no_loss(size: float, passe
     assert language.passed is passes
 
 
+@pytest.mark.parametrize(("size", "passes"), [(1e-13, True), (1e-11, False)])
+def test_a_moment_in_which_gradients_cancel_counts_as_their_size(size: float, passes: bool) -> None:
+    """Rounding of a sum is that of its terms: here they are a thousand times larger."""
+    name = "language.layers.2.mamba.D"
+    want = WANT | {name: torch.tensor([2e-5], dtype=torch.float64)}
+    terms = {name: torch.tensor([2e-2], dtype=torch.float64)}
+    got = [*with_noise(0.0), TensorPiece(name, None, 0, 1, want[name] + size)]
+    [language] = compare_tensors("moments", ["language"], got, want, terms=terms)
+    assert language.passed is passes
+    assert not compare_tensors("moments", ["language"], got, want)[0].passed
+
+
 def test_a_number_that_is_none_equals_nothing() -> None:
     assert not compare_numbers("loss", "language", float("nan"), 1.0, largest=4.0).passed

@@ -13,6 +13,9 @@ bias is zero, as a softmax does not change when all scores shift (unless rotary 
 between, as in the decoder and some encoders). Only rounding may stand in the place of gradients
 that are zero: of an expert whose tokens reach no loss, of an output layer whose loss does not
 count, and of all of a module where no row of a step reaches a loss.
+
+AdamW's first moment is a sum of gradients that may cancel, and rounding is as large as its terms:
+there ||b|| is at least the norm of the second moment's root.
 """
 
 import math
@@ -91,11 +94,14 @@ def compare_tensors(
     want: Mapping[str, Tensor],
     bound: Bound = EXACT,
     unused: Collection[str] = (),
+    terms: Mapping[str, Tensor] | None = None,
 ) -> list[ModuleVerdict]:
     """Return a verdict per module over all tensors of `want` and `got`.
 
-    Those of `unused` parameters must be zero, apart from rounding.
+    Those of `unused` parameters must be zero, apart from rounding. A tensor that sums what may
+    cancel counts as no smaller than its `terms`.
     """
+    sizes = {name: float(tensor.norm()) for name, tensor in (terms or {}).items()}
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
         pieces.setdefault(piece.name, []).append(piece)
@@ -108,6 +114,7 @@ def compare_tensors(
             bound,
             rounding,
             unused,
+            sizes,
         )
         for module in modules
     ]
@@ -137,6 +144,7 @@ def _judge_module(
     bound: Bound,
     rounding: float,
     unused: Collection[str],
+    sizes: Mapping[str, float],
 ) -> ModuleVerdict:
     module_norm = norm_of(want.values())
     verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
@@ -151,7 +159,7 @@ def _judge_module(
             continue
         is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
         floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
-        scale = max(norm, floor * module_norm)
+        scale = max(norm, sizes.get(name, 0.0), floor * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
         if not error <= verdict.worst:
             verdict.worst, verdict.worst_name = error, name
