@@ -17,7 +17,7 @@ from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
-from mimo_launch.checkpoint.boxes import NAMES_SHOWN, Box, differences, weight_boxes
+from mimo_launch.checkpoint.boxes import Box, differences, weight_boxes
 from mimo_launch.checkpoint.folder import (
     DamagedCheckpoint,
     all_checkpoints,
@@ -428,12 +428,10 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
 
 
 def test_of_many_names_that_do_not_fit_the_first_few_are_spelled_out() -> None:
-    assert NAMES_SHOWN == 8  # What fits on a few lines of a terminal.
-    names = [f"n{number}" for number in range(NAMES_SHOWN + 2)]
-    first = ", ".join(names[:NAMES_SHOWN])
-    assert differences(missing_there=names[:-2]) == f"{NAMES_SHOWN} missing there: {first}"
+    names, first = [f"n{number}" for number in range(10)], "n0, n1, n2, n3, n4, n5, n6, n7"
+    assert differences(missing_there=names[:-2]) == f"8 missing there: {first}"
     assert differences(missing_there=names, there_only=["x"], of_another_shape=[]) == (
-        f"{NAMES_SHOWN + 2} missing there: {first} and 2 more; 1 there only: x"
+        f"10 missing there: {first} and 2 more; 1 there only: x"
     )
 
 

@@ -1,5 +1,6 @@
 """What generators make in an evaluation: Euler steps by hand, and the same on any layout."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.random_draws import noises_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches
 from mimo_launch.models.flow import FlowStage
@@ -19,7 +21,7 @@ from mimo_launch.train.evaluation import draw
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.rank_session import RankSession
 
-Made = dict[int, list[np.ndarray]]
+Drawings = dict[int, list[np.ndarray]]
 NUM_STEPS = 3
 # Sizes that every grid here can split.
 DECODER = {"layers": 1, "hidden": 16, "heads": 2, "head_dim": 8, "mlp": 16, "vocab": 20}
@@ -39,9 +41,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def made_by_a_rank(made: Spec) -> Made:
+def made_by_a_rank(made: Spec) -> Drawings:
     """Return the arrays of each record that this rank has."""
-    inputs = step_inputs(build_dataset(made), "train", tuple(range(made.batch.global_)), 0)
+    inputs = step_inputs(build_dataset(made), "heldout", tuple(range(made.batch.global_)), 0)
     with RankSession(Plan.of(made), randomise=True) as session:
         step = session.executor.run_forward(session.mine.evaluation, inputs)
         return {
@@ -49,7 +51,7 @@ def made_by_a_rank(made: Spec) -> Made:
         }
 
 
-def made_by_all(made: Spec, world_size: int) -> Made:
+def made_by_all(made: Spec, world_size: int) -> Drawings:
     found = run_on_running_ranks(made_by_a_rank, made, world_size=world_size)
     records = [record for each in found for record in each]
     assert len(records) == len(set(records))
@@ -76,12 +78,16 @@ def asked(
     return made, max(module.rank_range.stop for module in made.modules.values())
 
 
+@cache
+def made_by_one(kind: str) -> Drawings:
+    return made_by_all(*asked(GENERATORS[kind]))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_every_layout_makes_the_same(kind: str, layout: str) -> None:
-    model, grids = GENERATORS[kind], LAYOUTS[layout]
-    right = made_by_all(*asked(model))
-    found = made_by_all(*asked(model | grids["generator"], grids.get("language")))
+    right, grids = made_by_one(kind), LAYOUTS[layout]
+    found = made_by_all(*asked(GENERATORS[kind] | grids["generator"], grids.get("language")))
     assert len(right) == 4
     assert found.keys() == right.keys()
     for record, arrays in right.items():
@@ -91,7 +97,7 @@ def test_every_layout_makes_the_same(kind: str, layout: str) -> None:
     assert len(np.unique(np.concatenate(values))) > 2
 
 
-def passes_of_a_flow(made: Spec) -> tuple[Made, list[tuple[torch.Tensor, ...]]]:
+def passes_of_a_flow(made: Spec) -> tuple[Drawings, list[tuple[torch.Tensor, ...]]]:
     """Return what is made, and patches, times and velocities of each pass."""
     passes, forward = [], FlowStage.forward
 
@@ -108,9 +114,14 @@ def passes_of_a_flow(made: Spec) -> tuple[Made, list[tuple[torch.Tensor, ...]]]:
 
 
 def test_a_picture_is_noise_and_a_share_of_each_velocity() -> None:
-    [(made, passes)] = run_ranks(
-        passes_of_a_flow, asked(GENERATORS["flow"], microbatches=1)[0], world_size=1
-    )
+    flow_alone, _ = asked(GENERATORS["flow"], microbatches=1)
+    [(made, passes)] = run_ranks(passes_of_a_flow, flow_alone, world_size=1)
+    data = step_inputs(build_dataset(flow_alone), "heldout", (0, 1, 2, 3), 0).data
+    records = [record for sample in data.samples for record in sample.records]
+    numbers = passes[0][0].shape[1]
+    noises = [n.values for r in records for n in noises_of(0, data, r, "generator", numbers)]
+    begun = np.sort(passes[0][0].float().ravel())
+    np.testing.assert_array_equal(begun, np.sort(np.concatenate([n.ravel() for n in noises])))
     assert [time.unique().tolist() for _, time, _ in passes] == [[0.0], [1 / 3], [2 / 3]]
     expected = passes[0][0].clone()
     for patches, _, velocity in passes:

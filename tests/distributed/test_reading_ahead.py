@@ -160,5 +160,5 @@ def largest() -> list[int]:
 
 
 def test_ranks_tell_each_other_their_largest_numbers() -> None:
-    """Bad samples of the next step, and memory."""
+    """So they agree on bad samples of the next step, and on memory."""
     assert run_ranks(largest, world_size=2) == [[1, 3, 1]] * 2

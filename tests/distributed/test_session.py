@@ -119,38 +119,31 @@ def test_ranks_with_different_plans_refuse_to_start() -> None:
         run_ranks(with_another_plan, two_modules(), world_size=4)
 
 
-def transfers_left(made: Spec) -> int:
-    """Train; return the sends of rows that this rank still holds."""
-    with RankSession(Plan.of(made)) as session:
-        train(session, lambda event: None)
-        return sum(len(bridge.posted) for bridge in session.executor.bridges.values())
-
-
-def test_a_step_leaves_no_transfer_behind() -> None:
-    """Else every step of a run would hold some more memory."""
-    made = two_modules(train={"steps": 2, "precision": "fp64"})
-    assert run_on_running_ranks(transfers_left, made, world_size=4) == [0] * 4
-
-
-def held_by_sends(made: Spec) -> set[tuple[int, int]]:
-    """Train; return how many sends this rank waited for at once, and how many buffers it held."""
-    found, wait_all = set(), bridges.wait_all
+def buffers_of_sends(made: Spec) -> tuple[list[tuple[int, int]], int]:
+    """Train; return the sends and buffers that this rank waited for, and how many are left."""
+    found: list[tuple[int, int]] = []
+    wait_all = bridges.wait_all
 
     def watched(pendings: Sequence[PostedTransfers]) -> None:
-        found.update((len(each.works), len(each.buffers)) for each in pendings)
+        found.extend((len(each.works), len(each.buffers)) for each in pendings)
         wait_all(pendings)
 
     with pytest.MonkeyPatch.context() as patch, RankSession(Plan.of(made)) as session:
         patch.setattr(bridges, "wait_all", watched)
         train(session, lambda event: None)
-    return found
+        return found, sum(len(bridge.posted) for bridge in session.executor.bridges.values())
 
 
-def test_rows_that_are_sent_stay_in_memory_until_they_have_left() -> None:
-    made = spec({"vision": box(0), "language": box(1, dp=2)}, microbatches=2)
-    encoder, *_ = run_ranks(held_by_sends, made, world_size=3)
+def test_buffers_of_sends_live_until_the_step_ends_and_no_longer() -> None:
+    made = spec(
+        {"vision": box(0), "language": box(1, dp=2)},
+        microbatches=2,
+        train={"steps": 2, "precision": "fp64"},
+    )
+    (encoder, _), *_ = found = run_ranks(buffers_of_sends, made, world_size=3)
     assert encoder
     assert all(sends == buffers > 0 for sends, buffers in encoder)
+    assert [left for _, left in found] == [0, 0, 0]
 
 
 def groups_of_one(made: Spec) -> list[str]:

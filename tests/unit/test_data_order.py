@@ -47,7 +47,7 @@ def test_the_order_is_pinned():
 
 
 def test_the_noise_of_generators_is_pinned():
-    """For the same reason; of step 2, because each step has noise of its own."""
+    """A change gives every run other noise. numpy may change the streams of its distributions."""
     values, time = noise_of(0, 2, 5, 1, (1, 2), heldout=False)
     assert (values.tolist(), time) == (
         [[-0.00025476873270235956, -0.9477506279945374]],

@@ -1,4 +1,4 @@
-"""What the launcher knows of GPUs, with none at hand."""
+"""What the launcher and ranks know of GPUs and of the host, with no GPU at hand."""
 
 import os
 import resource
@@ -94,8 +94,7 @@ def test_a_rank_joins_no_job_that_would_hang(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_processor_has_no_version_of_nccl() -> None:
-    found = versions(torch.device("cpu"))
-    assert (found["torch"], found["nccl"]) == (torch.__version__, None)
+    assert versions(torch.device("cpu"))["nccl"] is None
 
 
 def test_the_memory_of_a_process_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

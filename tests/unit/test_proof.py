@@ -60,7 +60,7 @@ def test_a_mistake_of_one_rank_of_many_alike_is_found() -> None:
 
 
 def test_of_ranks_alike_only_one_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a plan of 65,536 ranks would take minutes."""
+    """Otherwise the time to plan grows with the number of ranks."""
     ran: list[int] = []
 
     def watched(*args: Any, **how: Any) -> Simulation:

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from tests.support.specs import box, spec
 
 from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
+from mimo_launch.verify.oracle_run import RightRun
+from mimo_launch.verify.training_proof import RankRun, compare_runs
 
 WANT = {
     "vision.a.weight": torch.zeros(3, dtype=torch.float64),
@@ -39,15 +42,22 @@ def test_so_may_those_of_an_expert_whose_tokens_reach_no_loss(size: float, passe
 
 
 @pytest.mark.parametrize(("size", "passes"), [(1e-13, True), (1e-11, False)])
-def test_a_moment_in_which_gradients_cancel_counts_as_their_size(size: float, passes: bool) -> None:
-    """Rounding of a sum is that of its terms: here they are a thousand times larger."""
+def test_a_moment_in_which_gradients_cancel_is_judged_by_their_size(
+    size: float, passes: bool
+) -> None:
+    """Here gradients are a thousand times as large as what is left of them."""
     name = "language.layers.2.mamba.D"
-    want = WANT | {name: torch.tensor([2e-5], dtype=torch.float64)}
-    terms = {name: torch.tensor([2e-2], dtype=torch.float64)}
-    got = [*with_noise(0.0), TensorPiece(name, None, 0, 1, want[name] + size)]
-    [language] = compare_tensors("moments", ["language"], got, want, terms=terms)
-    assert language.passed is passes
-    assert not compare_tensors("moments", ["language"], got, want)[0].passed
+    first, summed = (torch.tensor([x], dtype=torch.float64) for x in (2e-5, 2e-2))
+    root = summed.clone()
+    moments = {"exp_avg": first + size, "exp_avg_sq": root**2}
+    tensors = {key: [TensorPiece(name, None, 0, 1, values)] for key, values in moments.items()} | {
+        "weights": []
+    }
+    right = RightRun(first={name: first}, second={name: root}, summed={name: summed})
+    verdicts = compare_runs(spec({"language": box(0)}), [RankRun([], tensors)], right)
+    assert [v.what for v in verdicts if v.tensors] == ["moments after training"] * 2
+    assert all(verdict.passed for verdict in verdicts) is passes
+    assert not any(verdict.by_floor for verdict in verdicts)
 
 
 def test_a_number_that_is_none_equals_nothing() -> None:

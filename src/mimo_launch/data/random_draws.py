@@ -4,7 +4,7 @@ Decides: how a sample's index becomes random numbers: Philox is a counter genera
 sample i are read at counter i, whichever rank asks and whatever was asked before. Which noise and
 which time an image gets follows from (seed, step, sample, image): every layout draws the same.
 Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change; the streams of
-its distributions carry no such promise, so integers are made here.
+its distributions carry no such promise, so integers are made here; noise and times use them.
 Leaves: what the words mean to the data sets; making noise ahead of the step to `train.loader`,
 mixing it with images to `runtime.generator_inputs`.
 """

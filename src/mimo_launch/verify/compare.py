@@ -14,8 +14,8 @@ between, as in the decoder and some encoders). Only rounding may stand in the pl
 that are zero: of an expert whose tokens reach no loss, of an output layer whose loss does not
 count, and of all of a module where no row of a step reaches a loss.
 
-AdamW's first moment is a sum of gradients that may cancel, and rounding is as large as its terms:
-there ||b|| is at least the norm of the second moment's root.
+AdamW's first moment is a running sum of gradients, which may cancel, and its rounding error is as
+large as theirs. There ||b|| is what it would be if none cancelled: that of the absolute values.
 """
 
 import math
@@ -94,14 +94,14 @@ def compare_tensors(
     want: Mapping[str, Tensor],
     bound: Bound = EXACT,
     unused: Collection[str] = (),
-    terms: Mapping[str, Tensor] | None = None,
+    summed: Mapping[str, Tensor] | None = None,
 ) -> list[ModuleVerdict]:
     """Return a verdict per module over all tensors of `want` and `got`.
 
-    Those of `unused` parameters must be zero, apart from rounding. A tensor that sums what may
-    cancel counts as no smaller than its `terms`.
+    Those of `unused` parameters must be zero, apart from rounding. `summed` are the sums of the
+    absolute values of what was added up in a tensor, where that may cancel.
     """
-    sizes = {name: float(tensor.norm()) for name, tensor in (terms or {}).items()}
+    sizes = {name: float(tensor.norm()) for name, tensor in (summed or want).items()}
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
         pieces.setdefault(piece.name, []).append(piece)
@@ -153,13 +153,13 @@ def _judge_module(
             verdict.failures.append(f"{name}: only in the oracle")
             continue
         verdict.tensors += 1
-        difference, norm = _difference(got[name], full), float(full.norm())
+        difference, norm = _difference(got[name], full), sizes[name]
         is_unused = norm == 0 and (EXPERTS in name or name in unused)
         if (is_unused or module_norm <= rounding) and difference <= rounding:
             continue
         is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
         floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
-        scale = max(norm, sizes.get(name, 0.0), floor * module_norm)
+        scale = max(norm, floor * module_norm)
         error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
         if not error <= verdict.worst:
             verdict.worst, verdict.worst_name = error, name

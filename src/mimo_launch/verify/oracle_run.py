@@ -54,7 +54,8 @@ class RightEvaluation:
 class RightRun:
     """Steps in order, evaluations by the number of steps before, tensors at the end.
 
-    `second` is the root of the second moment, as large as a gradient. Moments are empty for SGD.
+    `second` is the root of the second moment, as large as a gradient; `summed` is what `first`
+    would be if no gradients cancelled. All three are empty for SGD.
     """
 
     steps: list[RightNumbers] = field(default_factory=list)
@@ -62,6 +63,7 @@ class RightRun:
     weights: dict[str, Tensor] = field(default_factory=dict)
     first: dict[str, Tensor] = field(default_factory=dict)
     second: dict[str, Tensor] = field(default_factory=dict)
+    summed: dict[str, Tensor] = field(default_factory=dict)
 
 
 def right_run(spec: Spec, skipped: int) -> RightRun:
@@ -150,6 +152,8 @@ def _update(
                 first = beta1 * found.first.get(name, zero) + (1 - beta1) * clipped
                 second = beta2 * found.second.get(name, zero) + (1 - beta2) * clipped**2
                 found.first[name], found.second[name] = first, second
+                summed = beta1 * found.summed.get(name, zero) + (1 - beta1) * clipped.abs()
+                found.summed[name] = summed
                 spread = (second / (1 - beta2**count)).sqrt() + settings.eps
                 direction = first / (1 - beta1**count) / spread
             weight -= lrs[module] * (direction + _decay(oracle, name) * weight)

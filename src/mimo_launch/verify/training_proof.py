@@ -170,8 +170,8 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
                 piece.values.sqrt_()
         if want or pieces:
             bound = TRAINED if key == "weights" else EXACT
-            terms = right.second if key == MOMENTS[0] else None
-            verdicts += compare_tensors(what, spec.modules, pieces, want, bound, terms=terms)
+            summed = right.summed if key == MOMENTS[0] else None
+            verdicts += compare_tensors(what, spec.modules, pieces, want, bound, summed=summed)
     return verdicts
 
 
