@@ -2,12 +2,13 @@
 
 import json
 import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mimo_launch.launcher import host_checks
+from mimo_launch.launcher import forking, host_checks
 
 Cli = Callable[[str], tuple[int, str, str]]
 
@@ -68,3 +69,15 @@ def test_what_is_missing_is_said_with_a_remedy_and_ends_with_1(
     assert ["error", "torch", "ImportError:", "libcudart.so"] in lines
     assert "= help: bring it up with `ip link set lo up`" in out
     assert out.endswith("training would not work here: torch, loopback\n")
+
+
+def test_a_torch_that_never_answers_is_said(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may hang as soon as it is asked for GPUs."""
+    monkeypatch.setattr(host_checks, "_look", threading.Event().wait)
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 0.5)
+    code, out, _ = run_cli(f"doctor --runs {tmp_path} --json")
+    [torch] = [each for each in json.loads(out)["checks"] if each["name"] == "torch"]
+    assert (code, torch["verdict"]) == (1, "error")
+    assert torch["found"].startswith("importing it gave no answer in 0.5 s; it is at wait ")

@@ -13,6 +13,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.launcher import forking
 from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
@@ -166,6 +167,19 @@ def test_the_look_before_a_run_leaves_nothing_here(package: Path) -> None:
     assert custom_class_fault(of(MIXER)) == ""
     assert custom_class_fault(of("vit")) == ""
     assert "mine" not in sys.modules
+
+
+def test_a_class_whose_import_never_ends_is_said_with_its_place(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / "mine.py").write_text(
+        "import time\ndef fetch():\n    while True:\n        time.sleep(0.01)\nfetch()"
+    )
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 2.0)
+    assert custom_class_fault(of("mine:Enc")) == (
+        "importing the classes gave no answer in 2 s; it is at fetch (mine.py:4), "
+        "<module> (mine.py:5)"
+    )
 
 
 def values(made: Spec, context: ParallelContext) -> dict[str, torch.Tensor]:

@@ -1,12 +1,16 @@
 """Initial values follow from the seed, the name and the place."""
 
+import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.layers.initial_weights import initial_values
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers import initial_weights
+from mimo_launch.layers.initial_weights import TILE, init_parameters, initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import (
     Segment,
+    SegmentedModule,
     declared_parameters,
     replicated,
     sharded,
@@ -58,3 +62,44 @@ def test_biases_start_as_zeros() -> None:
     ]
     assert {placed.name.split(".")[-2] for placed in biases} >= {"q", "k", "v", "o"}
     assert {placed.segment.init for placed in biases} == {"zeros"}
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 3}, {"pp": 2}])
+def test_blocks_of_rows_fill_all_parameters_with_the_same_values(
+    layout: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks bound memory; here they are of one tile's rows, in parts that start within a tile."""
+    made = spec({"language": box(0, model={"vocab": 1000}, **layout)})
+
+    def filled() -> list[torch.Tensor]:
+        found = []
+        for stage in build_layout(made)["language"].stages:
+            for rank in range(layout.get("tp", 1)):
+                tp = Group(tuple(range(layout.get("tp", 1))), rank, None)
+                network = build_network(made, stage, ParallelContext(tp))
+                for parameter in network.parameters():
+                    parameter.data.fill_(torch.nan)
+                init_parameters("language", network, 5)
+                found += [parameter.detach() for parameter in network.parameters()]
+        return found
+
+    whole = filled()
+    assert max(parameter.shape[0] for parameter in whole) > 3 * TILE // 2
+    monkeypatch.setattr(initial_weights, "BLOCK", 1)
+    assert all(map(torch.equal, whole, filled()))
+
+
+def test_blocks_of_a_cut_tensor_share_no_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile that two blocks hold parts of would be drawn twice."""
+    drawn: list[bytes] = []
+    digest = initial_weights.blake2b
+    monkeypatch.setattr(
+        initial_weights, "blake2b", lambda of, **size: drawn.append(of) or digest(of, **size)
+    )
+    monkeypatch.setattr(initial_weights, "BLOCK", 1)
+    layer = SegmentedModule()
+    cut = sharded("weight", (1000, 200), 0, range(100, 700))
+    layer.declare("weight", cut, dtype=torch.float64)
+    init_parameters("m", layer, 0)
+    assert layer.weight.equal(initial_values("m.weight", cut, 0))
+    assert len(drawn) == 2 * len(set(drawn)) == 2 * 6 * 2  # Here, and for the comparison.

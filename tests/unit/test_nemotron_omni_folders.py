@@ -65,6 +65,14 @@ def test_old_names_are_read(tmp_path: Path) -> None:
         assert part_of(config, kind).keys() == part_of(OMNI, kind).keys()
 
 
+def test_the_norm_behind_the_tower_is_read_under_both_its_names() -> None:
+    """That of NVIDIA's files, which is written, and that of `transformers` 5.23."""
+    part = part_of(OMNI, "vit")
+    norm = "vision_final_layernorm.weight"
+    assert part.inner_name(f"vision_projector.{norm}") == part.inner_name(norm) == norm
+    assert part.file_name(norm) == f"vision_projector.{norm}"
+
+
 def test_without_an_audio_tower_nothing_is_unread(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(OMNI))
     assert read_contents(tmp_path).unread == ()

@@ -4,7 +4,7 @@ Decides: what the settings of the whole and of its projector mean, under their o
 Relies on: `whole_models`; `radio` for the tower, `nemotron_h` for the text part.
 Leaves: the audio tower, a Parakeet, which no module of ours computes; videos to nobody.
 
-Source: `transformers` 5.23, models/nemotron_h_omni. Names of tensors are those of NVIDIA's folders,
+Source: `transformers` 5.24, models/nemotron_h_omni. Names of tensors are those of NVIDIA's folders,
 which transformers writes, too.
 """
 
@@ -30,7 +30,7 @@ _OLD_NAMES = {
     "sound_config": "audio_config",
     "img_context_token_id": "image_token_id",
 }
-_TOWER, _ENDS = "vision_model.", ("mlp1.", "vision_final_layernorm.")
+_TOWER, _PROJECTOR, _NORM = "vision_model.", "mlp1.", "vision_final_layernorm."
 _BACKBONE = ("language_model.backbone.", "language_model.model.")
 _FURTHER = "num_nextn_predict_layers"
 
@@ -77,7 +77,12 @@ WHOLE = NemotronOmni(
     text={nemotron_h.NEMOTRON_H: nemotron_h.HYBRID},
     text_kind=nemotron_h.HYBRID.kind,
     decides=("final_norm",),
-    tower_names=((_TOWER + radio.PREFIX, ""), *((each, each) for each in _ENDS)),
+    tower_names=(
+        (_TOWER + radio.PREFIX, ""),
+        (_PROJECTOR, _PROJECTOR),
+        (f"vision_projector.{_NORM}", _NORM),
+        (_NORM, _NORM),  # As transformers 5.23 names it.
+    ),
     text_names=(
         *((each, "model.") for each in _BACKBONE),
         *((f"{each}embeddings.", "model.embed_tokens.") for each in _BACKBONE),
@@ -86,14 +91,11 @@ WHOLE = NemotronOmni(
     ),
     beside=("sound_encoder.", "sound_projection."),
     projector={
-        "projector.norm.weight": Place("mlp1.0.weight"),
-        "projector.up.weight": Place("mlp1.1.weight"),
-        "projector.down.weight": Place("mlp1.3.weight"),
+        "projector.norm.weight": Place(f"{_PROJECTOR}0.weight"),
+        "projector.up.weight": Place(f"{_PROJECTOR}1.weight"),
+        "projector.down.weight": Place(f"{_PROJECTOR}3.weight"),
         # Files leave it out.
-        **{
-            f"norm.{each}": Place(f"vision_final_layernorm.{each}", optional=True)
-            for each in ("weight", "bias")
-        },
+        **{f"norm.{each}": Place(f"{_NORM}{each}", optional=True) for each in ("weight", "bias")},
     },
     fixed={
         "shuffle": shuffle_of,

@@ -4,7 +4,7 @@ Decides: the list of slow imports, which workers inherit; none initialises CUDA,
 survive a fork. Every forked process gets output streams of its own: another thread may hold the
 locks of the parent's streams, or of a screen that it draws, at the moment of the fork. A child
 answers questions that must leave no trace in this process: whether there are GPUs, whether custom
-classes work.
+classes work. It has five minutes.
 Relies on: fork; a spawned worker gains nothing.
 Leaves: workers to `start_workers`, ranks of proofs to `run_on_ranks`.
 """
@@ -16,12 +16,23 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import takewhile
+from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import TextIO, TypeVar
 
+import mimo_launch
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.launcher.worker_processes import take_stacks, write_stacks_on_signal
 from mimo_launch.spec.spec import Spec
 
 Answer = TypeVar("Answer")
+# Slow disks take minutes to import what a class needs, and hosts with many GPUs to start drivers.
+ANSWER_SECONDS = 300.0
+END_SECONDS = 10.0
+# Of a child that is silent.
+MAX_CALLS = 5
+PACKAGE = os.path.dirname(mimo_launch.__file__)
 
 
 class _FreshStream(io.TextIOWrapper):
@@ -76,30 +87,61 @@ def import_for_workers() -> None:
     torch.set_num_threads(1)
 
 
-class ChildDied(Exception):
-    """A child ended before it answered; `code` is its exit code."""
+class NoAnswer(Exception):
+    """A child gave no answer; the message says how, after what was asked of it."""
 
-    def __init__(self, code: int | None) -> None:
-        super().__init__(code)
-        self.code = code
+
+class ChildDied(NoAnswer):
+    """A child ended before it answered."""
+
+
+class ChildSilent(NoAnswer):
+    """A child did not answer in time, and was ended."""
 
 
 def ask_child(question: Callable[[], Answer]) -> Answer:
-    """Call a function in a forked child and return its result. Raises: ChildDied."""
+    """Call a function in a forked child and return its result.
+
+    Raises: ChildDied, or ChildSilent after `ANSWER_SECONDS`.
+    """
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: writer.send(question()), daemon=True)
+    # In memory: a full disk stops no question.
+    stack = os.memfd_create("stack")
+    written = Path(f"/proc/self/fd/{stack}")
+
+    def answer() -> None:
+        write_stacks_on_signal(written)
+        writer.send(question())
+
+    child = context.Process(target=answer, daemon=True)
     child.start()
     writer.close()
     try:
-        answer: Answer = reader.recv()
+        if not reader.poll(ANSWER_SECONDS):
+            place = _place(child, written)
+            child.kill()
+            raise ChildSilent(f"gave no answer in {ANSWER_SECONDS:g} s" + place)
+        answered: Answer = reader.recv()
     except EOFError:
         child.join()
-        raise ChildDied(child.exitcode) from None
+        raise ChildDied(f"ended the process (exit code {child.exitcode})") from None
     finally:
-        child.join()
+        # One that has answered may still hang in a driver that it leaves.
+        child.join(END_SECONDS)
+        child.kill()
         reader.close()
-    return answer
+        os.close(stack)
+    return answered
+
+
+def _place(child: ForkProcess, written: Path) -> str:
+    """Return words for the innermost calls of a child that are not of this package."""
+    frames = take_stacks({child.pid or 0: written}).get(child.pid or 0, ())
+    asked = (PACKAGE, os.path.join("importlib", "__init__.py"))
+    calls = takewhile(lambda frame: not any(part in frame.file for part in asked), frames)
+    outside = [str(call) for call in calls if not call.file.startswith("<frozen ")]
+    return f"; it is at {', '.join(outside[:MAX_CALLS])}" if outside else ""
 
 
 def custom_class_fault(spec: Spec) -> str:
@@ -120,5 +162,5 @@ def custom_class_fault(spec: Spec) -> str:
 
     try:
         return ask_child(fault)
-    except ChildDied as died:
-        return f"importing the classes ended the process (exit code {died.code})"
+    except NoAnswer as error:
+        return f"importing the classes {error}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mimo_launch.checks.packages import ENGINE, torchs_layers
-from mimo_launch.launcher.forking import ChildDied, ask_child
+from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
@@ -68,7 +68,10 @@ def num_gpus() -> int:
 
 @lru_cache(maxsize=1)
 def gpus_here() -> Gpus:
-    """Return the GPUs that workers of this host would see."""
+    """Return the GPUs that workers of this host would see.
+
+    Raises: NotEnoughGpus for a driver that does not answer.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # Too late to avoid it.
         return _seen()
@@ -76,6 +79,11 @@ def gpus_here() -> Gpus:
         return ask_child(_look)
     except ChildDied:  # A driver that kills the process asking it offers no GPU.
         return Gpus(0)
+    except ChildSilent as error:
+        raise NotEnoughGpus(
+            f"asking for GPUs {error}; look at `nvidia-smi` and at the messages of the kernel, or "
+            "write --device cpu"
+        ) from None
 
 
 def _look() -> Gpus:

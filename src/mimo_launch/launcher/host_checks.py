@@ -27,7 +27,7 @@ from mimo_launch.checks.packages import (
     WANDB,
 )
 from mimo_launch.diag.quantities import bytes_text
-from mimo_launch.launcher.forking import ChildDied, ask_child
+from mimo_launch.launcher.forking import NoAnswer, ask_child
 from mimo_launch.launcher.host_resources import allow_open_files, host_memory, too_few_files
 
 Verdict = Literal["ok", "missing", "warning", "error"]
@@ -107,8 +107,8 @@ def _system() -> Check:
 def _ask_torch() -> _Torch:
     try:
         return ask_child(_look)
-    except ChildDied as died:
-        return _Torch(fault=f"importing it ended the process (exit code {died.code})")
+    except NoAnswer as error:
+        return _Torch(fault=f"importing it {error}")
 
 
 def _look() -> _Torch:

@@ -10,10 +10,11 @@ holds a part of, for any cut, and several threads share the work.
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,12 @@ from torch import Tensor, nn
 from mimo_launch.layers.parameter_segments import Segment, declared_parameters, local_segments
 
 TILE = 128
-# Below this many tiles threads cost more than they save.
-MIN_TILES_FOR_THREADS = 32
+# Drawn by a thread at a time: what it does for a tile under the interpreter's lock takes 20 us.
+GROUP = 8
+MOST_THREADS = 8
+# So many values at a time take 8 MiB of memory that was used before. The pages of a whole tensor
+# would be new ones, which take as long as its draws.
+BLOCK = 1 << 20
 
 
 def init_parameters(
@@ -41,14 +46,34 @@ def init_parameters(
     `given` are, by full name, the values of segments that are not drawn.
     """
     declared = declared_parameters(module_name, root)
-    with torch.no_grad():
+    with torch.no_grad(), ThreadPoolExecutor(_threads()) as pool:
         for item in local_segments(declared, lambda parameter: parameter.detach()):
-            rows = range(item.first_row, item.first_row + item.local.shape[0])
             start = (given or {}).get(item.name)
-            values = initial_values(
-                item.name, item.segment, seed, randomise=randomise, rows=rows, given=start
-            )
-            item.local.copy_(values)
+            for rows in _blocks(item.segment, item.first_row, item.local.shape[0]):
+                item.local[_within(rows, item.first_row)] = initial_values(
+                    item.name,
+                    item.segment,
+                    seed,
+                    randomise=randomise,
+                    rows=rows,
+                    given=start,
+                    pool=pool,
+                )
+
+
+def _threads() -> int:
+    """Return how many cores of this host each of its workers has, up to what threads gain from."""
+    share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(share, MOST_THREADS))
+
+
+def _blocks(segment: Segment, first: int, count: int) -> Iterator[range]:
+    """Yield `count` rows of this rank's part of a segment in blocks that share no tile."""
+    width = math.prod(segment.local_shape[1:])
+    step = max(1, BLOCK // (TILE * max(1, width))) * TILE
+    origin = segment.start if segment.axis == 0 else 0
+    aligned = range((origin + first) // step * step + step - origin, first + count, step)
+    return (range(*bounds) for bounds in pairwise([first, *aligned, first + count]))
 
 
 def initial_values(
@@ -59,8 +84,11 @@ def initial_values(
     randomise: bool = False,
     rows: range | None = None,
     given: Tensor | None = None,
+    pool: Executor | None = None,
 ) -> Tensor:
     """Return this rank's part of a segment in float64, or only `rows` of that part.
+
+    Threads of `pool` share the work.
 
     Raises: ValueError for a segment whose values must be given and are not.
     """
@@ -76,7 +104,7 @@ def initial_values(
             raise ValueError(f"no values are given for {name}")
         start = given[rows.start : rows.stop].double().numpy()
     if segment.init in ("log_decay", "time_step"):
-        normal = torch.from_numpy(_normal(name, segment, seed, rows).reshape(shape))
+        normal = torch.from_numpy(_normal(name, segment, seed, rows, pool).reshape(shape))
         uniform = torch.special.ndtr(normal)
         if segment.init == "log_decay":
             # log(-A) for A uniform between -16 and -1, as in Mamba-2 (its `A_init_range`).
@@ -88,7 +116,7 @@ def initial_values(
     if segment.init != "normal" and not randomise:
         return torch.from_numpy(np.broadcast_to(start, shape).copy())
     scale = segment.std if segment.init == "normal" else 0.1
-    drawn = _normal(name, segment, seed, rows).reshape(shape)
+    drawn = _normal(name, segment, seed, rows, pool).reshape(shape)
     drawn *= scale
     drawn += start
     return torch.from_numpy(drawn)
@@ -117,25 +145,27 @@ class _Part(NamedTuple):
             for left in range(self.columns.start // TILE * TILE, self.columns.stop, TILE):
                 yield top, left
 
-    def draw(self, name: str, seed: int, out: np.ndarray, tile: tuple[int, int]) -> None:
-        """Draw one tile and write its overlap with the part to `out`, which is the part."""
-        top, left = tile
-        shape = min(TILE, self.shape[0] - top), min(TILE, self.shape[1] - left)
-        digest = blake2b(f"{seed}/{name}/{top}/{left}".encode(), digest_size=16).digest()
-        stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-        values = stream.standard_normal(shape)
-        rows = range(max(top, self.rows.start), min(top + TILE, self.rows.stop))
-        columns = range(max(left, self.columns.start), min(left + TILE, self.columns.stop))
-        out[_within(rows, self.rows.start), _within(columns, self.columns.start)] = values[
-            _within(rows, top), _within(columns, left)
-        ]
+    def draw(self, name: str, seed: int, out: np.ndarray, tiles: Iterable[tuple[int, int]]) -> None:
+        """Draw tiles and write their overlaps with the part to `out`, which is the part."""
+        for top, left in tiles:
+            shape = min(TILE, self.shape[0] - top), min(TILE, self.shape[1] - left)
+            digest = blake2b(f"{seed}/{name}/{top}/{left}".encode(), digest_size=16).digest()
+            stream = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+            values = stream.standard_normal(shape)
+            rows = range(max(top, self.rows.start), min(top + TILE, self.rows.stop))
+            columns = range(max(left, self.columns.start), min(left + TILE, self.columns.stop))
+            out[_within(rows, self.rows.start), _within(columns, self.columns.start)] = values[
+                _within(rows, top), _within(columns, left)
+            ]
 
 
 def _within(places: range, origin: int) -> slice:
     return slice(places.start - origin, places.stop - origin)
 
 
-def _normal(name: str, segment: Segment, seed: int, rows: range) -> np.ndarray:
+def _normal(
+    name: str, segment: Segment, seed: int, rows: range, pool: Executor | None
+) -> np.ndarray:
     """Return some rows of this rank's part of a standard normal tensor, tile by tile."""
     width = int(np.prod(segment.shape[1:], dtype=np.int64))
     part = _Part((segment.shape[0], width), rows, range(width))
@@ -146,11 +176,9 @@ def _normal(name: str, segment: Segment, seed: int, rows: range) -> np.ndarray:
         part = part._replace(columns=range(segment.start, segment.stop))
     out = np.empty((len(part.rows), len(part.columns)))
     draw, tiles = partial(part.draw, name, seed, out), list(part.tiles())
-    if len(tiles) < MIN_TILES_FOR_THREADS:
-        for tile in tiles:
-            draw(tile)
+    if pool is None or len(tiles) <= GROUP:
+        draw(tiles)
     else:
-        workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // workers)) as pool:
-            list(pool.map(draw, tiles))
+        groups = (tiles[first : first + GROUP] for first in range(0, len(tiles), GROUP))
+        list(pool.map(draw, groups))
     return out
