@@ -111,10 +111,11 @@ def test_a_step_is_that_of_plain_torch(
         assert torch.equal(tensor, start[name]) == is_constant, name
 
 
-def test_an_untouched_model_comes_out_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("predicts", [False, True])
+def test_an_untouched_model_comes_out_bit_for_bit(tmp_path: Path, *, predicts: bool) -> None:
     """With the audio tower that we leave out, and settings that we do not know."""
-    save(tiny(torch.bfloat16, hears=True), tmp_path / "model")
-    asked = with_sections(made("tp2", tmp_path / "model"))
+    save(tiny(torch.bfloat16, hears=True, predicts=predicts), tmp_path / "model")
+    asked = with_sections(made("tp2", tmp_path / "model", final_norm=predicts))
     run_on_running_ranks(save_on_rank, asked, tmp_path / "run", world_size=world_size(asked))
     found, wanted = exported(tmp_path / "run", tmp_path / "out"), tensors(tmp_path / "model")
     assert found.keys() == wanted.keys()

@@ -103,3 +103,34 @@ def test_blocks_of_a_cut_tensor_share_no_tile(monkeypatch: pytest.MonkeyPatch) -
     init_parameters("m", layer, 0)
     assert layer.weight.equal(initial_values("m.weight", cut, 0))
     assert len(drawn) == 2 * len(set(drawn)) == 2 * 6 * 2  # Here, and for the comparison.
+
+
+def test_threads_draw_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of tiles, of which the last is smaller."""
+    segment = replicated("weight", (700, 1500), "complete", counted=True, std=0.5)
+    layer = SegmentedModule()
+    layer.declare("weight", segment, dtype=torch.float64)
+    layer.weight.data.fill_(torch.nan)
+    monkeypatch.setattr(initial_weights, "_threads", lambda: 3)
+    init_parameters("m", layer, 0)
+    assert layer.weight.equal(initial_values("m.weight", segment, 0))
+
+
+@pytest.mark.parametrize("first", [0, 1, 127, 128, 300])
+@pytest.mark.parametrize("start", [0, 100, 128])
+@pytest.mark.parametrize("width", [1, 200, 50_000])
+def test_blocks_hold_each_row_once_and_end_with_tiles(first: int, start: int, width: int) -> None:
+    """FSDP gives a rank rows from `first` on of what tp gives its group."""
+    cut = sharded("weight", (2000, width), 0, range(start, 2000))
+    blocks = list(initial_weights._blocks(cut, first, 1000))
+    assert [row for block in blocks for row in block] == list(range(first, first + 1000))
+    assert all((start + block.start) % TILE == 0 for block in blocks[1:])
+    assert all(len(block) * width <= max(initial_weights.BLOCK, TILE * width) for block in blocks)
+
+
+def test_a_host_is_shared_by_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial_weights.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(initial_weights.os, "sched_getaffinity", lambda _: range(6))
+    for workers, threads in ((1, 6), (16, 4), (128, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
+        assert initial_weights._threads() == threads

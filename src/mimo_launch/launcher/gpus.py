@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mimo_launch.checks.packages import ENGINE, torchs_layers
-from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
+from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
@@ -81,8 +81,8 @@ def gpus_here() -> Gpus:
         return Gpus(0)
     except ChildSilent as error:
         raise NotEnoughGpus(
-            f"asking for GPUs {error}; look at `nvidia-smi` and at the messages of the kernel, or "
-            "write --device cpu"
+            f"asking for GPUs {error}; look at `nvidia-smi` and at the log of the kernel, or write "
+            "--device cpu"
         ) from None
 
 

@@ -27,7 +27,7 @@ from mimo_launch.checks.packages import (
     WANDB,
 )
 from mimo_launch.diag.quantities import bytes_text
-from mimo_launch.launcher.forking import NoAnswer, ask_child
+from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
 from mimo_launch.launcher.host_resources import allow_open_files, host_memory, too_few_files
 
 Verdict = Literal["ok", "missing", "warning", "error"]
@@ -66,13 +66,17 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Torch:
-    """What torch says; `fault` is why it cannot be used. GPUs are names with bytes."""
+    """What torch says. GPUs are names with bytes.
+
+    `fault` is why it cannot be used, `help` what to do about it.
+    """
 
     version: str = ""
     cuda: str | None = None
     nccl: str = ""
     gpus: tuple[tuple[str, int], ...] = ()
     fault: str = ""
+    help: str = "install torch as https://pytorch.org/get-started/locally says"
 
 
 def checks_of_host(runs: Path) -> Iterator[Check]:
@@ -107,8 +111,11 @@ def _system() -> Check:
 def _ask_torch() -> _Torch:
     try:
         return ask_child(_look)
-    except NoAnswer as error:
+    except ChildDied as error:
         return _Torch(fault=f"importing it {error}")
+    except ChildSilent as error:
+        fault = f"importing it and asking it for GPUs {error}"
+        return _Torch(fault=fault, help="look at `nvidia-smi` and at the log of the kernel")
 
 
 def _look() -> _Torch:
@@ -133,8 +140,7 @@ def _look() -> _Torch:
 
 def _torch_checks(torch: _Torch) -> Iterator[Check]:
     if torch.fault:
-        help_ = "install torch as https://pytorch.org/get-started/locally says"
-        yield Check(name="torch", verdict="error", found=torch.fault, help=help_)
+        yield Check(name="torch", verdict="error", found=torch.fault, help=torch.help)
         return
     yield Check(name="torch", verdict="ok", found=torch.version)
     yield Check(name="cuda", verdict="ok", found=torch.cuda or "a build of torch without it")

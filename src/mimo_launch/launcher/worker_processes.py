@@ -92,13 +92,17 @@ class ExitWatch:
         # Without reaping, which torch elastic does.
         result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
         if result is not None:
-            killed_by = ""
-            if result.si_code != os.CLD_EXITED:
-                try:
-                    killed_by = signal.Signals(result.si_status).name
-                except ValueError:  # A real-time signal.
-                    killed_by = f"signal {result.si_status}"
+            killed = result.si_code != os.CLD_EXITED
+            killed_by = signal_name(result.si_status) if killed else ""
             self.exits[rank] = Exit(result.si_status, killed_by, now)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # A real-time signal.
+        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ TILE = 128
 # Drawn by a thread at a time: what it does for a tile under the interpreter's lock takes 20 us.
 GROUP = 8
 MOST_THREADS = 8
-# So many values at a time take 8 MiB of memory that was used before. The pages of a whole tensor
-# would be new ones, which take as long as its draws.
+# Values at a time, or a tile's rows if these are more: 8 MiB, in which each block follows the one
+# before. A whole tensor would take pages of its own, which cost as much time as its draws.
 BLOCK = 1 << 20
 
 
@@ -49,7 +49,8 @@ def init_parameters(
     with torch.no_grad(), ThreadPoolExecutor(_threads()) as pool:
         for item in local_segments(declared, lambda parameter: parameter.detach()):
             start = (given or {}).get(item.name)
-            for rows in _blocks(item.segment, item.first_row, item.local.shape[0]):
+            unit = 1 if item.segment.init == "given" and not randomise else TILE
+            for rows in _blocks(item.segment, item.first_row, item.local.shape[0], unit):
                 item.local[_within(rows, item.first_row)] = initial_values(
                     item.name,
                     item.segment,
@@ -64,13 +65,13 @@ def init_parameters(
 def _threads() -> int:
     """Return how many cores of this host each of its workers has, up to what threads gain from."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(share, MOST_THREADS))
+    return max(1, min(share, len(os.sched_getaffinity(0)), MOST_THREADS))
 
 
-def _blocks(segment: Segment, first: int, count: int) -> Iterator[range]:
-    """Yield `count` rows of this rank's part of a segment in blocks that share no tile."""
+def _blocks(segment: Segment, first: int, count: int, unit: int = TILE) -> Iterator[range]:
+    """Yield `count` rows of this part of a segment in blocks that end with a `unit` of rows."""
     width = math.prod(segment.local_shape[1:])
-    step = max(1, BLOCK // (TILE * max(1, width))) * TILE
+    step = max(1, BLOCK // (unit * max(1, width))) * unit
     origin = segment.start if segment.axis == 0 else 0
     aligned = range((origin + first) // step * step + step - origin, first + count, step)
     return (range(*bounds) for bounds in pairwise([first, *aligned, first + count]))
@@ -88,7 +89,7 @@ def initial_values(
 ) -> Tensor:
     """Return this rank's part of a segment in float64, or only `rows` of that part.
 
-    Threads of `pool` share the work.
+    Threads of `pool` share the work; without one it is done here.
 
     Raises: ValueError for a segment whose values must be given and are not.
     """

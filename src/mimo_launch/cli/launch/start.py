@@ -51,8 +51,9 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
         return host_lacks(lacking, console)
     if origin.joined is not None:
         return _joined(request, origin.joined, console)
+    request = request.on_host_of(here)
     with StopRequest() as stop:
-        launcher = _Launcher(request.on_host_of(here), console, stop)
+        launcher = _Launcher(request, console, stop)
         return launcher.alone() if origin.place is None else launcher.with_others(origin.place)
 
 
@@ -113,10 +114,10 @@ class _Launcher:
         from mimo_launch.launcher.hosts import OneHost
         from mimo_launch.launcher.signals import Interrupted
 
-        ended = custom_classes_fail(self.request.spec, self.console)
-        if ended is not None:
-            return ended
         try:
+            ended = custom_classes_fail(self.request.spec, self.console, self.stop)
+            if ended is not None:
+                return ended
             folder = prepare(self.request, self.console, self.stop)
         except Interrupted as interrupted:
             return interrupted_by(interrupted.signal, self.console)
@@ -140,7 +141,7 @@ class _Launcher:
             hosts = ManyHosts(place, request.plan, told, request.run, self.stop)
             folder: RunFolder | int | None = 2
             try:
-                folder = custom_classes_fail(request.spec, console)
+                folder = custom_classes_fail(request.spec, console, self.stop)
                 if folder is None and place.node == 0:
                     folder = prepare(request, console, self.stop)
                 if isinstance(folder, int):

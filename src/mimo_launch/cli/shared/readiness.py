@@ -2,7 +2,7 @@
 
 Decides: that messages go to stderr, and their words; that the index of shards exists before any
 process group does, so that no rank waits for it in one.
-Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a process
+Relies on: `diag.text` for findings; `launcher.ask_child`, which imports custom classes in a process
 of their own; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a
 host makes the index and others wait.
 Leaves: other consequences to the commands, reading samples to the workers.
@@ -21,6 +21,7 @@ from mimo_launch.cli.shared.console import Console, terminal_width
 if TYPE_CHECKING:
     from mimo_launch.checks.load_and_check import Checked
     from mimo_launch.data.webdataset.index import IndexProgress, Say
+    from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.schedule.deadlock_proof import DeadlockError
     from mimo_launch.spec.spec import Spec
 
@@ -49,11 +50,16 @@ def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) ->
     return checked.spec
 
 
-def custom_classes_fail(spec: "Spec", console: Console) -> int | None:
-    """Return the exit code and say why if a class that the spec names cannot be used."""
-    from mimo_launch.launcher.forking import custom_class_fault
+def custom_classes_fail(
+    spec: "Spec", console: Console, stop: "StopRequest | None" = None
+) -> int | None:
+    """Return the exit code and say why if a class that the spec names cannot be used.
 
-    fault = custom_class_fault(spec)
+    Raises: Interrupted.
+    """
+    from mimo_launch.launcher.ask_child import custom_class_fault
+
+    fault = custom_class_fault(spec, stop)
     if not fault:
         return None
     console.note(f"error: {fault}")
