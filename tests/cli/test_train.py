@@ -13,6 +13,8 @@ import pytest
 from tests.support.faulty_train import EVERY_RANK, Launcher
 
 from mimo_launch.cli.app import run
+from mimo_launch.launcher.network import WorkerStore
+from mimo_launch.launcher.worker_processes import children
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -76,6 +78,24 @@ def test_workers_inherit_the_plan_that_their_launcher_has_made_and_proved(tmp_pa
     assert (code, err) == (0, "")
     for name in ("generate", "proven"):
         assert set((tmp_path / name).read_text().split()) == {str(launcher.pid)}
+
+
+def test_no_thread_answers_workers_while_others_are_forked(tmp_path: Path) -> None:
+    """One that did would hold a lock of the C library at a fork, and hang a worker now and then."""
+    noted = tmp_path / "noted"
+
+    def note() -> None:
+        serve, children_before = WorkerStore.serve, len(children())
+
+        def spied(store: WorkerStore) -> None:
+            noted.write_text(str(len(children()) - children_before))
+            serve(store)
+
+        WorkerStore.serve = spied  # type: ignore[method-assign]
+
+    arguments = ("train", str(SPEC), "--set", "train.steps=1")
+    code, _, err = Launcher(tmp_path, "none", EVERY_RANK, 1, *arguments, enter=note).finish(120)
+    assert (code, noted.read_text()) == (0, "2"), err
 
 
 def test_a_run_leaves_metrics_spec_and_plan(tmp_path: Path) -> None:

@@ -1,11 +1,18 @@
 """Where the stores of a job listen: only where their users reach them."""
 
+import os
+import select
+import signal
 import socket
+import time
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
-from mimo_launch.launcher.network import answers, listen_at, worker_store
+from mimo_launch.launcher.hosts import OneHost
+from mimo_launch.launcher.network import WorkerStore, answers, listen_at, open_store
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.launcher.torchrun_slurm import Joined, JoinedWorld, NodePlace
 
@@ -18,10 +25,42 @@ def free_port() -> int:
 
 
 def test_the_store_of_workers_listens_at_its_address_only() -> None:
-    store, environment = worker_store(HERE)
-    assert environment["MASTER_ADDR"] == HERE
-    assert answers(HERE, store.port)
-    assert not answers(ELSEWHERE, store.port)
+    store = WorkerStore(HERE)
+    store.serve()
+    port = int(store.environment["MASTER_PORT"])
+    assert store.environment["MASTER_ADDR"] == HERE
+    assert answers(HERE, port)
+    assert not answers(ELSEWHERE, port)
+    store.close()
+    assert not answers(HERE, port)
+
+
+def test_workers_that_connect_before_their_store_is_served_all_meet(tmp_path: Path) -> None:
+    """A thread that answered them sooner would hold locks at forks, and hang one in a thousand."""
+    hosts, threads = OneHost(8, tmp_path), os.listdir("/proc/self/task")
+    for _ in range(2):
+        rendezvous = hosts.rendezvous()
+        assert os.listdir("/proc/self/task") == threads
+        workers = [os.fork() or meet(rendezvous.environment, rank) for rank in range(8)]
+        assert rendezvous.store is not None
+        rendezvous.store.serve()
+        ends = select.poll()
+        for worker in workers:
+            ends.register(os.pidfd_open(worker), select.POLLIN)
+        deadline = time.monotonic() + 20
+        while len(ends.poll(100)) < 8 and time.monotonic() < deadline:
+            pass
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        assert [os.waitpid(worker, 0)[1] for worker in workers] == [0] * 8
+
+
+def meet(place: dict[str, str], rank: int) -> NoReturn:
+    """Connect as a worker does, and wait for the last one."""
+    store = open_store(place["MASTER_ADDR"], int(place["MASTER_PORT"]), None, 20)
+    store.set(f"rank {rank}", "is here")
+    store.get("rank 7")
+    os._exit(0)
 
 
 def test_the_store_of_launchers_listens_at_the_endpoint_only() -> None:

@@ -29,7 +29,8 @@ DANGEROUS = {
         # The class that a spec names: whoever starts a run of it runs that class.
         "models/custom_stages.py",
     ),
-    "loads of pickle": ("launcher/run_on_ranks.py",),  # A pipe from a child of this process.
+    # What a child of this process wrote.
+    "loads of pickle": ("launcher/ask_child.py", "launcher/run_on_ranks.py"),
     "load of pickle": (),
     "load of torch": (),
     "load of yaml": (),
@@ -119,11 +120,13 @@ def test_aliases_within_aliases_cost_nothing() -> None:
 
 def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write to the store of the workers can run code in them."""
-    from mimo_launch.launcher.network import worker_store
+    from mimo_launch.launcher.network import WorkerStore
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    store, place = worker_store("localhost")
+    store = WorkerStore("localhost")
+    place = store.environment
+    store.serve()
     wanted = f":{int(place['MASTER_PORT']):04X}"
     rows = [
         line.split()
@@ -133,4 +136,4 @@ def test_a_run_on_one_host_listens_to_itself_only(monkeypatch: pytest.MonkeyPatc
     listening = {row[1] for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
     assert listening == {f"0100007F{wanted}"}
     assert place["GLOO_SOCKET_IFNAME"] == place["NCCL_SOCKET_IFNAME"] == "lo"
-    del store
+    store.close()

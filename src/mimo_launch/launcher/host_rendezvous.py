@@ -19,6 +19,7 @@ from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.host_messages import HostMessages
 from mimo_launch.launcher.network import (
     Rendezvous,
+    WorkerStore,
     answers,
     interface_of,
     listen_at,
@@ -26,7 +27,6 @@ from mimo_launch.launcher.network import (
     open_store,
     parse_endpoint,
     resolved,
-    worker_store,
 )
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
@@ -67,7 +67,7 @@ class HostRendezvous:
         self._stop, self._timeout = stop, timeout
         self._address, port = parse_endpoint(place.endpoint)
         self._round = 0
-        self._worker_store: Any = None
+        self._worker_store: WorkerStore | None = None
         self.messages = HostMessages(self._store(place, port), self.node, self.num_nodes)
         self.messages.say(
             name=socket.gethostname(),
@@ -152,7 +152,10 @@ class HostRendezvous:
         if self.node == 0:
             attempt = next_attempt(run)
             # Kept for as long as the workers need it.
-            self._worker_store, place = worker_store(self._address)
+            if self._worker_store is not None:
+                self._worker_store.close()
+            self._worker_store = WorkerStore(self._address)
+            place = self._worker_store.environment
             token = run / f".hosts-{secrets.token_hex(8)}"
             token.touch()
             self.say("go", [attempt, place, token.name])
@@ -172,7 +175,7 @@ class HostRendezvous:
                 f"{self.names(blind)} does not see the run folder {run} of node 0: all hosts need "
                 "the same one; give --runs a shared folder"
             )
-        return Rendezvous(attempt, {**place, **self._interface()})
+        return Rendezvous(attempt, {**place, **self._interface()}, self._worker_store)
 
     def close(self, absent: Sequence[int] = ()) -> None:
         """Leave; node 0, which serves the store, leaves after all nodes that are not `absent`."""

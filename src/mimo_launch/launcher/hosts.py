@@ -9,11 +9,11 @@ Leaves: workers to `start_workers`, words to `failure_report`.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from mimo_launch.launcher.failure_report import headline
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
-from mimo_launch.launcher.network import Rendezvous, worker_store
+from mimo_launch.launcher.network import Rendezvous, WorkerStore
 from mimo_launch.launcher.run_lock import RunLock
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
@@ -45,7 +45,7 @@ class Hosts(Protocol):
     lock: RunLock | None
 
     def rendezvous(self) -> Rendezvous:
-        """Wait until all hosts are ready for an attempt, and open the store of its workers."""
+        """Wait until all hosts are ready for an attempt, and agree where its workers meet."""
 
     def alarm(self) -> bool:
         """Return whether another host has an alarm, or does not answer."""
@@ -73,13 +73,15 @@ class OneHost:
         self.lock = lock
         self._run = run
         self._attempt = 0
-        self._store: Any = None
+        self._store: WorkerStore | None = None
 
     def rendezvous(self) -> Rendezvous:
         """Open a store that no earlier attempt has used."""
         self._attempt = next_attempt(self._run)
-        self._store, environment = worker_store("localhost")
-        return Rendezvous(self._attempt, environment)
+        if self._store is not None:
+            self._store.close()
+        self._store = WorkerStore("localhost")
+        return Rendezvous(self._attempt, self._store.environment, self._store)
 
     def alarm(self) -> bool:
         """Return False: there is no other host."""

@@ -100,14 +100,6 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """What all hosts of an attempt agree on: its number, and where its workers meet."""
-
-    attempt: int
-    environment: dict[str, str]
-
-
 def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: float = 300) -> Any:
     """Open a store of torch: serve it at `listener`, or without one, connect to a host and port.
 
@@ -125,13 +117,46 @@ def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: 
     )
 
 
-def worker_store(address: str) -> tuple[Any, dict[str, str]]:
-    """Open a store at a free port; return it and the variables with which workers find it."""
-    listener = listen_at(address, 0)
-    store = open_store(address, listener.getsockname()[1], listener)
-    environment = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
-    if address == "localhost":
-        # By default gloo and NCCL take the interface of the host's name, or of the network.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            environment[name] = os.environ.get(name, "lo")
-    return store, environment
+class WorkerStore:
+    """Where the workers of an attempt meet: a free port of a host.
+
+    The store answers only once it is served: its thread looks up the name of whoever connects, and
+    a worker that is forked meanwhile would inherit a locked lock of the C library, and wait for it
+    forever when it connects. Until then connections wait.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._listener = listen_at(address, 0)
+        self._address, self._port = address, int(self._listener.getsockname()[1])
+        self._served: Any = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which workers find it."""
+        found = {"MASTER_ADDR": self._address, "MASTER_PORT": str(self._port)}
+        if self._address == "localhost":
+            # By default gloo and NCCL take the interface of the host's name, or of the network.
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                found[name] = os.environ.get(name, "lo")
+        return found
+
+    def serve(self) -> None:
+        """Answer the workers, of which this process has forked all that it will."""
+        self._served = open_store(self._address, self._port, self._listener)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._served = None
+        self._listener.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """What all hosts of an attempt agree on: its number, and where its workers meet.
+
+    The host that has the `store` serves it once it has forked its workers.
+    """
+
+    attempt: int
+    environment: dict[str, str]
+    store: WorkerStore | None = None

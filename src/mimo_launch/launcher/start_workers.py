@@ -169,6 +169,8 @@ def _workers(
     before = children()
     try:
         context = _start(job, hosts, rendezvous, cells, events, recorder)
+        if rendezvous.store is not None:
+            rendezvous.store.serve()  # Not before: the thread of a store survives no fork.
         pids = context.pids()
         workers = tuple(
             LocalWorker(
