@@ -125,6 +125,19 @@ def test_packs_differ_from_epoch_to_epoch_and_by_seed_and_are_in_no_order_of_len
     assert longest != sorted(longest, reverse=True)
 
 
+def test_packs_are_shuffled_anew_in_every_epoch_and_every_chunk():
+    """Records of a whole sequence, so that packs are records: their order is the shuffle alone."""
+    records = GlobalOrder(60, 20, 0)
+    order = PackedOrder(records, lambda index: 12, 12, chunk=20)
+    shuffles = []
+    for epoch, chunk in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):
+        first = 20 * chunk
+        unshuffled = records.epoch(epoch)[first : first + 20].tolist()
+        packs = order.take(60 * epoch + first)
+        shuffles.append(tuple(unshuffled.index(index) for (index,) in packs))
+    assert len(set(shuffles)) == 5
+
+
 def packed_spec(**data: Any) -> Spec:
     made = spec({"vision": box(0, dp=2), "language": box(0, tp=2)}, mbs=2, seq=64)
     data = {"packing": True, "min_digits": 1, "max_digits": 3, "text_only": 0.3, **data}

@@ -17,10 +17,12 @@ from tests.support.chat_templates import (
     SPECIALS,
 )
 from tests.support.shards import tokenizer_folder
-from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
+from tests.unit.test_chat_tokens import made, reference, text_in_loss, with_vocab, write
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
+from mimo_launch.data.webdataset.media_rows import ShardInputs
+from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
 
 TOOLS = [
     {
@@ -294,10 +296,37 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
     assert texts == ["\u2581A", "\u2581hill", ".", "\u2581A", "\u2581hill", ".", "\u2581"]
 
 
-def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> None:
-    from mimo_launch.data.webdataset.media_rows import ShardInputs
-    from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
+@pytest.mark.parametrize(
+    ("text", "token", "is_learnt"),
+    [
+        ("to=yes;", "=ye", False),
+        ("to\n\nyes;", "\n\nyes", True),
+        ("to=yes;", "es;", False),
+        ("to=yes\n;", "es\n", True),
+        ("to=yes\n;", "s\n;", False),
+    ],
+)
+def test_a_token_over_an_edge_of_an_answer_is_learnt_if_the_part_outside_is_blank(
+    tmp_path: Path, text: str, token: str, is_learnt: bool
+) -> None:
+    """The same rule at both edges: what another wrote is not learnt, blanks beside it are."""
+    from tokenizers import Tokenizer, models
 
+    folder = tokenizer_folder(tmp_path, QWEN2_VL)
+    words = {each: i for i, each in enumerate([token, *"toyes=;\n", "<unk>", "<|image_pad|>"])}
+    tokenizer = Tokenizer(models.WordPiece(words, unk_token="<unk>", continuing_subword_prefix=""))
+    tokenizer.add_special_tokens(["<|image_pad|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    found = with_vocab(folder, template="chat")
+    encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
+    start = text.index("yes")
+    ids, learnt = encoder._encode(text, [(start, start + 3)])
+    assert dict(zip(ids, learnt.tolist(), strict=True))[words[token]] is is_learnt
+    rest = [i for i, is_in in zip(ids, learnt.tolist(), strict=True) if is_in and i != words[token]]
+    assert "".join(list(words)[i] for i in rest) == "".join(c for c in "yes" if c not in token)
+
+
+def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> None:
     for source, said in ((LLAVA, 1), (QWEN2_VL, 0), (QWEN3, 0), (GENERATION_TOOLS, 0)):
         folder = tokenizer_folder(tmp_path / str(len(source)), source)
         spec = made(folder, template="chat")
