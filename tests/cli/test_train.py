@@ -256,7 +256,7 @@ def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path, fil
 
     spec = load_and_check(file).spec
     assert spec is not None
-    code, _, err = train(tmp_path, "--steps", "4", "--profile", "1", file=file)
+    code, _, err = train(tmp_path, "--steps", "4", "--profile", "3", file=file)
     assert code == 0, err
     profile = tmp_path / "runs" / spec.name / "profile"
     assert {path.name for path in profile.iterdir()} == {
@@ -295,11 +295,12 @@ def test_a_resumed_run_measures_the_steps_that_are_left_and_names_the_others(
     in_the_way = [folder / f"step-{number}-rank-1.torch.json.gz" for number in (3, 4)]
     for path in in_the_way:
         path.mkdir(parents=True)
-    asked = ("--profile", "1-4", "--profile-ranks", "1")
+    asked = ("--profile", "1-4", "--profile-ranks", "1", "--profile-memory")
     code, out, err = train(tmp_path, "--steps", "4", *saving, *asked)
     assert code == 0, err
     told = "warning: profile: the run continues after step 2; steps 1-2 are not measured"
     assert (out + err).count(told) == 1
+    assert "this run has no GPU; what ranks allocate is not recorded" in out + err
     assert {path.name for path in folder.glob("*.svg")} == {"step-3.svg", "step-4.svg"}
     assert (out + err).count("warning: profile: step") == 1
     assert "its files are incomplete; training continues" in out + err
@@ -310,13 +311,15 @@ def test_a_resumed_run_measures_the_steps_that_are_left_and_names_the_others(
     [
         (["--profile", "3-2"], "'3-2' ends before it begins; write 2-3"),
         (["--profile", "0-2"], "steps count from 1; write 1-2"),
-        (["--profile", "two"], "'two' is neither a number of steps nor a range such as 20-22"),
+        (["--profile", "two"], "'two' is neither a step nor a range of steps such as 20-22"),
         (["--profile", "3-9"], "the run has 4 steps; write 3-4"),
-        (["--profile", "7-9"], "the run has 4 steps; write 4-4"),
-        (["--profile", "0"], "0 steps are nothing to measure; write 1, or leave --profile out"),
-        (["--profile", "1-" + "9" * 5000], "is neither a number of steps nor a range"),
+        (["--profile", "7-9"], "the run has 4 steps; write 4"),
+        (["--profile", "10"], "the run has 4 steps; write 4"),
+        (["--profile", "0"], "steps count from 1; write 1"),
+        (["--profile", "1-" + "9" * 5000], "is neither a step nor a range"),
         (["--profile", "1", "--profile-ranks", "0,2"], "the spec has ranks 0-1"),
-        (["--profile-ranks", "0"], "which steps? Add --profile 1"),
+        (["--profile-ranks", "0"], "which steps? Add --profile 4"),
+        (["--profile", "1", "--profile-memory"], "of which ranks? Add --profile-ranks 0"),
     ],
 )
 def test_steps_and_ranks_that_cannot_be_profiled_are_refused(

@@ -146,7 +146,7 @@ def test_hosts_without_a_common_run_folder_do_not_start(start: Start, tmp_path: 
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("settings", [("--set", "optimizer.lr=0.5"), ("--profile", "1")])
+@pytest.mark.parametrize("settings", [("--set", "optimizer.lr=0.5"), ("--profile", "3")])
 def test_hosts_with_other_settings_do_not_start(start: Start, settings: tuple[str, str]) -> None:
     for code, _, err in finish(start(own=((), settings))):
         assert code == 1

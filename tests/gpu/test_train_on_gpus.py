@@ -97,7 +97,8 @@ def test_a_step_that_recomputes_is_traced_with_its_memory(device: str, tmp_path:
         module["recompute"] = "full"
     path.write_text(yaml.safe_dump(made))
     where = ("--device", device, "--runs", str(tmp_path / "runs"))
-    done = command("train", str(path), "--profile", "3", "--profile-ranks", "0", *where)
+    asked = ("--profile", "3", "--profile-ranks", "0", "--profile-memory")
+    done = command("train", str(path), *asked, *where)
     assert done.returncode == 0, done.stdout + done.stderr
     [folder] = (tmp_path / "runs").glob("*/profile")
     assert (folder / "step-3-rank-0.torch.json.gz").stat().st_size > 0

@@ -1,15 +1,15 @@
 """`mimo-launch train`: validate, plan, start the workers (or join them), show progress.
 
-Decides: the options; which steps and ranks the words of `--profile` and `--profile-ranks` mean.
+Decides: the options; which steps and ranks the words of `--profile` and `--profile-ranks` mean: a
+number is the step of that number.
 Relies on: `checks` for everything that can be known before a process starts; `cli.launch.origin`
 for what started this process.
-Leaves: the run to `cli.launch.start`, which of the steps to profile a resumed run still has to
-`launcher.rank_tasks`.
+Leaves: the run to `cli.launch.start`.
 """
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,7 @@ from mimo_launch.cli.shared.options import (
     ranks_of,
     shown_ranks,
 )
-
-if TYPE_CHECKING:
-    from mimo_launch.launcher.rank_tasks import ProfiledSteps
+from mimo_launch.diag.quantities import span_text
 
 HELP = """
 \b
@@ -40,7 +38,7 @@ Examples:
   mimo-launch train spec.yaml --runs /scratch/me/runs
   mimo-launch train spec.yaml --device cpu
   mimo-launch train spec.yaml --max-restarts 3
-  mimo-launch train spec.yaml --steps 5 --profile 2
+  mimo-launch train spec.yaml --profile 20
   mimo-launch train spec.yaml --profile 20-22 --profile-ranks 0,4
   mimo-launch train spec.yaml --no-resume
   mimo-launch train spec.yaml --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29500
@@ -72,18 +70,25 @@ def train(
         str | None,
         typer.Option(
             metavar="STEPS",
-            help="Measure this many steps after two others, or the steps of a range such as 20-22, "
-            "and draw their timelines.",
+            help="Measure the step of this number, or those of a range such as 20-22, and draw "
+            "their timelines. The first two of a process also compile and connect.",
         ),
     ] = None,
     profile_ranks: Annotated[
         str | None,
         typer.Option(
             metavar="RANKS",
-            help="Trace with torch.profiler what these ranks do in those steps, e.g. 0,5-7; on "
-            "GPUs also what they allocate.",
+            help="Trace with torch.profiler what these ranks do in those steps, e.g. 0,5-7.",
         ),
     ] = None,
+    profile_memory: Annotated[
+        bool,
+        typer.Option(
+            "--profile-memory",
+            help="Record what those ranks allocate on their GPUs, too; a step takes several times "
+            "as long.",
+        ),
+    ] = False,
     runs: Runs = Path("runs"),
     resume: Annotated[
         bool | None,
@@ -117,10 +122,12 @@ def train(
     spec, origin = checked_spec(file, settings, origin, console, device=device)
     plan = Plan.of(spec)
     profiled = profiled_steps(profile, spec.train.steps)
-    traced = traced_ranks(profile_ranks, profiled, plan.layout.world_size)
+    traced = traced_ranks(profile_ranks, profiled, spec.train.steps, plan.layout.world_size)
+    if profile_memory and not traced:
+        raise typer.BadParameter(f"of which ranks? Add {RANKS} 0", param_hint="--profile-memory")
     request = Start(
         plan=plan,
-        task=Training(profiled, traced),
+        task=Training(profiled, traced, profile_memory),
         file=file,
         runs=runs,
         say=console.answer,
@@ -136,40 +143,34 @@ def train(
 STEPS, RANKS = "--profile", "--profile-ranks"
 
 
-def profiled_steps(text: str | None, total: int) -> "ProfiledSteps":
-    """Return the steps that `--profile` asks for in a run of `total` steps.
+def profiled_steps(text: str | None, total: int) -> range:
+    """Return the steps that `--profile` asks for, counted from 0, in a run of `total` steps.
 
     Raises: typer.BadParameter.
     """
-    from mimo_launch.launcher.rank_tasks import NO_STEPS, ProfiledSteps
-
     if text is None:
-        return NO_STEPS
+        return range(0)
     # More digits than any number of steps has are no number.
     match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
     if match is None:
         shown = text if len(text) < 40 else text[:40] + "..."
-        raise _bad(f"{shown!r} is neither a number of steps nor a range such as 20-22")
-    if match[2] is None:
-        if not int(match[1]):
-            raise _bad(f"0 steps are nothing to measure; write 1, or leave {STEPS} out")
-        return ProfiledSteps(int(match[1]))
-    first, last = int(match[1]), int(match[2])
+        raise _bad(f"{shown!r} is neither a step nor a range of steps such as 20-22")
+    first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise _bad(f"{text!r} ends before it begins; write {last}-{first}")
     if first < 1:
-        raise _bad(f"steps count from 1; write 1-{max(1, last)}")
+        raise _bad(f"steps count from 1; write {span_text(1, max(1, last))}")
     if last > total:
-        raise _bad(f"the run has {total} steps; write {min(first, total)}-{total}")
-    return ProfiledSteps(last - first + 1, first - 1)
+        raise _bad(f"the run has {total} steps; write {span_text(min(first, total), total)}")
+    return range(first - 1, last)
 
 
-def traced_ranks(text: str | None, steps: "ProfiledSteps", world_size: int) -> frozenset[int]:
+def traced_ranks(text: str | None, steps: range, total: int, world_size: int) -> frozenset[int]:
     """Return the ranks that `--profile-ranks` asks for. Raises: typer.BadParameter."""
     if text is None:
         return frozenset()
-    if not steps.number:
-        raise typer.BadParameter(f"which steps? Add {STEPS} 1", param_hint=RANKS)
+    if not steps:
+        raise typer.BadParameter(f"which steps? Add {STEPS} {total}", param_hint=RANKS)
     ranks = ranks_of(text, RANKS)
     if max(ranks) >= world_size:
         raise typer.BadParameter(f"the spec has ranks 0-{world_size - 1}", param_hint=RANKS)

@@ -1,7 +1,7 @@
 """The tasks of the ranks of a job, once each has its session: to train or to measure.
 
-Decides: what a run of each kind does and records; which steps are measured, whatever was done of a
-run before: a number of steps follows a warm-up of each process, a range is of the whole run.
+Decides: what a run of each kind does and records; that a resumed run measures what is left of the
+steps that were asked for.
 Relies on: `train`, imported where it is used: the launcher that makes a task needs no torch.
 Leaves: connecting, reporting errors and exiting to `worker`; the words of a user to `cli`.
 """
@@ -21,37 +21,6 @@ if TYPE_CHECKING:
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners import Closable
     from mimo_launch.train.rank_session import RankSession
-
-# The first steps of a process also compile, allocate and connect.
-WARM_UP_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ProfiledSteps:
-    """`number` steps from `first` on, counted from 0; after a warm-up if `first` is None."""
-
-    number: int = 0
-    first: int | None = None
-
-    def of(self, done: int, total: int) -> range:
-        """Return the steps to measure in a process that continues after `done` of `total` steps.
-
-        One with fewer steps than the warm-up and `number` measures its last ones.
-        """
-        if self.first is None:
-            first = done + min(WARM_UP_STEPS, max(0, total - done - self.number))
-            return range(first, min(total, first + self.number))
-        return range(max(done, self.first), min(total, self.first + self.number))
-
-    def passed(self, done: int) -> range:
-        """Return the steps asked for by their numbers that were done before."""
-        if self.first is None:
-            return range(0)
-        return range(self.first, min(done, self.first + self.number))
-
-
-NO_STEPS = ProfiledSteps()
-
 
 BENCH = "bench.json"
 
@@ -90,13 +59,15 @@ class RankTask(Protocol):
 class Training:
     """Run the steps of the spec, with metrics and checkpoints.
 
-    The steps of `profiled` are measured, and the files written to `profile/` of the run folder:
-    timelines of all ranks, traces of those in `traced`.
+    The steps of `profiled`, counted from 0, are measured, and the files written to `profile/` of
+    the run folder: timelines of all ranks, traces of those in `traced`, with `memory` also what
+    these allocate.
     """
 
     resumable: ClassVar[bool] = True
-    profiled: ProfiledSteps = NO_STEPS
+    profiled: range = range(0)
     traced: frozenset[int] = frozenset()
+    memory: bool = False
 
     @property
     def in_common(self) -> str:
@@ -118,15 +89,14 @@ class Training:
         """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
         from mimo_launch.checkpoint.loading import start_run
         from mimo_launch.train.loop import Hooks, train
-        from mimo_launch.train.profiling import Profiler
+        from mimo_launch.train.profiling import Profiler, Traced
 
         profiler = None
         state, saver = start_run(session, run_dir, emit)
-        if self.profiled.number:
-            folder, total = run_dir / "profile", session.spec.train.steps
-            steps = self.profiled.of(state.step, total)
-            profiler = Profiler(session, folder, steps, self.traced, emit)
-            profiler.tell_missing(self.profiled.passed(state.step), state.step)
+        if self.profiled:
+            traced = Traced(ranks=self.traced, memory=self.memory)
+            profiler = Profiler(session, run_dir / "profile", self.profiled, traced, emit)
+            profiler.tell_missing(state.step)
         return train(session, emit, Hooks(saver=saver, stop=stop, profiler=profiler), state)
 
 

@@ -58,6 +58,14 @@ def on_one_clock(told: Sequence[Told]) -> list[list[tuple[Slot, float, float]]]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """The ranks that trace what torch does; with `memory`, on a GPU also what they allocate."""
+
+    ranks: frozenset[int] = frozenset()
+    memory: bool = False
+
+
 class Profiler:
     """Measures the steps of a range, counted from 0; `traced` ranks also trace what torch does.
 
@@ -69,19 +77,23 @@ class Profiler:
         session: RankSession,
         folder: Path,
         steps: range,
-        traced: frozenset[int] = frozenset(),
+        traced: Traced = Traced(),
         emit: Listener = lambda event: None,
     ) -> None:
         self._session, self._folder, self.steps = session, folder, steps
-        self._is_traced = session.rank in traced
+        self._is_traced = session.rank in traced.ranks
+        self._on_gpu, self._asks_memory = session.device.type == "cuda", traced.memory
         self._tracer: profile | None = None
         self._began = 0.0
         self._emit, self._has_failed = emit, False
 
-    def tell_missing(self, passed: range, done: int) -> None:
-        """Warn of steps that were wanted, but done before without being measured."""
+    def tell_missing(self, done: int) -> None:
+        """Warn of what was asked for and will not be there: steps done before, memory of hosts."""
         if self._session.rank:
             return
+        if self._asks_memory and not self._on_gpu:
+            self._warn("this run has no GPU", "what ranks allocate is not recorded")
+        passed = range(self.steps.start, min(done, self.steps.stop))
         missing = [step + 1 for step in passed if not self._file(step, ".json").exists()]
         if missing:
             steps = span_text(missing[0], missing[-1])
@@ -98,8 +110,9 @@ class Profiler:
         self._began = time.perf_counter()
         if self._is_traced:
             activities = [ProfilerActivity.CPU]
-            if self._session.device.type == "cuda":
+            if self._on_gpu:
                 activities.append(ProfilerActivity.CUDA)
+            if self._on_gpu and self._asks_memory:
                 record_memory()
             self._tracer = profile(activities=activities, acc_events=True)
             self._tracer.start()
@@ -153,7 +166,7 @@ class Profiler:
         tracer.stop()
         of_rank = f"-rank-{self._session.rank}"
         tracer.export_chrome_trace(str(self._file(step, f"{of_rank}.torch.json.gz")))
-        if self._session.device.type == "cuda":
+        if self._on_gpu and self._asks_memory:
             dump_memory(self._file(step, f"{of_rank}.memory.pickle"))
 
     def _write_timeline(self, step: int, timeline: Timeline) -> None:
