@@ -13,11 +13,12 @@ import pytest
 from tests.support.faulty_train import EVERY_RANK, Launcher, gone
 
 from mimo_launch.cli.app import run as run_here
+from mimo_launch.diag.exit_codes import ExitCode
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 LONG = ("train", SPEC, "--steps", "100000", "--set", "eval=null")
 CHECKPOINTS = ("--set", "checkpoint={every: 2, keep: 2, asynchronous: false}")
-TIMEOUT = 2
+TIMEOUT, ELSEWHERE = 2, ExitCode.ELSEWHERE
 
 DEATHS = {
     "raise": ("failed first", "ValueError: no such sample"),
@@ -51,7 +52,7 @@ def check_report(launcher: Launcher, how: str, said: str, *, within: float) -> N
     code, _, err = launcher.finish()
     ended = time.time()
     assert ended - (launcher.run / "metrics.jsonl").stat().st_mtime < within
-    assert code == 1
+    assert code == (ELSEWHERE if "SIGKILL" in said else 1)
     assert err.count("error: ") == 1
     assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
     assert said in err

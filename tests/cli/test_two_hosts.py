@@ -93,7 +93,7 @@ def test_a_host_that_is_cut_off_ends_on_both_sides(hosts: TwoHosts, start: Start
     began = time.monotonic()
     ends = finish(launchers)
     assert time.monotonic() - began < 30
-    assert [code for code, _, _ in ends] == [1, 1]
+    assert [code for code, _, _ in ends] == [75, 75]
     assert "(node 1, rank 1) does not answer" in ends[0][2]
     assert "(node 0, rank 0) does not answer" in ends[1][2]
     assert all(gone(worker) for worker in workers)

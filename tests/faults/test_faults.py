@@ -82,7 +82,8 @@ def test_a_death(kind: str, number: int, tmp_path: Path, undisturbed: Any) -> No
     write_spec(tmp_path, layout)
     ended = run(tmp_path, fault)
     say(kind, layout, fault, ended.after_s)
-    assert (ended.struck, ended.code, ended.blamed) == (True, 1, fault["rank"]), ended.err
+    code = 75 if kind == "kill" else 1
+    assert (ended.struck, ended.code, ended.blamed) == (True, code, fault["rank"]), ended.err
     assert ended.after_s < 10
     assert (ended.orphans, shared_memory() - before) == ([], set())
     assert ended.err.count("error: rank") == 1
@@ -179,7 +180,7 @@ def test_a_damaged_newest_checkpoint(number: int, tmp_path: Path, undisturbed: A
     write_spec(tmp_path, layout)
     # Steps are short: of saves beside them only the first may be complete at the end.
     at_once = ("--set", "checkpoint.asynchronous=false")
-    assert run(tmp_path, fault, *at_once).code == 1
+    assert run(tmp_path, fault, *at_once).code == 75
     step = newest(tmp_path)
     assert step >= 2 * EVERY
     source = random.Random(f"{SEED}/{number}")

@@ -1,13 +1,16 @@
 """The text of a report."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.cli.launch.attempts import resume_command, show_failure
 from mimo_launch.cli.shared.console import Console
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher.failure_report import headline, report_lines
 from mimo_launch.launcher.rank_tasks import Job, Training
 from mimo_launch.launcher.verdict import Circumstances, Host, RankState, RunFailed, diagnose
@@ -116,6 +119,56 @@ def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> 
     lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert lines[0] == "error: gpu1 (node 1, ranks 4-7) does not answer"
     assert not failure.restartable
+    assert not any("same way" in line for line in lines)
+
+
+LOST = {"cause": Cause.LOST, "error_time": 9.0}
+OWN = {"cause": Cause.OWN, "error_time": 9.0, "frames": ()}
+KILLED = {"end": Exit(9, "SIGKILL", 0), "ended": 5.0, "process": ""}
+
+
+@pytest.mark.parametrize(
+    ("known", "around", "absent", "code"),
+    [
+        pytest.param({}, {}, hosts()[1:], 75, id="a host that is gone"),
+        pytest.param(KILLED, {}, (), 75, id="a rank that was killed"),
+        pytest.param(LOST, {}, (), 75, id="a connection that broke"),
+        pytest.param(LOST, {"frozen_s": 60.0}, (), 75, id="a job that was suspended"),
+        pytest.param(KILLED, {"oom_killed": True}, (), 1, id="memory that ran out"),
+        pytest.param(
+            {**KILLED, "end": Exit(11, "SIGSEGV", 0)}, {}, (), 1, id="a rank that crashed"
+        ),
+        pytest.param({**KILLED, "end": Exit(3, "", 0)}, {}, (), 1, id="a rank that left"),
+        pytest.param(OWN, {}, hosts()[1:], 1, id="an error before its host was lost"),
+        pytest.param({**OWN, "cause": Cause.FINAL}, {}, (), 1, id="losses that are not finite"),
+        pytest.param({"frames": ()}, {}, (), 1, id="a rank that hangs"),
+        pytest.param(KILLED, {"folder_lost": "it was deleted"}, (), 1, id="a folder that is gone"),
+    ],
+)
+def test_a_script_learns_whether_to_start_the_run_again_elsewhere(
+    known: dict[str, Any],
+    around: dict[str, Any],
+    absent: tuple[Host, ...],
+    code: int,
+    tmp_path: Path,
+) -> None:
+    states = ranks(4) if absent else ranks()
+    states[2] = replace(states[2], **known)
+    failure = diagnose(
+        quickstart(), states, attempt=0, hosts=hosts(), absent=absent,
+        around=Circumstances(**around),
+    )  # fmt: skip
+    assert (failure.code, RunFailed(failure).code) == (code, code)
+    said = [line for line in report_lines(failure, tmp_path, command="c") if "= code:" in line]
+    says = "75: the run is not at fault" in "".join(said)
+    assert says == (code == 75)
+    assert RunFailed(failure, "error: rank 1 ...", True, 75).code is ExitCode.ELSEWHERE
+
+
+def test_the_pages_name_every_exit_code() -> None:
+    for page in ("exit-codes.md", "failures.md"):
+        text = (ROOT / "docs" / page).read_text()
+        assert all(re.search(rf"^\| .*\b{code.value}\b.* \|", text, re.M) for code in ExitCode)
 
 
 def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path) -> None:

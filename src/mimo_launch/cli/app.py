@@ -1,7 +1,7 @@
 """The table of commands, and what all commands share: options, usage errors, exit codes.
 
-Decides: exit codes (0 done, 1 run failed, 2 spec or usage wrong, 129, 130 or 143
-interrupted), and how an internal error is reported.
+Decides: which exit code (`diag.exit_codes`) an end that no command foresaw has, and how an internal
+error is reported.
 Relies on: one module per command with a function of its name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """

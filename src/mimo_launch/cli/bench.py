@@ -48,8 +48,8 @@ steps: step time, tokens/s, TFLOP/s and MFU; for each rank where the time goes a
 it needs, next to what the plan says. The run folder RUNS/NAME holds the same in bench.json, and the
 workers' logs. No weights are saved. With --calibrate the constants of `plan` are measured at the
 sizes of the spec, for `plan --calibration`.
-Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 129, 130
-or 143 when interrupted.
+Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 75 when a
+host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when interrupted.
 """
 
 

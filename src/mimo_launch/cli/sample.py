@@ -40,7 +40,7 @@ Load the weights of a checkpoint and write what the model makes of held-out samp
 generators as PNG files and as one sheet, and with samples.jsonl its answers beside the true ones.
 The layout is that of the run, or of another spec with the same modules. Needs Pillow.
 Exits with 0 when all is written, 1 when the run failed, 2 when the checkpoint or the spec is wrong,
-129, 130 or 143 when interrupted.
+75 when a rank was killed, 129, 130 or 143 when interrupted.
 """
 
 

@@ -9,6 +9,7 @@ Leaves: printing to `cli`.
 from collections.abc import Sequence
 from pathlib import Path
 
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.host_resources import environment_fault
 from mimo_launch.launcher.verdict import Failure, FailureKind, RankState
@@ -29,6 +30,7 @@ MAX_FRAMES = 3
 MAX_MESSAGE = 80
 MAX_LINE = 500
 _AGAIN = "the same command would end in the same way; first change what is said above"
+_ELSEWHERE = f"{ExitCode.ELSEWHERE}: the run is not at fault; it can go on, elsewhere too"
 _HOST_AHEAD = "(this is where its host is, which runs ahead of its GPU)"
 _FROZEN = "it was stopped (Ctrl-Z), paused or suspended until waits timed out; no rank is to blame"
 _FIRST = "   = "
@@ -103,6 +105,8 @@ def report_lines(
     if not final:
         lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
+    if failure.code is ExitCode.ELSEWHERE:
+        lines += _row("code", [_ELSEWHERE])
     again = [_AGAIN] if final else []
     return [*lines, *again_lines(command, checkpoint, resumable=resumable, first=again)]
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.host_messages import HostMessages
@@ -42,6 +43,14 @@ LEAVE_SECONDS = 5.0
 
 class HostsError(Exception):
     """The hosts of a job cannot start together; the message says why."""
+
+    code = ExitCode.FAILED
+
+
+class HostGone(HostsError):
+    """A host that was there does not answer any more."""
+
+    code = ExitCode.ELSEWHERE
 
 
 class Dismissed(Exception):
@@ -215,7 +224,7 @@ class HostRendezvous:
 
         self._wait(lambda: not missing() or 0 in self.silent)
         if 0 in self.silent:
-            raise HostsError(f"{self.names([0])} does not answer")
+            raise HostGone(f"{self.names([0])} does not answer")
         if missing():
             nodes = ", ".join(str(node) for node in missing())
             raise self._apart(
@@ -232,7 +241,7 @@ class HostRendezvous:
             return self.said(0, name) is not None or 0 in self.silent
 
         if not self._wait(heard) or self.said(0, name) is None:
-            raise HostsError(f"{self.names([0])} does not answer")
+            raise HostGone(f"{self.names([0])} does not answer")
 
     def _interface(self) -> dict[str, str]:
         """Return the interface variable of gloo for this host, unless the user has set it."""

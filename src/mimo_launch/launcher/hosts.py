@@ -202,7 +202,7 @@ class ManyHosts:
         )
         self._absent = absent
         if self.node == 0:
-            everyone.say("verdict", [headline(failure), failure.restartable])
+            everyone.say("verdict", [headline(failure), failure.restartable, failure.code])
             everyone.messages.flush(1.0)
         return RunFailed(failure, *(verdict or ()))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher.worker_processes import Exit, StackFrame
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
@@ -94,6 +95,10 @@ class FailureKind(StrEnum):
     ABSENT = "absent"
     NO_FOLDER = "no folder"
     FROZEN = "frozen"
+
+
+# A host or a network that failed, or a job that was suspended: the run is not at fault.
+_OUTSIDE = (FailureKind.ABSENT, FailureKind.LOST, FailureKind.FROZEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,15 @@ class Failure:
             and not self.absent
         )
 
+    @property
+    def code(self) -> ExitCode:
+        """The exit code: ELSEWHERE if something outside of the run ended it."""
+        blamed, kind = self.of(self.verdict.rank), self.verdict.kind
+        end = None if blamed is None else blamed.end
+        was_killed = kind is FailureKind.DIED and end is not None and end.killed_by == "SIGKILL"
+        outside = kind in _OUTSIDE or (was_killed and not self.around.oom_killed)
+        return ExitCode.ELSEWHERE if outside and not self.verdict.final else ExitCode.FAILED
+
     def of(self, rank: int) -> RankState | None:
         """Return what is known of a rank."""
         return next((state for state in self.states if state.rank == rank), None)
@@ -211,15 +225,20 @@ class RunFailed(Exception):
     """An attempt failed; `failure` has all that is known of it.
 
     On hosts other than node 0, `failure` is what that host knows, and `told` is node 0's verdict in
-    words.
+    words; the exit `code` is node 0's, too.
     """
 
     def __init__(
-        self, failure: Failure, told: str | None = None, restartable: bool | None = None
+        self,
+        failure: Failure,
+        told: str | None = None,
+        restartable: bool | None = None,
+        code: int | None = None,
     ) -> None:
         super().__init__(failure.verdict)
         self.failure, self.told = failure, told
         self.restartable = failure.restartable if restartable is None else restartable
+        self.code = failure.code if code is None else ExitCode(code)
 
 
 def diagnose(

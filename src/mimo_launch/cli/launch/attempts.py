@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.shared.console import Console, escape_controls
+from mimo_launch.diag.exit_codes import ExitCode, after_signal
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.hosts import Hosts
@@ -72,9 +73,9 @@ class Attempts:
                 show_failure(failed, self.job, self.console)
                 restarts += 1
                 if restarts > self.max_restarts:
-                    return 1
+                    return failed.code
                 if not self._waits_to_restart(failed, restarts, pause):
-                    return 1
+                    return failed.code
             except Interrupted as interrupted:
                 return self._stopped(interrupted.signal)
             except (OSError, RuntimeError) as error:
@@ -83,7 +84,7 @@ class Attempts:
                     raise
                 return host_lacks(fault, self.console)
             else:
-                return self._stopped(ended_by) if ended_by else 0
+                return self._stopped(ended_by) if ended_by else ExitCode.DONE
 
     def _stopped(self, number: int) -> int:
         """Say which signal ended the run, on node 0 also how to resume it; return the exit code."""
@@ -99,7 +100,12 @@ class Attempts:
         if self._asked_to_stop():
             return False
         if not failed.restartable:
-            self.console.note("not started again: another attempt would end in the same way")
+            why = (
+                "another attempt would end in the same way"
+                if failed.code is ExitCode.FAILED
+                else "not all hosts are left; start it again on hosts that answer"
+            )
+            self.console.note(f"not started again: {why}")
             return False
         saved = newest_checkpoint(self.job.run)
         start = "starts over" if saved is None else f"resumes after step {saved.step}"
@@ -120,13 +126,13 @@ class Attempts:
 def host_lacks(fault: tuple[str, str], console: Console) -> int:
     """Say what this host lacks for a run and the remedy, and return the exit code."""
     console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
-    return 1
+    return ExitCode.FAILED
 
 
 def interrupted_by(number: int, console: Console) -> int:
     """Say which signal ended the run, and return its exit code."""
     console.note(f"interrupted by {signal.Signals(number).name}")
-    return 128 + number
+    return after_signal(number)
 
 
 def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:

@@ -156,7 +156,7 @@ class _Launcher:
                     hosts.lock.close()
         except HostsError as error:
             console.note(f"error: {error}")
-            return 1
+            return error.code
         except Dismissed as dismissed:
             console.note("node 0 has nothing to run; its launcher says why")
             return dismissed.code

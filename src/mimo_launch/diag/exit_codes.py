@@ -1,0 +1,25 @@
+"""The exit codes of all commands.
+
+Decides: the numbers. A lost host or a process that was killed has one of its own (EX_TEMPFAIL of
+sysexits.h), so that a script can start the run again elsewhere, but not one that would fail again.
+Leaves: which code a failed run has to `launcher.verdict`; the page is docs/exit-codes.md.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a script may conclude from the end of a command."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG = 2
+    ELSEWHERE = 75
+    HANGUP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+def after_signal(number: int) -> int:
+    """Return the exit code of a run that a signal ended."""
+    return 128 + number
