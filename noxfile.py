@@ -12,6 +12,10 @@ nox.options.sessions = ["lint", "types", "layers", "docs", "tests", "example"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 
 
+# The project with the extras that tests use: half a minute to install, small beside torch.
+WITH_EXTRAS = ("-e", ".[audio,data,mlflow,report,tensorboard,video,wandb]")
+
+
 def group(name: str) -> list[str]:
     """Return the packages of a dependency group, so that no list is written twice."""
     return list(nox.project.dependency_groups(PROJECT, name))
@@ -20,7 +24,7 @@ def group(name: str) -> list[str]:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the default suite in two processes; arguments go to pytest."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     # A file is a process's own: its fixtures are made once. Bytecode is kept, also where the
     # environment says otherwise: else each command that a test starts compiles all sources anew.
     session.run(
@@ -66,14 +70,14 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def example(session: nox.Session) -> None:
     """Run the longer examples of the documentation as written, and what starts many processes."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     session.run("pytest", "tests/docs", "tests/cli", "-m", "example", *session.posargs)
 
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
     """Prove 400 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     session.run(
         "pytest",
         "tests/sweep",
@@ -89,7 +93,7 @@ def sweep(session: nox.Session) -> None:
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
     """Break runs in every way we know, at random moments; prints the seed and a table."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     session.run(
         "pytest",
         "tests/faults",
@@ -105,14 +109,14 @@ def faults(session: nox.Session) -> None:
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Change the sources in 208 small wrong ways and show which no test rejects; an hour."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     session.run("python", "-m", "tests.mutants.run", *session.posargs)
 
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Validate and plan 20,000 mutated specs, train two steps of 200; prints the seed."""
-    session.install("-e", ".", *group("test"))
+    session.install(*WITH_EXTRAS, *group("test"))
     session.run("pytest", "tests/fuzz", "-m", "fuzz", "-s", *session.posargs)
 
 

@@ -138,5 +138,6 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     assert extras["wandb"] == [packages.WANDB]
     assert extras["mlflow"] == [packages.MLFLOW]
     assert extras["data"] == list(packages.SHARD_PACKAGES.values())
+    assert extras["audio"] == list(packages.AUDIO_PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
     assert packages.TRANSFORMER_ENGINE in extras["gpu"]

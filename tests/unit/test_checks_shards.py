@@ -154,7 +154,7 @@ def test_a_given_placeholder_needs_no_room_behind_the_tokenizer(text: str, tmp_p
     assert found(text, *settings, f"modules.vision.placeholder={vocab - 3}") == []
 
 
-@pytest.mark.parametrize("package", ["webdataset", "tokenizers", "PIL", "jinja2"])
+@pytest.mark.parametrize("package", ["braceexpand", "tokenizers", "PIL", "jinja2"])
 def test_a_missing_package_is_found(
     text: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +162,16 @@ def test_a_missing_package_is_found(
     (only,) = found(text)
     assert only.code == "missing-package"
     assert only.help == f"pip install '{SHARD_PACKAGES[package]}'", "we are in no index of packages"
+
+
+def test_sound_needs_packages_of_its_own(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images need none of them."""
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    assert found(text) == []
+    sound = "  sound: {model: {kind: audio, layers: 1, hidden: 16, heads: 2}, ranks: 0}\n"
+    more = text.replace("  language:", sound + "  language:")
+    first, *_ = found(more, "batch.seq=2048")
+    assert (first.code, first.help) == ("missing-package", "pip install 'soundfile>=0.12'")
 
 
 def test_plan_knows_sizes_without_looking_at_samples(text: str, tmp_path: Path) -> None:

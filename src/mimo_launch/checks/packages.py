@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import (
     CustomModel,
     Spec,
@@ -33,11 +34,12 @@ TENSORBOARD = "tensorboard>=2.14"
 WANDB = "wandb>=0.17"
 MLFLOW = "mlflow-skinny>=2.16"
 SHARD_PACKAGES = {
-    "webdataset": "webdataset>=1.0",
+    "braceexpand": "braceexpand>=0.1.7",
     "tokenizers": "tokenizers>=0.21",
     "PIL": "pillow>=10",
     "jinja2": "jinja2>=3.1",
 }
+AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
@@ -73,7 +75,9 @@ def shard_packages_installed(spec: Spec) -> Findings:
     """Decoders and tokenizers are optional packages."""
     if not isinstance(spec.data, WebdatasetData):
         return
-    missing = [needed for name, needed in SHARD_PACKAGES.items() if not is_installed(name)]
+    hears = any(kind_of(module.model).clips is not None for module in spec.modules.values())
+    wanted = SHARD_PACKAGES | (AUDIO_PACKAGES if hears else {})
+    missing = [needed for name, needed in wanted.items() if not is_installed(name)]
     if missing:
         yield Diagnostic(
             code="missing-package",
