@@ -1,9 +1,16 @@
-"""What DCP is given of a checkpoint."""
+"""What DCP is given of a checkpoint, and what its index must say."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import torch
+import torch.distributed as dist
 
+from mimo_launch.checkpoint import index
 from mimo_launch.checkpoint.boxes import Box
-from mimo_launch.checkpoint.storage import BoxSavePlanner
+from mimo_launch.checkpoint.index import TENSORS
+from mimo_launch.checkpoint.storage import BoxSavePlanner, CheckpointError, write_boxes
 
 
 def test_each_box_that_is_saved_is_a_sign_of_life() -> None:
@@ -13,3 +20,24 @@ def test_each_box_that_is_saved_is_a_sign_of_life() -> None:
     for number, item in enumerate(planner.create_local_plan().items):
         assert planner.resolve_data(item) is boxes[number].tensor
     assert len(beats) == 2
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_index_that_no_run_would_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is saved can be loaded."""
+    group = dist.distributed_c10d._get_default_group()
+    box = Box("w", (4,), (0,), torch.ones(4), counted=True)
+    write_boxes(tmp_path, [box], group, lambda: None)
+    size = (tmp_path / TENSORS).stat().st_size
+    monkeypatch.setattr(index, "_MAX_BYTES", size - 1)
+    with pytest.raises(CheckpointError, match="its index of 1 boxes has .* a run reads back"):
+        write_boxes(tmp_path, [box], group, lambda: None)

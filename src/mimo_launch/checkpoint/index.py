@@ -6,11 +6,15 @@ Relies on: no torch, so that the command line can look at checkpoints before it 
 Leaves: reading the boxes to `storage`.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 
 from mimo_launch.checkpoint.folder import (
@@ -29,6 +33,7 @@ TENSORS = "tensors.json"
 _MAX_BYTES = 1024 * MEGABYTE
 # More dimensions and elements than any real tensor has.
 _MAX_DIMENSIONS, _MAX_ELEMENTS = 16, 2**62
+_PRIME = 2**61 - 1
 Numbers = tuple[int, ...]
 
 
@@ -70,6 +75,18 @@ def read_index(folder: Path) -> dict[str, Entry]:
     return entries
 
 
+def index_text(index: Mapping[str, Any]) -> str:
+    """Return the contents of `tensors.json`. Raises: ValueError if `read_index` would refuse it."""
+    text = json.dumps(index)
+    if len(text) > _MAX_BYTES:
+        boxes = sum(len(entry["chunks"]) for entry in index.values())
+        raise ValueError(
+            f"its index of {boxes:,} boxes has {len(text) / MEGABYTE:,.0f} MB, and a run reads back "
+            f"at most {_MAX_BYTES / MEGABYTE:,.0f} MB: cut weights over fewer ranks"
+        )
+    return text
+
+
 def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
     """Return why boxes (offsets, sizes) do not cover each element of a shape once, or ""."""
     for offsets, sizes in boxes:
@@ -84,23 +101,19 @@ def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
 
 
 def _overlap(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
-    full = [box for box in boxes if prod(box[1])]
-    if len(full) < 2:
-        return False
-    # Sort along the axis that is cut into most parts, and compare each box with the few that begin
-    # before its end.
-    axis = max(range(len(shape)), key=lambda a: len({offsets[a] for offsets, _ in full}))
-    line = sorted(full, key=lambda box: box[0][axis])
-    for place, (offsets, sizes) in enumerate(line):
-        for other, extent in line[place + 1 :]:
-            if other[axis] >= offsets[axis] + sizes[axis]:
-                break
-            if all(
-                a < b + m and b < a + n
-                for a, n, b, m in zip(offsets, sizes, other, extent, strict=True)
-            ):
-                return True
-    return False
+    """Return whether boxes of the right total size lie on one another.
+
+    If each axis is stretched at random, boxes still fill the shape if each element is in one box.
+    If not, their volumes add up to that of the shape with a chance below 2**-56.
+    """
+    places = [defaultdict[int, int](partial(randbelow, _PRIME)) for _ in shape]
+
+    def volume(offsets: Numbers, sizes: Numbers) -> int:
+        of_axes = zip(places, offsets, sizes, strict=True)
+        return prod(at[first + size] - at[first] for at, first, size in of_axes) % _PRIME
+
+    found = sum(volume(*box) for box in boxes)
+    return found % _PRIME != volume((0,) * len(shape), shape)
 
 
 def _entry(entry: Any) -> Entry:

@@ -8,7 +8,6 @@ Relies on: DCP's planners and storage, its documented extension points
 Leaves: what is saved to `boxes`, when a folder counts as complete to `folder`.
 """
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +45,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.checkpoint.folder import DamagedCheckpoint
-from mimo_launch.checkpoint.index import TENSORS, read_index, uncovered
+from mimo_launch.checkpoint.index import TENSORS, index_text, read_index, uncovered
 from mimo_launch.train.run_state import EndOfRun
 
 
@@ -242,8 +241,9 @@ class _Writer(FileSystemWriter):
             }
             for name, entry in tensors_of(metadata)
         }
+        text = index_text(index)
         with (self._folder / TENSORS).open("w", encoding="utf-8") as file:
-            json.dump(index, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
