@@ -1,6 +1,8 @@
 """Files of an export: whole tensors, in files that are no larger than asked, all or nothing."""
 
 import json
+import multiprocessing
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import read_headers
 from mimo_launch.hugging_face.runs import Runs
 
+FORK = multiprocessing.get_context("fork")
 SEGMENTS = {
     "q.weight": (4, 6), "k.weight": (2, 6), "v.weight": (2, 6), "patch.weight": (3, 8),
     "embedding.weight": (10, 6),
@@ -167,3 +170,53 @@ def test_what_goes_wrong_leaves_the_earlier_export(
         (folder / NOTE).write_text("second")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (target / NOTE).read_text() == "second"
+
+
+def test_an_export_that_was_killed_leaves_nothing_once_the_next_has_come(tmp_path: Path) -> None:
+    """Killed as it wrote, or as it replaced an earlier one, which then comes back."""
+    target = tmp_path / "out"
+
+    def killed(moment: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if moment == "replacing":
+                patch.setattr(export, "sync_folder", lambda folder: patch_rename(patch))
+            with new_folder(target, force=True) as folder:
+                (folder / NOTE).write_text("killed")
+                if moment == "writing":
+                    os._exit(9)
+
+    def patch_rename(patch: pytest.MonkeyPatch) -> None:
+        rename = Path.rename
+
+        def once(path: Path, to: Path) -> None:
+            rename(path, to)
+            os._exit(9)
+
+        patch.setattr(Path, "rename", once)
+
+    for moment, there in (("writing", ""), ("writing", "first"), ("replacing", "first")):
+        process = FORK.Process(target=killed, args=(moment,))
+        process.start()
+        process.join()
+        assert process.exitcode == 9
+        assert any(path.name.startswith(".out") for path in tmp_path.iterdir())
+        if there:
+            with pytest.raises(InTheWay, match="--force"), new_folder(target, force=False):
+                pass
+        with new_folder(target, force=True) as folder:
+            assert not any(path.name != NOTE for path in folder.iterdir())
+            assert (target / NOTE).is_file() is bool(there)
+            assert not there or (target / NOTE).read_text() == there
+            (folder / NOTE).write_text("first")
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_two_exports_to_one_place_do_not_meet(tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path / "out", force=False) as first,
+        pytest.raises(InTheWay, match="another export writes"),
+        new_folder(tmp_path / "out", force=False),
+    ):
+        pass
+    assert first.parent == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -1,9 +1,10 @@
 """Writes the folders of an export, all of them or none.
 
 Decides: the order of the work, and the note on the origin of an export; that a folder is written
-beside its place under another name and renamed at the end, and that only a folder of an earlier
-export is ever replaced; how tensors are distributed over safetensors files, their names, and how
-much is in memory: values are converted as they are read, a few tensors at a time.
+beside its place under another name and renamed at the end, that the next export to this place
+removes what a killed one left, and that only a folder of an earlier export is ever replaced; how
+tensors are distributed over safetensors files, their names, and how much is in memory: values are
+converted as they are read, a few tensors at a time.
 Relies on: `export_plan` for what to write; `checkpoint.storage`, which needs no process groups;
 renaming a folder being atomic on the file systems that we know; the format
 (https://huggingface.co/docs/safetensors/index#format): the package would need all tensors of a file
@@ -11,6 +12,7 @@ in memory, and copy them once more.
 Leaves: showing progress to the command line.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -141,31 +143,54 @@ def check_place(target: Path, *, force: bool) -> None:
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
     """Yield a folder to write to, which gets its name when the block ends without an error.
 
+    What an export to the same place left that was killed is removed, or put back.
+
     Raises: InTheWay; OSError, after which nothing is left of what was written.
     """
     target = target.absolute()
-    check_place(target, force=force)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        for folder in {path.parent for path in unfinished.rglob("*")} | {unfinished}:
-            sync_folder(folder)
-        if target.exists():
-            check_place(target, force=force)
-            target.rename(old)
+    unfinished = target.with_name(f".{target.name}.partial")
+    old = target.with_name(f".{target.name}.old")
+    with _alone_in(unfinished):
+        if old.exists() and not target.exists():
+            old.rename(target)
         try:
-            unfinished.rename(target)
+            check_place(target, force=force)
+            yield unfinished
+            for folder in {path.parent for path in unfinished.rglob("*")} | {unfinished}:
+                sync_folder(folder)
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                check_place(target, force=force)
+                target.rename(old)
+            try:
+                unfinished.rename(target)
+            except OSError:
+                if old.exists():
+                    old.rename(target)
+                raise
+            sync_folder(target.parent)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Make an empty folder, whose note is locked as long as the block lasts. Raises: InTheWay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / NOTE).open("w") as note:
+        try:
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InTheWay(f"another export writes {folder}") from None
         except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-        sync_folder(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            pass  # A file system without locks.
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != NOTE:
+                path.unlink()
+        yield
 
 
 def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[Tensor]:
