@@ -90,7 +90,13 @@ def test_an_index_names_no_larger_tensor_than_torch_can_have(
         ([((0, 0), (4, 3)), ((1, 1), (0, 0))], True),
         # A pinwheel, which no line from edge to edge cuts.
         (
-            [((0, 0), (1, 2)), ((0, 2), (3, 1)), ((3, 1), (1, 2)), ((1, 0), (3, 1)), ((1, 1), (2, 1))],
+            [
+                ((0, 0), (1, 2)),
+                ((0, 2), (3, 1)),
+                ((3, 1), (1, 2)),
+                ((1, 0), (3, 1)),
+                ((1, 1), (2, 1)),
+            ],
             True,
         ),
         # As many elements as there are, and some of them twice.

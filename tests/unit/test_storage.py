@@ -39,5 +39,5 @@ def test_an_index_that_no_run_would_read_is_not_written(
     write_boxes(tmp_path, [box], group, lambda: None)
     size = (tmp_path / TENSORS).stat().st_size
     monkeypatch.setattr(index, "_MAX_BYTES", size - 1)
-    with pytest.raises(CheckpointError, match="its index of 1 boxes has .* a run reads back"):
+    with pytest.raises(CheckpointError, match="its index of 1 boxes has"):
         write_boxes(tmp_path, [box], group, lambda: None)

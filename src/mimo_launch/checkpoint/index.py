@@ -81,8 +81,8 @@ def index_text(index: Mapping[str, Any]) -> str:
     if len(text) > _MAX_BYTES:
         boxes = sum(len(entry["chunks"]) for entry in index.values())
         raise ValueError(
-            f"its index of {boxes:,} boxes has {len(text) / MEGABYTE:,.0f} MB, and a run reads back "
-            f"at most {_MAX_BYTES / MEGABYTE:,.0f} MB: cut weights over fewer ranks"
+            f"its index of {boxes:,} boxes has {len(text) / MEGABYTE:,.0f} MB, and a run reads "
+            f"back at most {_MAX_BYTES / MEGABYTE:,.0f} MB; cut weights over fewer ranks"
         )
     return text
 
