@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
-from tests.support.graphs import flow
+from tests.support.graphs import flow, talker
 from tests.support.histories import untimed
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
@@ -94,6 +94,74 @@ def held_out_loss(made: Spec, samples: int) -> EvalFinished:
     with RankSession(Plan.of(made), randomise=True) as session:
         reader = StepReader(session, build_dataset(made), RunState(), lambda event: None)
         return evaluate(session, reader, samples, 1)
+
+
+class FiveHeldOut:
+    """A data set with five held-out samples."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def num_samples(self, split: Split) -> int:
+        """Return five, of any split."""
+        return 5
+
+
+def all_held_out(made: Spec) -> EvalFinished:
+    with RankSession(Plan.of(made), randomise=True) as session:
+        reader = StepReader(session, FiveHeldOut(build_dataset(made)), RunState(), print)
+        return evaluate(session, reader, "all", 1)
+
+
+SIZES = {"layers": 2, "hidden": 16, "heads": 2}
+ONE_RANK: dict[str, dict[str, Any]] = {
+    "batch 1": {},
+    "batch 2": {"mbs": 2},
+    "batch 4": {"mbs": 2, "microbatches": 2},
+    "a microbatch without samples": {"mbs": 5, "microbatches": 2},
+}
+
+
+def digits_read_and_drawn(batch: dict[str, Any], grid: dict[str, int] | None = None) -> Spec:
+    data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 3}
+    models = {
+        "vision": {"model": {"kind": "vit", "patch": 4, **SIZES}},
+        "language": {"model": {"kind": "decoder", "vocab": "digits", **SIZES}},
+        "drawer": flow(model={"kind": "flow", "patch": 4, **SIZES}),
+    }
+    modules = {name: box(0, **model, **(grid or {})) for name, model in models.items()}
+    return spec(modules, data=data, seq=40, **batch)
+
+
+def codes_said(batch: dict[str, Any], grid: dict[str, int] | None = None) -> Spec:
+    model = {**SIZES, "kv_heads": 2}
+    modules = {"language": box(0), "voice": box(0, **(grid or {}), **talker(model=model))}
+    return spec(modules, seq=24, **batch)
+
+
+@pytest.mark.parametrize("make", [digits_read_and_drawn, codes_said])
+def test_every_held_out_sample_counts_once_whatever_batch_and_layout(make: Any) -> None:
+    """Every number of an evaluation of five samples, of which two replicas have unequal parts."""
+    found = {
+        name: run_on_running_ranks(all_held_out, make(batch), world_size=1)
+        for name, batch in ONE_RANK.items()
+    }
+    wide = make({"mbs": 2, "microbatches": 2}, {"dp": 2})
+    found["two ranks"] = run_on_running_ranks(all_held_out, wide, world_size=2)
+    [right] = found["batch 1"]
+    is_spoken = make is codes_said
+    assert right.samples == 5
+    assert (right.code_accuracy is not None) is is_spoken
+    assert (right.drawn_recognised is None, right.digit_accuracy is None) == (is_spoken, is_spoken)
+    for name, events in found.items():
+        for event in events:
+            told = asdict(event)
+            told["eval_losses"] = pytest.approx(told["eval_losses"], rel=1e-12)
+            told["eval_loss"] = pytest.approx(told["eval_loss"], rel=1e-12)
+            assert asdict(right) == told, name
 
 
 def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:

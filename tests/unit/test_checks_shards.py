@@ -56,6 +56,11 @@ def test_a_sound_spec_has_no_findings(text: str) -> None:
     assert found(text) == []
 
 
+def test_all_samples_of_held_out_shards_may_be_evaluated(text: str, tmp_path: Path) -> None:
+    """A set that ends, unlike digits (see the fixture of `evaluation-of-made-up-data`)."""
+    assert found(text, f"data.eval_shards={tmp_path}/*.tar", "eval={samples: all}") == []
+
+
 def test_the_id_of_the_marker_is_what_to_write(text: str, tmp_path: Path) -> None:
     """A placeholder that the tokenizer has is fine; the marker is known to few tokenizers."""
     known = token_id(tmp_path / "tok", "<|image_pad|>")

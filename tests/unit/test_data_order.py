@@ -9,7 +9,7 @@ import pytest
 from mimo_launch.data.digit_images import from_uci, write_npz
 from mimo_launch.data.random_draws import Draws, Purpose, noise_of, pick, split_key, threshold
 from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_step_data
-from mimo_launch.layout.step_data import SampleData
+from mimo_launch.layout.step_data import SampleData, without_records
 
 
 @pytest.mark.parametrize(("num", "batch"), [(20, 5), (20, 8), (7, 32), (1, 3), (1000, 32)])
@@ -58,14 +58,14 @@ def test_the_noise_of_generators_is_pinned():
     assert heldout[0] == heldout[1]
 
 
-def test_heldout_batches_are_whole_and_start_at_the_first_sample():
-    batches = heldout_batches(10, 4, 100)
-    assert batches == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+def test_every_held_out_sample_is_in_one_batch_and_nothing_fills_the_last():
+    empty = ()
+    assert heldout_batches(10, 4, 100) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, empty, empty))
     assert heldout_batches(8, 8, 100) == (tuple(range(8)),)
-    assert heldout_batches(4, 4, 3) == ((0, 1, 2, 0),)
-    assert heldout_batches(10, 4, 6) == ((0, 1, 2, 3), (4, 5, 0, 1))
+    assert heldout_batches(4, 4, 3) == ((0, 1, 2, empty),)
+    assert heldout_batches("all", 4, 6) == ((0, 1, 2, 3), (4, 5, empty, empty))
     assert heldout_batches(1, 1, 1) == ((0,),)
-    for sizes in ((0, 4, 100), (4, 0, 100), (4, 4, 0)):
+    for sizes in ((0, 4, 100), (4, 0, 100), (4, 4, 0), ("all", 4, 0)):
         with pytest.raises(ValueError, match="cannot evaluate"):
             heldout_batches(*sizes)
 
@@ -82,6 +82,13 @@ def test_a_data_plan_keeps_the_order_of_the_ids():
     assert [sample.id for sample in data.samples] == [5, 1, 3]
     assert data.num_labels == 6
     assert make_step_data(Counting(), "heldout", (5,), step=0).num_labels == 1
+
+
+def test_a_sample_without_records_is_padding():
+    one, empty = make_step_data(Counting(), "heldout", (5, ()), step=0).samples
+    assert (one.records, empty.records) == ((one,), ())
+    assert (empty.num_tokens, empty.num_labels, empty.spans) == (0, 0, {})
+    assert without_records(empty, []) == empty
 
 
 def test_a_row_of_draws_depends_on_its_index_only():

@@ -184,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.optimizer_settings_used),
     SpecRule(training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
+    SpecRule(training_settings.evaluation_ends),
     SpecRule(training_settings.target_settings_used),
     SpecRule(videos.video_settings_used),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),

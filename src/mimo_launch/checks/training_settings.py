@@ -6,7 +6,7 @@ Leaves: values that are wrong by themselves to `spec`.
 """
 
 from mimo_launch.checks.rule import Findings, chosen, no_effect
-from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE
@@ -203,6 +203,20 @@ def eval_shards_used(spec: Spec) -> Findings:
             ("data", "eval_shards"),
             "`eval_shards` without an `eval` section does nothing",
             "they are read when the model is evaluated",
+        )
+
+
+def evaluation_ends(spec: Spec) -> Findings:
+    """`samples: all` needs a held-out set of a size of its own (a warning)."""
+    if spec.eval and spec.eval.samples == "all" and not isinstance(spec.data, WebdatasetData):
+        yield Diagnostic(
+            code="evaluation-of-made-up-data",
+            severity=Severity.WARNING,
+            headline="`samples: all` evaluates more than a million samples each time",
+            path=("eval", "samples"),
+            why=f"samples of {spec.data.kind} data are made up as they are asked for",
+            help="write `samples: 256`, or as many as you want",
+            related=(Related(path=("data", "kind"), label="these data"),),
         )
 
 

@@ -50,7 +50,7 @@ def sample(
     run: RunPath,
     to: Target,
     checkpoint: CheckpointStep = None,
-    samples: Annotated[int, typer.Option(min=1, help="Held-out samples, in whole batches.")] = 16,
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples.")] = 16,
     steps: Annotated[
         int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")
     ] = 20,

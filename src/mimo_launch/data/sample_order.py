@@ -17,9 +17,9 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.layout.step_data import StepData, packed
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import HeldOut, Spec
 
-# A sample of a step: the id of a record, or of all records of a pack.
+# A sample of a step: the id of a record, or of all records of a pack; () is padding.
 Sample = int | tuple[int, ...]
 # Records of an epoch that are packed at once: enough to fill packs but for a few tokens.
 CHUNK = 4096
@@ -179,29 +179,29 @@ class PackedOrder:
         return [tuple(ids[place] for place in packs[number]) for number in order]
 
 
-def heldout_batches(num: int, global_batch: int, num_samples: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sample ids of one evaluation, in whole batches.
+def heldout_batches(
+    num: HeldOut, global_batch: int, num_samples: int
+) -> tuple[tuple[Sample, ...], ...]:
+    """Return the samples of one evaluation in batches, each sample once.
 
-    Layouts are built for steps of `global_batch` samples, so the last batch is filled up with the
-    samples that follow; they start again from 0 only when the split is exhausted.
+    Layouts are built for steps of `global_batch` samples, so samples without records fill up the
+    last batch.
 
     Args:
-        num: Samples wanted, `eval.samples`.
+        num: Samples wanted, `eval.samples`; at most those that there are.
         global_batch: Samples per batch.
         num_samples: Samples in the held-out split.
-
-    Returns:
-        Batches of exactly `global_batch` ids, together at least `num` or the whole split once; cut
-        the flat list at `num` to count the wanted ones alone.
 
     Raises:
         ValueError: A size is not positive.
     """
-    if min(num, global_batch, num_samples) < 1:
+    wanted = num_samples if num == "all" else min(num, num_samples)
+    if min(wanted, global_batch) < 1:
         raise ValueError(f"cannot evaluate {num} of {num_samples} samples by {global_batch}")
+    starts = range(0, wanted, global_batch)
     return tuple(
-        tuple(position % num_samples for position in range(start, start + global_batch))
-        for start in range(0, min(num, num_samples), global_batch)
+        tuple(id_ if id_ < wanted else () for id_ in range(start, start + global_batch))
+        for start in starts
     )
 
 

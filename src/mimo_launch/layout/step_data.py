@@ -77,6 +77,9 @@ class ImageSpan:
         return last.position + last.num_positions
 
 
+NO_RECORD = -1
+
+
 def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
     """Return the shape of the array of an image or a clip. Raises: TypeError if none is read."""
     if (clips := kind.clips) is not None:
@@ -94,8 +97,9 @@ class SampleData:
 
     A *pack* is a sample made of several records of the data set, its `parts`: each is a sample
     whose positions count from `first`. The pack's own counts and spans cover all of them; its
-    number is that of the first. `labels_ahead` counts the labels of each depth of multi-token
-    prediction, from 1 on: those that stand as far behind a token of their document.
+    number is that of the first. A pack of no records is padding. `labels_ahead` counts the labels
+    of each depth of multi-token prediction, from 1 on: those that stand as far behind a token of
+    their document.
     """
 
     id: int
@@ -103,13 +107,13 @@ class SampleData:
     num_labels: int
     spans: Mapping[str, tuple[ImageSpan, ...]] = field(default_factory=dict)
     first: int = 0
-    parts: tuple["SampleData", ...] = ()
+    parts: tuple["SampleData", ...] | None = None
     labels_ahead: tuple[int, ...] = ()
 
     @property
     def records(self) -> tuple["SampleData", ...]:
         """The records of the data set in the sample: itself, unless it is a pack."""
-        return self.parts or (self,)
+        return (self,) if self.parts is None else self.parts
 
     def rows(self, encoder: str) -> int:
         """Return the number of rows that `encoder` makes of this sample, 0 without an image."""
@@ -117,7 +121,7 @@ class SampleData:
 
 
 def packed(records: Sequence[SampleData]) -> SampleData:
-    """Return the sample that holds some records, one after another."""
+    """Return the sample that holds some records, one after another; padding if there are none."""
     if len(records) == 1:
         return records[0]
     parts, first = [], 0
@@ -133,7 +137,7 @@ def without_records(sample: SampleData, bad: Collection[int]) -> SampleData:
         SampleData(record.id, 0, 0, first=record.first) if place in bad else record
         for place, record in enumerate(sample.records)
     ]
-    return _joined(left) if sample.parts else left[0]
+    return left[0] if sample.parts is None else _joined(left)
 
 
 def _joined(parts: Sequence[SampleData]) -> SampleData:
@@ -143,7 +147,7 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
             moved = (replace(image, position=image.position + part.first) for image in images)
             spans[encoder] = (*spans.get(encoder, ()), *moved)
     return SampleData(
-        id=parts[0].id,
+        id=parts[0].id if parts else NO_RECORD,
         num_tokens=sum(part.num_tokens for part in parts),
         num_labels=sum(part.num_labels for part in parts),
         spans=spans,

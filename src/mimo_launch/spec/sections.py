@@ -168,11 +168,18 @@ class TrainSpec(Strict):
     )
 
 
+HeldOut = Samples | Literal["all"]
+
+
 class EvalSpec(Strict):
     """Evaluation on held-out samples; always once more after the last step."""
 
     every: Count | None = Field(None, description="Steps between evaluations.")
-    samples: Samples = Field(256, description="Held-out samples per evaluation.")
+    samples: HeldOut = Field(
+        256,
+        description="Held-out samples per evaluation, the first ones of the set; `all`, or a "
+        "number that the set does not have, is each of them.",
+    )
 
 
 class CheckpointSpec(Strict):

@@ -27,18 +27,18 @@ from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import is_scorer
 from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.runtime.stage_inputs import StepState
-from mimo_launch.spec.spec import Codes, Images, Model
+from mimo_launch.spec.spec import Codes, HeldOut, Images, Model
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 
 
-def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) -> EvalFinished:
+def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: int) -> EvalFinished:
     """Return held-out loss and accuracy of answers after `step` steps, equal on all ranks.
 
-    `samples` is rounded up to whole global batches; those that cannot be read are left out. Ranks:
-    collective over the world. Raises, on all ranks: TooManyBadSamples.
+    Each sample counts once; padding fills the last global batch, and those that cannot be read are
+    left out. Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
@@ -68,7 +68,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: int, step: int) 
         sums += own
         session.progress.beat()
         terms = {name: terms[name] + batch_terms[name] for name in names}
-        seen += len(ids) - len(inputs.left_out)
+        seen += sum(map(len, inputs.numbers)) - len(inputs.left_out)
     all_right, all_tokens, recognised, judged, right_codes, *summed = sums.tolist()
     losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
     codes = sum(terms[n] * said.codebooks for n, kind in kinds.items() if (said := kind.codes))

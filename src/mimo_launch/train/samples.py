@@ -35,8 +35,8 @@ def write_samples(
 ) -> None:
     """Write the answers to `samples` held-out samples, and the pictures made for them.
 
-    The number of samples is rounded up to whole global batches. Flows take `steps` steps from noise
-    to picture. Rank 0 writes. Ranks: collective over the world. Raises: OSError.
+    Flows take `steps` steps from noise to picture. Rank 0 writes. Ranks: collective over the world.
+    Raises: OSError.
     """
     dataset = build_dataset(session.spec)
     lines: list[dict[str, Any]] = []

@@ -13,10 +13,10 @@ from math import cos, pi, sqrt
 import torch
 from torch import Tensor
 
-from mimo_launch.data.sample_order import global_order, heldout_batches, records_of, steps_of
+from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.spec.spec import LrSchedule, Spec
+from mimo_launch.spec.spec import HeldOut, LrSchedule, Spec
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_blocks import Load
 
@@ -173,15 +173,15 @@ def _decay(oracle: Oracle, name: str) -> float:
     return rate if decays else 0.0
 
 
-def _evaluate(oracle: Oracle, samples: int) -> RightEvaluation:
+def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
     """Return the mean losses over all held-out terms, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
-    batches = heldout_batches(samples, spec.batch.global_, dataset.num_samples("heldout"))
+    there = dataset.num_samples("heldout")
     sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
     right, total, end = 0, 0, dataset.answer_end
     oracle.right_codes = codes = 0
     with torch.no_grad():
-        for index in (index for batch in batches for index in batch):
+        for index in range(there if samples == "all" else min(samples, there)):
             for name, (own, num) in oracle.record_losses("heldout", index, Load(), 0).items():
                 sums[name], terms[name] = sums[name] + float(own), terms[name] + num
                 said = kind_of(spec.modules[name].model).codes
