@@ -45,6 +45,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             "sliding_window": {"size": 5, "full": [0], "rope_theta": 20.0},
         },
     },
+    "windows in the last layer": {"model": {"sliding_window": {"size": 3, "full": [0]}}},
+    "windows in all layers but the last": {
+        "model": {"sliding_window": {"size": 3, "full": [1]}},
+    },
     "as Gemma": {
         "model": {
             "tied": True, "post_norms": True, "norm_offset": True, "embedding_scale": 4.0,
@@ -73,6 +77,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 OFTEN = {
+    "dense last layer",
+    "windows in the last layer",
+    "windows in all layers but the last",
     "hybrid, tp 2, cp 2, documents",
     "tp 2, cp 2, sequence parallel, documents",
     "experts, tp 2, pp 2, packed, recompute",

@@ -82,6 +82,36 @@ def test_a_connector_without_queries_has_two_rows_to_attend_to() -> None:
         assert {sizes_drawn(small, each)[0][0].rows for each in modules} == {least}
 
 
+@pytest.mark.parametrize(
+    ("layers", "full", "small_full"),
+    [(6, [5], (1,)), (6, [2, 4], (0,)), (6, [], ()), (3, [0, 1, 2], (0, 1)), (1, [0], (0,))],
+)
+def test_a_last_layer_in_windows_stays_in_windows(
+    layers: int, full: list[int], small_full: tuple[int, ...]
+) -> None:
+    """Blocks for further tokens are like it."""
+    window = {"size": 4, "full": full}
+    made = spec({"language": box(0, model={"layers": layers, "sliding_window": window})})
+    assert shrink(made).language.model.sliding_window.full == small_full
+
+
+@pytest.mark.parametrize(
+    ("layers", "every", "first_dense", "sparse"),
+    [(7, 2, 0, [1]), (6, 2, 0, [1]), (4, 1, 3, [1]), (9, 3, 1, [1]), (2, 1, 0, [0, 1])],
+)
+def test_a_last_layer_keeps_its_experts_or_its_mlp(
+    layers: int, every: int, first_dense: int, sparse: list[int]
+) -> None:
+    """Blocks for further tokens are like it, too."""
+    moe = {"experts": 8, "top_k": 2, "width": 16, "every": every, "first_dense": first_dense}
+    model = {"layers": layers, "moe": moe, "mtp": {}}
+    asked = spec({"language": box(0, model=model)})
+    small = shrink(asked).language.model
+    found = [each for each in range(small.layers) if small.has_experts(each)]
+    assert found == sparse
+    assert small.has_experts(small.layers - 1) == asked.language.model.has_experts(layers - 1)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_every_depth_of_further_tokens_has_labels_in_short_documents(depth: int) -> None:
     """Where none has, its weights have no gradient, and nothing of them is proved."""

@@ -43,7 +43,13 @@ Language = TypeVar("Language", DecoderModel, HybridModel)
 
 
 def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> DecoderModel:
-    """Return a small decoder with this number of layers."""
+    """Return a small decoder with this number of layers.
+
+    Blocks for further tokens are like the last layer, which stays as it was.
+    """
+    if model.mtp and model.moe and not model.has_experts(model.layers - 1):
+        # One of two layers with experts can only be the last one.
+        layers = max(layers, 3) if module.grid.pp == 1 else layers
     update: dict[str, object] = {"layers": layers}
     if model.sliding_window is not None:
         # Smaller than small sequences.
@@ -66,13 +72,19 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).model_copy(update=update)
-    return _with_experts(small, module)
+    return _with_experts(small, module, model)
 
 
 def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...]:
-    """Return which of `layers` layers have no window: some if some of those before had none."""
-    number = len({each for each in full if each < before})
-    return (layers - 1,) if 0 < number < before else tuple(range(layers))[: number and layers]
+    """Return which of `layers` layers have no window: some if some of those before had none.
+
+    The last one has a window as before: blocks for further tokens are like it.
+    """
+    whole = {each for each in full if each < before}
+    if len(whole) in (0, before):
+        return tuple(range(layers if whole else 0))
+    at = layers - 1 if before - 1 in whole else layers - 2
+    return (at,) if at >= 0 else ()
 
 
 def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> TalkerModel:
@@ -134,7 +146,7 @@ def shrink_hybrid(model: HybridModel, module: ModuleSpec, layers: int) -> Hybrid
     small = _shrink_language(model, module.grid.tp).model_copy(update={"pattern": pattern})
     recurrent = kind_of(model).recurrent
     sizes = {key: _small_sizes(each, module.grid) for key, each in recurrent.items()}
-    return _with_experts(small.model_copy(update=sizes), module)
+    return _with_experts(small.model_copy(update=sizes), module, model)
 
 
 def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
@@ -158,10 +170,11 @@ def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
     return sizes.with_groups(groups).model_copy(update=update)
 
 
-def _with_experts(model: Language, module: ModuleSpec) -> Language:
+def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Language:
     """Return a small model with small experts, in at least one layer.
 
-    Several experts stay on a rank, with a choice among them, and layers with and without experts.
+    Several experts stay on a rank, with a choice among them, and layers with and without experts;
+    the last one has some if that of the model `asked` for has.
     """
     moe = model.moe
     if moe is None:
@@ -182,12 +195,13 @@ def _with_experts(model: Language, module: ModuleSpec) -> Language:
         "aux_loss": 0.1 if moe.aux_loss else 0.0,
         # Large enough that a wrong bias is seen in the choices of the next step.
         "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
-        "every": min(moe.every, 2),
-        "first_dense": min(moe.first_dense, 1),
         **groups,
     }
-    small = model.model_copy(update={"moe": moe.model_copy(update=update)})
-    if not any(small.has_experts(i) for i in range(model.layers)):
-        update |= {"every": 1, "first_dense": 0}
-        small = model.model_copy(update={"moe": moe.model_copy(update=update)})
-    return small
+    layers, ends_sparse = range(model.layers), asked.has_experts(asked.layers - 1)
+    found = []
+    for every, first in ((min(moe.every, 2), min(moe.first_dense, 1)), (3, 0), (1, 0)):
+        places = {"every": every, "first_dense": first}
+        small = model.model_copy(update={"moe": moe.model_copy(update={**update, **places})})
+        if any(map(small.has_experts, layers)):
+            found.append(small)
+    return next((each for each in found if each.has_experts(layers[-1]) == ends_sparse), found[0])
