@@ -288,7 +288,7 @@ def test_plan_knows_the_rows_of_a_graph_over_shards(text: str, tmp_path: Path) -
     assert sample.num_tokens <= spec.batch.seq
 
 
-def test_patterns_name_files_in_order_and_once(tmp_path: Path) -> None:
+def test_patterns_name_files_in_order_each_once(tmp_path: Path) -> None:
     for name in ("b.tar", "a.tar", "1.tar"):
         (tmp_path / name).touch()
     names = [f"{tmp_path}/b.tar", f"{tmp_path}/*.tar", f"{tmp_path}/{{1..2}}.tar"]

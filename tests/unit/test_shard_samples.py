@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -211,6 +212,60 @@ def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path
             assert plan.spans == whole.spans
     assert 2 < len(fit) < 6
     assert inside > 0, "a cut falls inside an image"
+
+
+def repeated(tmp_path: Path, shards: list[str], **data: Any) -> tuple[Counter[str], str, int]:
+    """How often each sample is in an epoch, the line that says so, and the samples in the index."""
+    made = shard_spec(tmp_path, shards=[f"{tmp_path}/{each}" for each in shards], **data)
+    found = opened(made)
+    number = found.num_samples("train")
+    keys = Counter(found.name("train", each).split()[1] for each in range(number))
+    for index in range(number):
+        assert found.length("train", index) == found.describe("train", index).num_tokens
+    split = found.splits["train"]
+    return keys, split.summary(), split.index.num_samples
+
+
+@pytest.mark.parametrize(
+    ("shards", "a", "b", "line"),
+    [
+        (["a.tar", "b.tar"], 1, 1, ""),
+        (["a.tar", "a.tar", "b.tar"], 2, 1, "a.tar counts 2 times"),
+        (["a.tar", "b.tar", "./a.tar"], 2, 1, "a.tar counts 2 times"),
+        (["{a,a}.tar", "[ab].tar"], 3, 1, "a.tar counts 3 times"),
+        (["a.tar", "link.tar", "b.tar"], 2, 1, "a.tar counts 2 times (link.tar is the same file)"),
+        (["hard.tar", "../{name}/a.tar"], 2, 0, "hard.tar counts 2 times (a.tar is the same file)"),
+        (["*.tar"], 1, 1, "a.tar counts once (hard.tar, link.tar are the same file)"),
+        (["a.tar", "a.tar", "b.tar", "b.tar"], 2, 2, "a.tar counts 2 times, and 1 more shard is"),
+    ],
+)  # fmt: skip
+def test_a_shard_counts_as_often_as_it_is_written(
+    tmp_path: Path, shards: list[str], a: int, b: int, line: str
+) -> None:
+    """A pattern with a `*` is written once. Other names and links are the same file, read once."""
+    write_shard(tmp_path / "a.tar", [("a0", sample(0)), ("a1", sample(5))])
+    write_shard(tmp_path / "b.tar", [("b0", sample(10))])
+    (tmp_path / "link.tar").symlink_to(tmp_path / "a.tar")
+    (tmp_path / "hard.tar").hardlink_to(tmp_path / "a.tar")
+    shards = [each.replace("{name}", tmp_path.name) for each in shards]
+    keys, summary, indexed = repeated(tmp_path, shards)
+    assert keys == +Counter({"a0": a, "a1": a, "b0": b})
+    assert indexed == len(keys)
+    assert line in summary
+    assert ("counts" in summary) == bool(line)
+
+
+@pytest.mark.parametrize("too_long", ["drop", "truncate"])
+def test_a_repeated_shard_keeps_the_lengths_of_its_samples(tmp_path: Path, too_long: str) -> None:
+    write_shard(tmp_path / "a.tar", [(f"{n}", sample(n)) for n in range(1, 5)])
+    whole = opened(shard_spec(tmp_path))
+    lengths = sorted(whole.length("train", each) for each in range(4))
+    made = shard_spec(tmp_path, shards=[f"{tmp_path}/a.tar"] * 2, seq=lengths[2], too_long=too_long)
+    found = opened(made)
+    seen = sorted(found.length("train", each) for each in range(found.num_samples("train")))
+    assert seen[:6] == sorted(lengths[:3] * 2)
+    assert len(seen) == (6 if too_long == "drop" else 8)
+    assert max(seen) == lengths[2] < lengths[3]
 
 
 def test_a_damaged_end_of_a_shard_is_named_and_the_rest_is_used(tmp_path: Path) -> None:

@@ -159,7 +159,8 @@ class WebdatasetData(_Samples):
 
     kind: Literal["webdataset"]
     shards: LocalPath | Paths = Field(
-        description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them.",
+        description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them. "
+        "A file counts as often as it is written.",
         examples=["data/{000..009}.tar"],
     )
     eval_shards: LocalPath | Paths | None = Field(

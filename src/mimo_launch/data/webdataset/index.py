@@ -34,7 +34,7 @@ from mimo_launch.data.webdataset.index_columns import (
 )
 from mimo_launch.data.webdataset.index_pool import indexed_shards
 from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.tar_files import shard_files
+from mimo_launch.data.webdataset.tar_files import NamedShard, named_shards
 from mimo_launch.hugging_face.tokenizer import (
     TOKENIZER,
     chat_sources,
@@ -68,7 +68,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
 
     Raises: OSError if a shard cannot be read, or the index written.
     """
-    shards = split_files(indexer.data, split)
+    shards = [each.path for each in split_shards(indexer.data, split)]
     wanted = _identity(indexer, shards)
     # The name of its folder says which settings an index is for.
     settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
@@ -99,9 +99,9 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     return columns
 
 
-def split_files(data: WebdatasetData, split: Split) -> tuple[Path, ...]:
-    """Return the shards of a split."""
-    return shard_files((data.shards if split == "train" else data.eval_shards) or ())
+def split_shards(data: WebdatasetData, split: Split) -> list[NamedShard]:
+    """Return the shards of a split. Raises: PatternError."""
+    return named_shards((data.shards if split == "train" else data.eval_shards) or ())
 
 
 def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:

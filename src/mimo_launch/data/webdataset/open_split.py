@@ -1,6 +1,7 @@
 """The samples of one split of shards, from their index.
 
-Decides: which samples are too long and where these end; what the user learns of samples that are
+Decides: which samples are too long and where these end; that samples of a shard count as often as
+it is written; what the user learns of samples that are
 left out; that errors name the shard and the key.
 Relies on: `index_columns` and `tar_files`.
 Leaves: what members mean to `samples`.
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode_media import marker_of
-from mimo_launch.data.webdataset.index import Say, open_index, split_files
+from mimo_launch.data.webdataset.index import Say, open_index, split_shards
 from mimo_launch.data.webdataset.index_columns import BAD, TILING, shown_as
 from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
@@ -34,7 +35,8 @@ class NotTrainable(ValueError):
 class OpenSplit:
     """The samples of one split.
 
-    `row` is the place of a sample in the index, which also holds samples that are too long.
+    `row` is the place of a sample in the index, which also holds samples that are too long, and
+    those of a shard once, however often they count.
     """
 
     def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
@@ -46,12 +48,17 @@ class OpenSplit:
         self.index = open_index(indexer, split, say)
         self._data, self._seq = indexer.data, indexer.spec.batch.seq
         self._inputs = indexer.inputs
-        self._reader = ShardReader(split_files(self._data, split))
+        self._shards = split_shards(self._data, split)
+        self._reader = ShardReader([each.path for each in self._shards])
         too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
         self.num_too_long = len(too_long)
         self._rows: npt.NDArray[np.int64] | None = None
         if self.num_too_long and self._data.too_long == "drop":
             self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
+        times = np.array([each.times for each in self._shards])
+        if (times > 1).any():
+            rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
+            self._rows = np.repeat(rows, times[self.index.columns["shard"][rows]])
         self._check(too_long)
 
     def _check(self, too_long: npt.NDArray[np.int64]) -> None:
@@ -89,7 +96,24 @@ class OpenSplit:
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
         if self.index.num_bad:
             words.append(f"{self.index.num_bad:,} bad, see {self.index.folder / BAD}")
+        if repeats := self._repeats():
+            words.append(repeats)
         return "; ".join(words)
+
+    def _repeats(self) -> str:
+        """Return in words which shards are written more than once or under several names, or ""."""
+        repeated = [each for each in self._shards if each.times > 1 or each.others]
+        if not repeated:
+            return ""
+        first, more = repeated[0], len(repeated) - 1
+        words = f"{first.path.name} counts {f'{first.times} times' if first.times > 1 else 'once'}"
+        if first.others:
+            names = ", ".join(each.name for each in islice(first.others, _MOST_LISTED))
+            words += f" ({names} {'are' if len(first.others) > 1 else 'is'} the same file)"
+        if more:
+            is_ = "s are" if more > 1 else " is"
+            words += f", and {more:,} more shard{is_} written more than once"
+        return words
 
     @property
     def num_samples(self) -> int:
@@ -100,13 +124,11 @@ class OpenSplit:
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """Tokens of every sample, rows included, after any cut."""
         lengths = self.index.columns["tokens"]
-        if self._rows is not None:
-            return lengths[self._rows]
-        if self.num_too_long:
+        if self.num_too_long and self._data.too_long != "drop":
             lengths = lengths.copy()
             for row in np.flatnonzero(lengths > self._seq).tolist():
                 lengths[row] = self.end(row)
-        return lengths
+        return lengths if self._rows is None else lengths[self._rows]
 
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""

@@ -1,7 +1,8 @@
 """Shards: the tar files that a pattern names, the samples that they hold, and bytes of members.
 
-Decides: braces before globs, order by pattern and then by name; how many files a pattern may name,
-and how many folders and files a search may look at. A sample is adjacent members with the same name
+Decides: braces before globs, order by pattern and then by name; that a file counts as often as it
+is written, under whatever names; how many files a pattern may name, and how many folders and files
+a search may look at. A sample is adjacent members with the same name
 up to the first dot of the file name, the rule of the webdataset library
 (https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format").
 Relies on: plain tar files, in which a member is contiguous; `braces`.
@@ -55,21 +56,50 @@ def target_of(suffix: str) -> tuple[str, int]:
     return ".".join(parts), number
 
 
-def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
-    """Return the shards that patterns name, each once.
+@dataclass(slots=True)
+class NamedShard:
+    """A file by the first name that is written for it, its other names, and how often it counts."""
 
-    A name without `*`, `?` or `[` stands for itself, whether the file exists or not.
+    path: Path
+    times: int = 0
+    others: dict[Path, None] = field(default_factory=dict)
+
+
+def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:
+    """Return the shards that patterns name, each once; links and other paths name the same file.
+
+    A file counts once for each name without `*`, `?` or `[`, whether it exists or not, and once for
+    each pattern with one that it matches.
     Raises: PatternError.
     """
-    found: dict[str, None] = {}
+    found: dict[object, NamedShard] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         for name in expanded(pattern, MAX_FILES):
-            found.update(
-                dict.fromkeys(sorted(_Search().names(name)) if has_magic(name) else [name])
-            )
+            here: dict[int, NamedShard] = {}
+            for path in map(Path, sorted(_Search().names(name)) if has_magic(name) else [name]):
+                shard = found.setdefault(_file(path), NamedShard(path))
+                here[id(shard)] = shard
+                if path != shard.path:
+                    shard.others[path] = None
+            for shard in here.values():
+                shard.times += 1
             if len(found) > MAX_FILES:
                 raise PatternError(f"it names more than {MAX_FILES:,} files")
-    return tuple(Path(name) for name in found)
+    return list(found.values())
+
+
+def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
+    """Return the files of `named_shards`. Raises: PatternError."""
+    return tuple(each.path for each in named_shards(patterns))
+
+
+def _file(path: Path) -> object:
+    """Return what all names of a file share."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return path
+    return found.st_dev, found.st_ino
 
 
 class _Search:
