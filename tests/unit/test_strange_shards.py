@@ -1,6 +1,8 @@
 """Strange shards, made by accident or on purpose: what is strange is bad, the rest is read."""
 
+import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -19,7 +21,7 @@ from tests.support.shards import CHATML, image_bytes, tokenizer_folder, write_sh
 from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mimo_launch.data.webdataset import tar_files
+from mimo_launch.data.webdataset import guards, tar_files
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.index_columns import TYPES
@@ -82,7 +84,7 @@ def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
     [
         (-512, tarfile.REGTYPE, "a member of -512 bytes after byte 512"),
         (-100, tarfile.REGTYPE, "a member of -100 bytes"),
-        (1 << 80, tarfile.GNUTYPE_LONGNAME, "a bad header after byte"),
+        (1 << 80, tarfile.GNUTYPE_LONGNAME, f"a header of {1 << 80:,} bytes at byte 1024"),
     ],
 )
 def test_sizes_that_no_member_has_end_a_shard(
@@ -243,19 +245,90 @@ def test_strange_members_are_bad(tmp_path: Path, members: dict[str, Any], why: s
     assert why in bad_beside_a_good_one(tmp_path, members)["strange"]
 
 
+LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "why"),
     [
-        "{{ 1 / 0 }}",
-        "{% for i in range(1000000000) %}{% endfor %}",
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        ("{{ 1 / 0 }}", "refuses it: division"),
+        ("{% for i in range(1000000000) %}{% endfor %}", "refuses it: Range too big"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "refuses it: maximum recursion"),
+        ("{{ 9 ** 99999999 }}", "refuses it: a product of more than 65,536 bits"),
+        (LOOPS, "takes more than 0.5 s"),
+        ("{{ message.content * 300000000 }}", "takes more than 1 GiB of memory"),
+        ("{{ 'x' | center(3000000000) }}", "takes more than 1 GiB of memory"),
     ],
-    ids=["division", "range", "recursion"],
+    ids=["division", "range", "recursion", "power", "loops", "memory", "folded"],
 )
-def test_a_template_that_fails_on_a_record_refuses_that_record(tmp_path: Path, fault: str) -> None:
-    template = CHATML.replace("{{", f"{{% if message.x %}}{fault}{{% endif %}}{{{{", 1)
-    said = bad_beside_a_good_one(tmp_path, conversation(x=1), template)
-    assert "the chat template refuses it" in said["strange"]
+def test_a_template_that_fails_on_a_record_refuses_that_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
+) -> None:
+    """Its time and memory are bounded; the limits of the process are the same afterwards."""
+    monkeypatch.setattr(guards, "SECONDS", 0.5)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    folded = "'x' | center" in fault
+    asked = "true" if folded else "message.x"
+    template = CHATML.replace("{{", f"{{% if {asked} %}}{fault}{{% endif %}}{{{{", 1)
+    if folded:  # What is constant is computed when the template is compiled.
+        with pytest.raises(TemplateRefused, match=why):
+            bad_beside_a_good_one(tmp_path, conversation(), template)
+    else:
+        said = bad_beside_a_good_one(tmp_path, conversation(x=1), template)
+        assert f"the chat template {why}" in said["strange"]
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_regex_of_a_tokenizer_that_explodes_makes_a_sample_bad_without_a_backtrace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    split = {"type": "Split", "pattern": {"Regex": "^(a+)+$"}, "behavior": "Isolated"}
+    tokenizer["pre_tokenizer"] = {**split, "invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    image = image_bytes(8, 8)
+    records = [("0", {"png": image, "txt": "cat"}), ("1", {"png": image, "txt": "a" * 40 + "!"})]
+    write_shard(tmp_path / "0.tar", records)
+    found = opened(shard_spec(tmp_path, template="caption"))
+    assert found.num_samples("train") == 1
+    assert "the tokenizer refuses its text: Onig: Regex search" in found.splits["train"].first_bad()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_tokenizer_writes_without_a_panic_is_not_lost(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert guards.without_panic(lambda: os.write(2, b"a warning")) == 9
+    assert capfd.readouterr().err == "a warning"
+
+
+def test_a_message_of_very_many_parts_is_bad(tmp_path: Path) -> None:
+    said = bad_beside_a_good_one(tmp_path, conversation([{"type": "text", "text": "a"}] * 70_000))
+    assert said == {"strange": "its messages have more than 65,536 parts"}
+
+
+@pytest.mark.parametrize("kind", ["attributes", "name", "many"])
+def test_headers_of_any_size_end_a_shard_and_are_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+        for number in range(3000 if kind == "many" else 1):
+            long = tarfile.TarInfo(f"{number}.txt")
+            long.pax_headers = {"comment": "x" * (8 if kind == "many" else 3 << 20)}
+            if kind == "many":  # One extended header after another, and no member.
+                tar.fileobj.write(long.tobuf()[:1024])
+            elif kind == "name":
+                tar.fileobj.write(
+                    header("long", 3 << 20, tarfile.GNUTYPE_LONGNAME) + bytes(3 << 20)
+                )
+            else:
+                tar.addfile(long)
+    found = samples_of(path)
+    assert next(found).key == "a"
+    with pytest.raises(BrokenShard, match=r"a header of 3,14[56],\d+ bytes|a bad header"):
+        next(found)
 
 
 def test_a_template_that_refuses_images_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -41,6 +42,7 @@ _FAILURES = (
     ValueError,
 )
 _PROBE = "probe"
+_MOST_BITS = 1 << 16
 Said = list[dict[str, Any]]
 
 
@@ -65,6 +67,20 @@ class _Generation(Extension):
         return f"{BLOCK}{text}{END_BLOCK}" if context.get(_MARKED) else text
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox without products of huge numbers, which no timer can interrupt."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
+            if bits > _MOST_BITS:
+                raise SecurityError(f"a product of more than {_MOST_BITS:,} bits")
+        return super().call_binop(context, operator, left, right)
+
+
 class Program:
     """A chat template, ready to run."""
 
@@ -86,7 +102,7 @@ class Program:
         Raises:
             TemplateRefused: It cannot be compiled.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
         )
         environment.filters["tojson"] = _to_json

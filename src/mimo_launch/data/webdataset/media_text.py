@@ -11,6 +11,7 @@ Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.guards import without_panic
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.hugging_face.tokenizer import image_text, tile_texts
@@ -79,7 +81,7 @@ def _in_template(
     if chat is None or text is None:
         return None
     added = tokenizer.get_added_tokens_decoder()
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    tokens = without_panic(partial(tokenizer.encode, text, add_special_tokens=False)).ids
     known = [(token, added[token].content) for token in tokens if token in added]
     named = [content for _, content in known]
     if medium == "video" and len(named) > 1:

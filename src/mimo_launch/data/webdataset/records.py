@@ -20,6 +20,8 @@ TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
 # The names of speakers in files of LLaVA and ShareGPT.
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
+# More than in any document: a template takes seconds for them.
+MOST_PARTS = 1 << 16
 # Keys of an assistant's reasoning; current templates use the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 _PART_MEDIA: dict[str, Medium] = {
@@ -99,6 +101,8 @@ def read_record(
     if videos:
         markers[data.video_marker] = "video"
     messages = [_message(turn, markers) for turn in turns]
+    if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
+        raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
     if template.system is not None and messages[0].role != "system":
         messages.insert(0, Message("system", (MessagePart("text", template.system),)))
     if not any(m.role == "assistant" and m.says_something() for m in messages):

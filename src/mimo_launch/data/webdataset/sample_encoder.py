@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
+from mimo_launch.data.webdataset.guards import TooMuch, bounds, without_panic
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
@@ -70,7 +72,9 @@ class SampleEncoder:
         """
         folder = Path(data.tokenizer)
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            file = str(folder / TOKENIZER)
+            self._tokenizer = without_panic(partial(Tokenizer.from_file, file))
+            probe = without_panic(partial(self._tokenizer.encode, ""))
         except Exception as error:  # The library raises nothing narrower.
             raise TokenizerError(f"{folder / TOKENIZER} cannot be read: {error}") from error
         # These are settings of the program that saved the tokenizer, not of the model.
@@ -87,11 +91,14 @@ class SampleEncoder:
             sources = chat_sources(folder)
             if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
-            self._chat = ChatFormats(sources, specials, data.template, self._most, around)
+            try:
+                with bounds():
+                    self._chat = ChatFormats(sources, specials, data.template, self._most, around)
+            except TooMuch as error:
+                raise TemplateRefused(f"it {error} for one short conversation") from error
         if self._words and self._chat is None:
             raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
         self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
-        probe = self._tokenizer.encode("")
         self._start = [
             token
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
@@ -119,11 +126,10 @@ class SampleEncoder:
             Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
         )
         try:
-            conversation = self._conversed(Record(messages=(asked, said)))
-            [(_, last)] = conversation.answers()
+            text, [(_, last)] = self._conversed(Record(messages=(asked, said)))
         except (BadSample, ValueError):  # Whatever is wrong is said of real samples.
             return ()
-        if re.search(rf"(?:{self._ends})\Z", conversation.text[:last].rstrip()):
+        if re.search(rf"(?:{self._ends})\Z", text[:last].rstrip()):
             return ()
         return (
             "the chat template does not end what is learnt of an answer with a special token, so "
@@ -217,8 +223,7 @@ class SampleEncoder:
                 raise BadSample(
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
-        conversation = self._conversed(record)
-        text, learn = conversation.text, conversation.answers()
+        text, learn = self._conversed(record)
         parts: dict[Marker, Iterator[int]] = {}
         for shown, whole, written in self._written(told):
             text, learn = with_parts(text, learn, whole, written, shown)
@@ -252,12 +257,19 @@ class SampleEncoder:
         ids = np.array(tokens, dtype=np.int64)
         return EncodedSample(ids[is_text], loss_mask[is_text], markers)
 
-    def _conversed(self, record: Record) -> Conversation:
+    def _conversed(self, record: Record) -> tuple[str, Spans]:
+        """Return the text of a conversation, and where its answers start and end."""
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)
         settings = {"tools": record.tools, "documents": record.documents}
-        return Conversation(chat, chat.dicts(record.messages, self._markers), settings, self._ends)
+        said = chat.dicts(record.messages, self._markers)
+        try:
+            with bounds():
+                conversation = Conversation(chat, said, settings, self._ends)
+                return conversation.text, conversation.answers()
+        except TooMuch as error:
+            raise BadSample(f"the chat template {error}") from error
 
     def _encode(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
         """Return the tokens of a text, and which of them are learned.
@@ -274,7 +286,7 @@ class SampleEncoder:
         except UnicodeEncodeError as error:
             raise BadSample(f"its text has half a surrogate pair: {error.reason}") from error
         try:
-            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+            encoded = without_panic(partial(self._tokenizer.encode, text, add_special_tokens=False))
         except Exception as error:  # The library raises nothing narrower.
             raise BadSample(f"the tokenizer refuses its text: {error}") from error
         ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)

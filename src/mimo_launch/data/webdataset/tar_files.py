@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from mimo_launch.data.webdataset.braces import PatternError, expanded
 
@@ -158,6 +158,8 @@ class _Search:
 
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 _MAX_OPEN = 64
+# Long names, times and attributes take some kilobytes.
+_MAX_HEADERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,25 +229,44 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar. Raises: TarError, OSError."""
     end = 0
     try:
-        with tarfile.open(path, "r:") as tar:
+        with path.open("rb") as file:
+            headers: Any = _Headers(file)
+            tar = tarfile.TarFile(fileobj=headers)
             while (member := tar.next()) is not None:
                 if member.size < 0 or tar.offset <= end:
                     # A header that points backwards would be read forever.
                     raise tarfile.ReadError(f"a member of {member.size} bytes after byte {end}")
-                end = tar.offset
+                end, headers.read_bytes = tar.offset, 0
                 # The file would keep all members; here each is read once.
                 cast(Any, tar).members.clear()
                 yield member
+            # A tar ends with a block of zeros, or where the file does. At a damaged header tarfile
+            # stops without an error.
             stop = tar.offset
-        # A tar ends with a block of zeros, or where the file does. At a damaged header tarfile
-        # stops without an error.
-        with path.open("rb") as file:
             file.seek(stop)
             block = file.read(tarfile.BLOCKSIZE)
         if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
             raise tarfile.ReadError(f"no header of a member at byte {stop}; the rest is not read")
-    except (ValueError, OverflowError, MemoryError) as error:
+    except (ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise tarfile.ReadError(f"a bad header after byte {end}: {error}") from error
+
+
+class _Headers:
+    """A file of which little is read at a time: the headers of a member may have any size."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.read_bytes = file, 0
+        self.tell, self.seek = file.tell, file.seek
+
+    def read(self, size: int) -> bytes:
+        """Return bytes. Raises: ReadError if they are too many since `read_bytes` was 0."""
+        self.read_bytes += size
+        if size < 0 or self.read_bytes > _MAX_HEADERS:
+            raise tarfile.ReadError(
+                f"a header of {size:,} bytes at byte {self._file.tell()}; those of a member may "
+                f"have {_MAX_HEADERS:,}"
+            )
+        return self._file.read(size)
 
 
 class ShardReader:

@@ -1,0 +1,88 @@
+"""Bounds on programs that come with a model: its chat template, and the regexes of its tokenizer.
+
+Decides: how much memory and time a chat template may take for one conversation.
+Relies on: limits and timers of this process, which belong to its main thread. Samples are indexed
+there; threads that read them later meet only what passed.
+Leaves: what is said of a sample or a tokenizer to callers.
+"""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+# Templates take some milliseconds, and some copies of a text of at most `data.max_characters`.
+MEMORY, SECONDS = 1 << 30, 10.0
+
+
+class TooMuch(Exception):
+    """A program takes more than its bound; the message says of what."""
+
+
+@contextmanager
+def bounds() -> Iterator[None]:
+    """Bound the memory and the processor time of a block. Raises: TooMuch."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooMuch(f"takes more than {SECONDS:g} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    most = pages * resource.getpagesize() + MEMORY
+    others = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    before = signal.signal(signal.SIGVTALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (min([most, *others]), hard))
+        yield
+    except MemoryError as error:
+        raise TooMuch(f"takes more than {MEMORY >> 30} GiB of memory") from error
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def without_panic(call: Callable[[], T]) -> T:
+    """Return the result of a call of the tokenizers library.
+
+    Where its code panics, as when a regex backtracks too often, it writes a backtrace to stderr and
+    raises what is no `Exception`.
+
+    Raises: ValueError in place of a panic, and whatever else the call raises.
+    """
+    try:
+        with _panics_unwritten():
+            return call()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from None
+
+
+@contextmanager
+def _panics_unwritten() -> Iterator[None]:
+    """Drop what a block writes to stderr if it ends with an error, and write it after else."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with open(os.memfd_create("stderr"), "r+b", buffering=0) as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        if kept.tell():
+            kept.seek(0)
+            os.write(2, kept.read())
