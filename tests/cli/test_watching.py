@@ -87,6 +87,53 @@ def test_a_running_run_without_a_checkpoint_is_said_to_be_one(run_cli: Cli, tmp_
     assert run_cli(f"inspect {run}") == (2, "", said.format("failed", other))
 
 
+# Contents of one file of a run that no release of ours has written.
+SPOILT = {
+    "spec of itself": ("spec.yaml", "&a [*a]"),
+    "deep spec": ("spec.yaml", "[" * 100_000),
+    "plan without a header": ("plan.json", "{}"),
+    "deep plan": ("plan.json", "[" * 100_000),
+    "deep lock": ("run.lock", "[" * 10_000),
+    "words for numbers": ("metrics.jsonl", step(1, lr="x")),
+    "no loss": ("metrics.jsonl", '{"step": 1, "loss": {}}\n'),
+    "norms in a list": ("metrics.jsonl", step(1, grad_norms=[1])),
+    "imbalance in a list": ("metrics.jsonl", step(1, imbalance=[1])),
+    "a huge loss": ("metrics.jsonl", '{"step": 1, "loss": ' + "9" * 400 + "}\n"),
+    "a link to itself": ("failure.txt", None),
+    "a lock that is a link": ("run.lock", None),
+}
+
+
+def test_a_bad_folder_is_a_row_of_its_own_and_can_be_watched(run_cli: Cli, tmp_path: Path) -> None:
+    """It ends neither `runs` nor `watch`; every other run is shown as ever."""
+    run_folder(tmp_path, "good", step(1))
+    for name, (file, text) in SPOILT.items():
+        path = run_folder(tmp_path, name, step(1)) / file
+        if text is None:
+            path.symlink_to(file)
+        else:
+            path.write_text(text)
+            os.utime(path, (0, 0))
+    for file in ("metrics.jsonl", "run.lock"):
+        path = run_folder(tmp_path, f"fifo for {file}", step(1)) / file
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        os.utime(path, (0, 0))
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = run_cli(f"runs {tmp_path}")
+    assert (code, err) == (0, "")
+    rows = [re.split(r"  +", line) for line in out.splitlines()[1:]]
+    states = {row[-1]: row[0] for row in rows}
+    assert states.keys() == {"good", *SPOILT, "fifo for metrics.jsonl", "fifo for run.lock"}
+    assert states["good"] == "interrupted"
+    assert states["deep lock"] == "failed"
+    assert states["a lock that is a link"] == "unknown"
+    for name, state in states.items():
+        code, out, err = run_cli(f"watch '{tmp_path / name}'")
+        last = out.splitlines()[-1]
+        assert (code, err, last.split()[0]) == (int(state == "failed"), "", state), name
+
+
 def test_a_folder_without_runs_is_said_to_be_one(run_cli: Cli, tmp_path: Path) -> None:
     said = f"{tmp_path} holds no run of `mimo-launch train`\n"
     assert run_cli(f"runs {tmp_path}") == (0, "", said)

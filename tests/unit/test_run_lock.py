@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.launcher import run_lock
-from mimo_launch.launcher.run_lock import LOCK, RunInUse, RunLock, lock_run
+from mimo_launch.launcher.run_lock import LOCK, RunInUse, RunLock, is_in_use, lock_run
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 
 FORK = multiprocessing.get_context("fork")
@@ -137,3 +138,63 @@ def test_a_folder_that_is_no_longer_this_runs_is_noticed(
         assert second.check() == ""
         lock.close()
         assert second.check() == ""
+
+
+def renumber(run: Path, pid: int) -> None:
+    """Give the owner of a lock another number, as seen from another pid namespace."""
+    record = json.loads((run / LOCK).read_text())
+    (run / LOCK).write_text(json.dumps({**record, "pid": pid}))
+
+
+@pytest.mark.parametrize("pid", [None, 2**22 + 1], ids=["here", "elsewhere"])
+def test_whether_a_launcher_is_there_is_told_by_its_lock_not_by_the_number_of_its_process(
+    tmp_path: Path, pid: int | None
+) -> None:
+    """In use by one of another pid namespace; not by a zombie, nor by one that got its number."""
+    assert is_in_use(tmp_path) is False
+    process = own(tmp_path, lambda lock: None)
+    if pid is not None:
+        renumber(tmp_path, pid)
+    assert is_in_use(tmp_path) is True
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # It stays a zombie.
+    assert is_in_use(tmp_path) is None
+    process.join()
+    renumber(tmp_path, os.getpid())
+    assert is_in_use(tmp_path) is None
+
+
+def test_where_no_lock_can_tell_the_sign_of_life_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, or where the file system has no locks."""
+    for locks in (True, False):
+        if locks:
+            foreign(tmp_path)
+        else:
+            lock_run(tmp_path, print)
+
+            def none(fd: int, how: int) -> None:
+                raise OSError(38, "Function not implemented")
+
+            monkeypatch.setattr(run_lock.fcntl, "flock", none)
+        os.utime(tmp_path / LOCK, (time.time() + 600,) * 2)
+        assert is_in_use(tmp_path) is True
+        os.utime(tmp_path / LOCK, (time.time() - 600,) * 2)
+        assert is_in_use(tmp_path) is None
+
+
+def test_looking_whether_a_folder_is_in_use_is_in_no_launchers_way(tmp_path: Path) -> None:
+    """A look holds the lock for a moment."""
+    (tmp_path / LOCK).touch()
+    look = (tmp_path / LOCK).open("rb")
+    run_lock.fcntl.flock(look, run_lock.fcntl.LOCK_SH)
+    threading.Timer(0.05, look.close).start()
+    lock_run(tmp_path, print).close()
+
+
+def test_a_lock_that_is_no_record_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("[" * 10_000)
+    os.utime(tmp_path / LOCK, (0, 0))
+    assert is_in_use(tmp_path) is None

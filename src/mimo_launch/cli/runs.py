@@ -20,9 +20,9 @@ Examples:
   mimo-launch runs /scratch/me/runs
   mimo-launch runs --json
 
-List the runs in a folder, the newest first: state (running, done, failed, interrupted), steps,
-loss, the time since the last sign of the run, name. Reads files only, so the runs may be of other
-hosts. Exits with 0, or with 2 when the folder cannot be read.
+List the runs in a folder, the newest first: state (running, done, failed, interrupted, unknown),
+steps, loss, the time since the last sign of the run, name. Reads files only, so the runs may be of
+other hosts. Exits with 0, or with 2 when the folder cannot be read.
 """
 
 

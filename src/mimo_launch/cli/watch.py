@@ -55,7 +55,8 @@ def watch(
     steps = [each.at - each.step_s for each in usages if each is not None]
     began, rich = min(steps, default=None), rich_on(sys.stdout, console)
     with progress_for(rich, console, began=began) as hear:
-        hear(records.start())
+        if (started := records.start()) is not None:
+            hear(started)
         while True:
             # First the state: the last records of a run that has ended are written.
             status = status_of(run)
@@ -87,7 +88,8 @@ class Records:
         from mimo_launch.train.event_records import from_record
 
         try:
-            with self._file.open("rb") as file:
+            # Without O_NONBLOCK, a FIFO of that name would block.
+            with open(os.open(self._file, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode:
                     self._inode, self._place = inode, 0
@@ -107,21 +109,22 @@ class Records:
                 found.append(event)
         return found
 
-    def start(self) -> "RunStarted":
-        """Return the start of the run."""
-        from mimo_launch.launcher.run_folder import PLAN, SPEC
-        from mimo_launch.spec.files import read_json
+    def start(self) -> "RunStarted | None":
+        """Return the start of the run; None if its spec cannot be read."""
+        from mimo_launch.launcher.run_folder import SPEC
+        from mimo_launch.layout.layout import world_size
         from mimo_launch.spec.load import load_spec
         from mimo_launch.train.events import RunStarted
 
-        header = read_json(self._run / PLAN)["header"]
         spec = load_spec(self._run / SPEC).spec
+        if spec is None:
+            return None
         return RunStarted(
             name=self._run.name,
-            plan=header["plan_hash"],
-            steps=0 if spec is None else spec.train.steps,
-            world_size=header["world_size"],
-            modules=() if spec is None else tuple(spec.modules),
-            log_every=1 if spec is None else spec.train.log_every,
+            plan="",
+            steps=spec.train.steps,
+            world_size=world_size(spec),
+            modules=tuple(spec.modules),
+            log_every=spec.train.log_every,
             first_step=0,
         )

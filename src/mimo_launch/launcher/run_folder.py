@@ -2,8 +2,8 @@
 
 Decides: names of files; that a run resumes in its folder if it holds a complete checkpoint, and
 that the folder of another run is moved aside, never overwritten; that the old spec and plan stay
-in place until a resumed run has loaded its state; what running, done, failed and interrupted mean;
-which folders are runs.
+in place until a resumed run has loaded its state; what running, done, failed, interrupted and
+unknown mean; which folders are runs.
 Relies on: `checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that only one
 launcher at a time uses the folder, and for whether one is there; `train.history` for steps; no
 torch.
@@ -14,6 +14,7 @@ A folder may lie on a file system that other hosts write to.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +35,7 @@ from mimo_launch.launcher.run_lock import LOCK, RunLock, is_in_use, lock_run
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.spec.load import dump_spec, load_spec
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.history import NoHistory, Record, read_history
+from mimo_launch.train.history import Curve, NoHistory, read_history
 from mimo_launch.train.metrics_file import METRICS
 
 SPEC, PLAN, FAILURE = "spec.yaml", "plan.json", "failure.txt"
@@ -168,19 +169,24 @@ def _unused(folder: Path, stem: str, suffix: str) -> Path:
 
 
 class State(StrEnum):
-    """How a run stands; a failed one left a report, or its launcher ended without a word."""
+    """How a run stands; a failed one left a report, or its launcher ended without a word.
+
+    That of one whose lock cannot be read is unknown.
+    """
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """How a run stands: its last step, of how many, and the seconds since it was last heard of.
 
-    `why` says how a run failed. Steps are None if the spec cannot be read.
+    `why` says how a run failed, or why its state is unknown. Steps are None if the spec cannot be
+    read.
     """
 
     run: Path
@@ -194,7 +200,8 @@ class RunStatus:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is one of a run of `train`."""
-    return (folder / SPEC).is_file() and (folder / PLAN).is_file()
+    # Not those of `Path`, which raise an error for a link to itself.
+    return all(os.path.isfile(folder / name) for name in (SPEC, PLAN))
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -207,16 +214,18 @@ def status_of(run: Path) -> RunStatus:
     """Return how a run stands."""
     spec = load_spec(run / SPEC).spec
     steps = None if spec is None else spec.train.steps
-    last = _last_record(run)
-    step = last.get("step", 0)
-    state, why = _state(run, done=steps is not None and step >= steps)
-    loss = last.get("loss")
+    numbers, losses = _losses(run)
+    step = numbers[-1] if numbers else 0
+    try:
+        state, why = _state(run, done=steps is not None and step >= steps)
+    except OSError as error:
+        state, why = State.UNKNOWN, f"{run / LOCK} cannot be read: {error.strerror or error}"
     return RunStatus(
         run=run,
         state=state,
         step=step,
         steps=steps,
-        loss=math.nan if loss is None else float(loss),
+        loss=losses[-1] if losses else math.nan,
         age_s=max(0.0, time.time() - _heard_of(run)),
         why=why,
     )
@@ -237,21 +246,26 @@ def _state(run: Path, *, done: bool) -> tuple[State, str]:
 
 def has_failed(run: Path) -> bool:
     """Return whether the last attempt of a run left a report of a failure."""
-    report, metrics = run / FAILURE, run / METRICS
     # The report of an earlier attempt is older than the steps after it.
-    newest = metrics.stat().st_mtime if metrics.exists() else 0.0
-    return report.is_file() and report.stat().st_mtime >= newest
+    return os.path.isfile(run / FAILURE) and _changed(run / FAILURE) >= _changed(run / METRICS)
 
 
-def _last_record(run: Path) -> Record:
-    """Return the record of the last step, or an empty one."""
+def _losses(run: Path) -> Curve:
+    """Return the loss of every step that a run has recorded."""
     try:
-        return read_history(run).steps[-1]
+        return read_history(run).curve("loss")
     except NoHistory:
-        return {}
+        return [], []
 
 
 def _heard_of(run: Path) -> float:
     """Return the time of the newest sign of a run."""
-    files = (run / name for name in (METRICS, FAILURE, SPEC))
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    return max(_changed(run / name) for name in (METRICS, FAILURE, SPEC))
+
+
+def _changed(file: Path) -> float:
+    """Return when a file was changed; 0 if there is none that can be read."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -21,14 +21,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from mimo_launch.launcher.signals import Interrupted, StopRequest
+from mimo_launch.spec.files import parse_json
 
 LOCK = "run.lock"
 BEAT_SECONDS = 2.0
 # Several beats: an owner on a busy machine may be late.
 SILENT_SECONDS = 15.0
 POLL_SECONDS = 0.25
+# `is_in_use` holds the lock for a moment.
+LOOK_SECONDS = 0.2
 _MOST_BYTES = 1 << 16
 
 
@@ -162,16 +166,27 @@ os.register_at_fork(after_in_child=_forget_all)
 def is_in_use(run: Path) -> bool | None:
     """Return whether a launcher uses a run folder; None if one ended without releasing it.
 
-    On the machine of the launcher its process decides, elsewhere the time since its last sign.
+    The kernel's lock decides if it is held, or if its owner was on this machine; a process number
+    says nothing, as it may be of another namespace, or given again. Otherwise the time since the
+    owner's last sign decides. Raises: OSError if the lock cannot be read.
     """
-    path = run / LOCK
     try:
-        owner, touched = _owner(path), _touched(path)
+        # Without O_NONBLOCK, a FIFO of that name would block.
+        with open(os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            owner = _read_owner(file)
+            reaches = owner is not None and owner.machine == _machine()
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:  # A file system without locks.
+                reaches = False
+            found = os.fstat(file.fileno())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    if owner is not None and owner.machine == _machine():
-        return True if Path(f"/proc/{owner.pid}").exists() else None
-    return True if time.time() - touched / 1e9 < SILENT_SECONDS else None
+    if not found.st_nlink:  # Released meanwhile.
+        return False
+    return True if not reaches and time.time() - found.st_mtime < SILENT_SECONDS else None
 
 
 def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = None) -> RunLock:
@@ -211,13 +226,10 @@ def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
     path, lock = run / LOCK, None
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        reaches = True
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            reaches = _flock(fd)
         except BlockingIOError:
             return _owner(path)
-        except OSError:  # A file system without locks.
-            reaches = False
         owner = _owner(path)
         reaches = reaches and (owner is None or owner.machine == _machine())
         if owner is not None and not reaches and _beats(path, owner, wait):
@@ -232,6 +244,22 @@ def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
         lock.close()
         return _try(run, wait)
     return lock
+
+
+def _flock(fd: int) -> bool:
+    """Lock a file, or return False if its file system has no locks. Raises: BlockingIOError."""
+    until = time.monotonic() + LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(LOOK_SECONDS / 10)
+        except OSError:
+            return False
+        else:
+            return True
 
 
 def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
@@ -258,8 +286,11 @@ def _touched(path: Path) -> int:
 def _owner(path: Path) -> Owner | None:
     """Return the owner that a lock file names; None if it is empty or not ours."""
     with path.open("rb") as file:
-        text = file.read(_MOST_BYTES)
+        return _read_owner(file)
+
+
+def _read_owner(file: BinaryIO) -> Owner | None:
     try:
-        return Owner(**json.loads(text))
+        return Owner(**parse_json(file.read(_MOST_BYTES).decode("utf-8")))
     except (ValueError, TypeError):
         return None

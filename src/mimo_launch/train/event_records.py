@@ -35,15 +35,31 @@ def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
     known = _with_nan({**record})
     usage = {each.name: known.pop(each.name, None) for each in fields(Usage)}
     kind: type[StepFinished | EvalFinished] = StepFinished if "loss" in known else EvalFinished
-    if kind is StepFinished:
-        known["usage"] = Usage(**usage) if usage["time"] else None
-        known["imbalance"] = {n: Imbalance(**x) for n, x in known.get("imbalance", {}).items()}
-        known["reading"] = Reading(**known["reading"]) if "reading" in known else None
     names = {each.name for each in fields(kind)}
     try:
-        return kind(**{name: value for name, value in known.items() if name in names})
-    except TypeError:
+        if kind is StepFinished:
+            known["usage"] = Usage(**usage) if usage["time"] else None
+            known["imbalance"] = {n: Imbalance(**x) for n, x in known.get("imbalance", {}).items()}
+            known["reading"] = Reading(**known["reading"]) if "reading" in known else None
+        event = kind(**{name: value for name, value in known.items() if name in names})
+    except (TypeError, AttributeError):
         return None
+    parts = (event, getattr(event, "usage", None), getattr(event, "reading", None))
+    return event if all(map(_has_numbers, parts)) else None
+
+
+def _has_numbers(event: Any) -> bool:
+    """Return whether what must be a number, or numbers by name, is such; strangers may lie."""
+    if event is None:
+        return True
+    return all(
+        isinstance(getattr(event, each.name), int | float)
+        if each.type in (int, float, bool)
+        else isinstance(found := getattr(event, each.name), dict)
+        and all(isinstance(number, int | float) for number in found.values())
+        for each in fields(event)
+        if each.type in (int, float, bool, dict[str, float], dict[str, int])
+    )
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:

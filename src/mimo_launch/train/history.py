@@ -187,7 +187,10 @@ def _curve(records: Sequence[Record], values: Sequence[Any]) -> Curve:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # A whole number of hundreds of digits.
+        return math.nan
 
 
 def _dict(record: Record, key: str) -> Record:
