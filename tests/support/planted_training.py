@@ -4,10 +4,13 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from tests.support.planted_experts import mixture
+from tests.support.planted_graphs import drawn
 from tests.support.specs import box, spec
 
 from mimo_launch.layers import router
@@ -15,6 +18,7 @@ from mimo_launch.optimizer import module_optimizers
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train import loop
 
 # Settings of which each matters: nothing is a default, and 0 is a value.
 OPTIMIZER = {
@@ -32,6 +36,11 @@ def settings(own: dict[str, Any] | None = None, **model: Any) -> Spec:
     return spec(
         modules, mbs=2, optimizer=OPTIMIZER, train={"steps": 50}, eval={"every": 10, "samples": 4}
     )
+
+
+def behind_language() -> Spec:
+    """Language and a generator, each with a loss, on one rank."""
+    return with_settings(drawn())
 
 
 def with_settings(made: Spec) -> Spec:
@@ -94,6 +103,34 @@ def later_batches_weigh_as_the_first() -> None:
     Executor.run_forward = forward
 
 
+def evaluation_moves_weights() -> None:
+    """An evaluation in the middle of training changes what the next step starts from."""
+    correct = loop.evaluate
+
+    def moving(session: Any, reader: Any, samples: int, step: int) -> Any:
+        found = correct(session, reader, samples, step)
+        if step < session.spec.train.steps:
+            with torch.no_grad():
+                for item in session.declared("language"):
+                    item.parameter.mul_(1 + 1e-6)
+        return found
+
+    loop.evaluate = moving
+
+
+def heldout_losses_of_each_other() -> None:
+    """The held-out losses of two modules are told by each other's name."""
+    correct = loop.evaluate
+
+    def swapped(*args: Any) -> Any:
+        found = correct(*args)
+        losses = found.eval_losses or {}
+        values = reversed(losses.values())
+        return replace(found, eval_losses=dict(zip(losses, values, strict=True)) or None)
+
+    loop.evaluate = swapped
+
+
 def skipped_steps_count() -> None:
     """AdamW's bias correction counts steps that were skipped."""
     correct = Updates.apply
@@ -130,6 +167,8 @@ TRAINING_BUGS: dict[str, tuple[Callable[[], None], Spec]] = {
     "rate of 0 taken for unset": (partial(zero_taken_for_unset, "lr"), settings({"lr": 0})),
     "router not decayed": (router_not_decayed, settings(**mixture())),
     "batches weigh as the first": (later_batches_weigh_as_the_first, settings()),
+    "evaluation moves weights": (evaluation_moves_weights, settings()),
+    "held-out losses of each other": (heldout_losses_of_each_other, behind_language()),
     "skipped steps count": (skipped_steps_count, settings()),
     "clipped half": (clipped_half, settings()),
 }  # fmt: skip

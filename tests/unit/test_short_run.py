@@ -9,6 +9,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.spec import EvalSpec, Spec
 from mimo_launch.verify.coverage import not_proved
 from mimo_launch.verify.shrink import MIN_EPS, RUN_STEPS, short_run, shrink
+from mimo_launch.verify.training_proof import SKIPPED, STOP_AFTER
 
 
 def made(schedule: dict[str, Any], own: dict[str, Any], **optimizer: Any) -> Spec:
@@ -61,3 +62,14 @@ def test_what_is_evaluated_has_several_batches() -> None:
     small = short_run(asked, shrink(asked))
     assert small.eval is not None
     assert small.eval.samples > small.batch.global_
+    assert small.eval.every is None
+
+
+def test_what_is_evaluated_while_training_is_in_a_short_run_too() -> None:
+    """After the step that is skipped, and between a resume and the end."""
+    asked = made({}, {}).model_copy(update={"eval": EvalSpec(every=1000)})
+    small = short_run(asked, shrink(asked))
+    assert small.eval is not None
+    assert small.eval.every == SKIPPED + 1
+    assert STOP_AFTER < 2 * small.eval.every < RUN_STEPS
+    assert STOP_AFTER % small.eval.every  # A run that is told to stop does not evaluate.

@@ -1,15 +1,14 @@
 """Says what a proof of a small spec covers of the spec asked for, and what it leaves open.
 
 Decides: what a proof on fewer ranks must keep of a layout, and what it may lose if it reports that;
-which settings may differ unreported, because no number of a run depends on them.
-Relies on: both specs, compared key by key, so that every reduced setting is reported; `layout` for
-phases.
+what no proof covers, whatever the spec.
+Relies on: both specs, compared key by key without exception, so that every setting that differs is
+reported; `layout` for phases.
 Leaves: making specs small to `shrink` and `shrink_grids`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import combinations, groupby
 from math import gcd
@@ -28,12 +27,6 @@ from mimo_launch.spec.spec import (
 Facts = Mapping[str, str]
 # What recurrent layers, by their key, share between heads.
 GROUPS = {"mamba": "Mamba groups", "deltanet": "DeltaNet key heads"}
-# Settings that no number of a run depends on, and the one that its modules repeat.
-SILENT = (
-    "name", "log.*", "nodes*", "init_from", "train.log_every", "train.timeout",
-    "train.max_skipped", "train.on_write_error", "checkpoint*", "eval.every", "eval.samples",
-    "data.decode_threads", "data.max_bad_samples",
-)  # fmt: skip
 
 
 def relations(spec: Spec) -> Facts:
@@ -149,7 +142,8 @@ def group_sharing(groups: int, grid: Grid) -> str:
 class Remark:
     """One thing that is not proved: the user set `key` to `asked`, and the proof ran with `proved`.
 
-    Both are JSON values. A section is a path of the spec, or `layout`.
+    Both are JSON values. A section is a path of the spec, `spec` for its top, `layout` for what
+    follows from the settings, or `run` for what no setting says.
     """
 
     section: str
@@ -162,7 +156,18 @@ def not_proved(asked: Spec, proved: Spec) -> tuple[Remark, ...]:
     """Return everything of `asked` that a proof of `proved` says nothing about."""
     settings = _settings(_as_json(asked), _as_json(proved), "")
     follows = differing(consequences(asked), consequences(proved))
-    return (*settings, *(Remark("layout", *each) for each in follows))
+    return (*settings, *(Remark("layout", *each) for each in follows), *_never_proved(asked))
+
+
+def _never_proved(spec: Spec) -> Iterator[Remark]:
+    """Yield what no proof compares, and no setting says."""
+    yield Remark("run", "initial weights", "drawn or loaded", "random, none of them 0")
+    yield Remark("run", "updates of weights", "unequal once a resume thaws a module", "equal")
+    for name, module in spec.generators.items():
+        kind = kind_of(module.model)
+        if kind.computes_loss:
+            made = "codes" if kind.codes else "images"
+            yield Remark("run", f"what `{name}` makes", made, "nothing")
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:
@@ -177,17 +182,14 @@ def _as_json(spec: Spec) -> dict[str, Any]:
 
 
 def _settings(asked: dict[str, Any], proved: dict[str, Any], section: str) -> Iterator[Remark]:
-    """Yield the settings that differ; if the kind of a section differs, only the kind."""
-    same_kind = asked.get("kind") == proved.get("kind")
-    keys = list(dict.fromkeys((*asked, *proved))) if same_kind else ["kind"]
+    """Yield the settings that differ; a section in which other keys stand as a whole."""
     inner = []
-    for key in keys:
+    for key in dict.fromkeys((*asked, *proved)):
         old, new = asked.get(key), proved.get(key)
-        path = f"{section}.{key}" if section else key
-        if old == new or any(fnmatchcase(path, pattern) for pattern in SILENT):
+        if old == new:
             continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            inner.append((old, new, path))
+        if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+            inner.append((old, new, f"{section}.{key}" if section else key))
         else:
             yield Remark(section or "spec", key, old, new)
     for old, new, path in inner:
@@ -201,7 +203,8 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{k}: {_words(v)}' for k, v in value.items() if v is not None)}}}"
+        inside = {key: value[key] for key in ("kind", *value) if value.get(key) is not None}
+        return f"{{{', '.join(f'{key}: {_words(each)}' for key, each in inside.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_words, value))}]"
     return str(value)

@@ -43,9 +43,10 @@ class RightNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RightEvaluation:
-    """The numbers of an evaluation."""
+    """The numbers of an evaluation; `losses` by name, of those that have terms."""
 
     loss: float
+    losses: dict[str, float]
     accuracy: float | None
     code_accuracy: float | None
 
@@ -190,10 +191,10 @@ def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
                 greedy = _say(oracle, index, len(answer), end)
                 right += sum(a == b for a, b in zip(greedy, answer, strict=False))
                 total += len(answer)
-    loss = sum(w * sums[name] / terms[name] for name, w in oracle.losses.items() if terms[name])
-    return RightEvaluation(
-        loss, right / total if total else None, oracle.right_codes / codes if codes else None
-    )
+    losses = {name: sums[name] / terms[name] for name in sums if terms[name]}
+    loss = sum(oracle.losses[name] * mean for name, mean in losses.items())
+    accuracy = right / total if total else None
+    return RightEvaluation(loss, losses, accuracy, oracle.right_codes / codes if codes else None)
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:

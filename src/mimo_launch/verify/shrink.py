@@ -2,8 +2,8 @@
 
 Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
 depths, vocabulary, batch and sequence become the smallest legal ones. A run has few steps, is saved
-in the middle, and evaluates after the last step. Zeros stay zero, and nothing else becomes zero;
-warm-ups that differ still do. Rates, moments, decay and clipping stay.
+in the middle, and evaluates there, too, if `eval.every` is set. Zeros stay zero, and nothing else
+becomes zero; warm-ups that differ still do. Rates, moments, decay and clipping stay.
 Relies on: `data.sample_sizes` for the longest sample.
 Leaves: running the result to `proof`; when a step is skipped and when the run stops to
 `training_proof`.
@@ -60,6 +60,8 @@ MTP_DOCUMENTS = 2
 NUM_STEPS = 2
 RUN_STEPS = 5
 SAVE_EVERY = 3
+# After the step that is skipped, and after one that follows a resume.
+EVAL_EVERY = 2
 # With a smaller eps, an element whose gradient is zero moves by noise: 1e-17 / eps times the rate.
 MIN_EPS = 1e-8
 MAX_DECAY = 2
@@ -245,8 +247,11 @@ def short_run(asked: Spec, small: Spec) -> Spec:
             "train": small.train.model_copy(
                 update={"steps": RUN_STEPS, "max_skipped": max(2, asked.train.max_skipped)}
             ),
-            # After the last step, over two batches, which may differ in their labels.
-            "eval": asked.eval and EvalSpec(samples=small.batch.global_ + 1),
+            # Over two batches, which may differ in their labels.
+            "eval": asked.eval
+            and EvalSpec(
+                every=EVAL_EVERY if asked.eval.every else None, samples=small.batch.global_ + 1
+            ),
             "checkpoint": (asked.saving or CheckpointSpec()).model_copy(
                 update={"every": SAVE_EVERY}
             ),

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import hypot
+from math import hypot, nan
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +232,11 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
 
 def _compare_evaluation(got: EvalFinished, want: RightEvaluation) -> Iterator[ModuleVerdict]:
     yield _number("held-out loss", ALL, got.eval_loss, want.loss, EVALUATION)
+    if got.eval_losses is not None or len(want.losses) > 1:
+        losses = got.eval_losses or {}
+        for name in want.losses | losses:
+            mean = want.losses.get(name, nan)
+            yield _number("held-out loss", name, losses.get(name), mean, EVALUATION)
     for name, share, right in (
         ("digit accuracy", got.digit_accuracy, want.accuracy),
         ("code accuracy", got.code_accuracy, want.code_accuracy),
@@ -249,7 +254,7 @@ def _number(
     *,
     largest: float = 0.0,
 ) -> ModuleVerdict:
-    found = float("nan") if got is None else float(got)
+    found = nan if got is None else float(got)
     verdict = compare_numbers(name, module, found, want, largest=largest)
     verdict.what = what
     return verdict
