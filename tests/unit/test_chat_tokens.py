@@ -262,6 +262,81 @@ def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
     assert text_in_loss(folder, encoded) == ["A dog.<|im_end|>"]
 
 
+IMAGE_TOKENS = {"chatml": (CHATML, "<image>"), "parts": (PARTS, "<|image_pad|>")}
+
+
+@pytest.mark.parametrize("name", IMAGE_TOKENS)
+@pytest.mark.parametrize("is_prose", [False, True])
+def test_a_marker_in_prose_is_text_after_a_backslash_or_in_a_sample_that_says_so(
+    tmp_path: Path, name: str, is_prose: bool
+) -> None:
+    """The marker of the shards and the token of the model alike, wherever they are written."""
+    template, token = IMAGE_TOKENS[name]
+    folder = tokenizer_folder(tmp_path, template)
+    prose = f"Write <image> or {token} here."
+    escaped = prose if is_prose else prose.replace("<image>", "\\<image>").replace(" <|", " \\<|")
+    shown = [{"type": "image"}, {"type": "text", "text": escaped}]
+    turns = [{"role": "user", "content": shown}, {"role": "assistant", "content": escaped}]
+    record = {"messages": turns, **({"markers": False} if is_prose else {})}
+    encoded = write(folder, record, images=1, template="chat")
+    assert [marker for _, marker in encoded.markers] == ["image"]
+    decoded = reference(folder).decode(encoded.tokens.tolist())
+    assert decoded.count(prose) == 2
+    assert text_in_loss(folder, encoded) == [prose + "<|im_end|>"]
+    pad = reference(folder).convert_tokens_to_ids("<|image_pad|>")
+    assert pad not in encoded.tokens
+    caption = {"text": f"{escaped} End", **({"markers": False} if is_prose else {})}
+    encoded = write(folder, caption, images=1, template="caption")
+    assert encoded.markers == ((0, "image"),)
+    assert text_in_loss(folder, encoded) == [prose + " End</s>"]
+
+
+def test_two_backslashes_are_no_escape(tmp_path: Path) -> None:
+    """They end the lines of formulas."""
+    folder = tokenizer_folder(tmp_path)
+    turns = [{"role": "user", "content": r"x \\<image>?"}, CHAT[4]]
+    encoded = write(folder, {"messages": turns}, 1, template="chat")
+    assert r"x \\?" in reference(folder).decode(encoded.tokens.tolist())
+    assert len(encoded.markers) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "template", "why"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "<image>?"}, CHAT[4]]},
+            "chat",
+            "write a backsl",
+        ),
+        ({"text": "a <image> b"}, "caption", '0 images and 1 marker.*`"markers": false`'),
+        ({"text": "a \ufdd0 b"}, "caption", "noncharacters"),
+        ({"text": "a", "markers": 0}, "caption", "`markers` of its JSON is a number, not true"),
+    ],
+)
+def test_what_looks_like_a_marker_is_said_with_the_escape(
+    tmp_path: Path, record: Any, template: str, why: str
+) -> None:
+    with pytest.raises(BadSample, match=why):
+        write(tokenizer_folder(tmp_path), record, template=template)
+
+
+def test_a_document_with_images_between_its_text_is_learnt_from_the_first_token(
+    tmp_path: Path,
+) -> None:
+    """Text, image, text, as one caption with markers."""
+    folder = tokenizer_folder(tmp_path)
+    encoded = write(folder, {"text": "A cat <image> a dog <image> end"}, 2, template="caption")
+    assert text_in_loss(folder, encoded) == ["A cat  a dog  end</s>"]
+    assert encoded.loss_mask.all()
+    decode = reference(folder).decode
+    assert [decode(encoded.tokens[:at].tolist()) for at, _ in encoded.markers] == [
+        "A cat ",
+        "A cat  a dog ",
+    ]
+    with pytest.raises(BadSample, match="3 images and 2 markers for them"):
+        write(folder, {"text": "A cat <image> a dog <image> end"}, 3, template="caption")
+
+
 def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path)
     template = {"kind": "caption", "prompt": "Shown: "}

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,24 @@ def test_a_caption_has_its_tiles_one_behind_the_other(tmp_path: Path) -> None:
         spans[0].position + 4 * place for place in range(len(spans))
     ]
     assert len(data.images("train", 0, "vision")) == len(spans) == 1 + 3
+
+
+def test_the_tiles_of_each_image_of_a_document_stand_at_its_marker(tmp_path: Path) -> None:
+    folder = cutting_folder(tmp_path / "model", "SmolVLM")
+    text = b"A dog. <image> A cat. <image> End."
+    members = {"png": image_bytes(20, 90), "1.png": image_bytes(90, 20), "txt": text}
+    write_shard(tmp_path / "0.tar", [("0", members)])
+    made = cut_spec(tmp_path, folder, "SmolVLM", data={"template": "caption"})
+    data = build_dataset(made)
+    sample, (_, labels) = data.describe("train", 0), data.text("train", 0)
+    positions = [each.position for each in sample.spans["vision"]]
+    gaps = [after - before for before, after in pairwise(positions)]
+    assert len(positions) == 2 * (1 + 3)
+    assert [gap == 4 for gap in gaps] == [True] * 3 + [False] + [True] * 3
+    # All text but the very first token, which nothing predicts.
+    rows = {at for each in sample.spans["vision"] for at in range(each.position, each.end)}
+    learnt = {at + 1 for at in np.flatnonzero(labels != IGNORE_LABEL).tolist()}
+    assert learnt == set(range(1, sample.num_tokens)) - rows
 
 
 def test_a_sample_does_not_end_between_two_tiles(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 9
+VERSION = 10
 
 # Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))

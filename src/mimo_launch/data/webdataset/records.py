@@ -65,19 +65,22 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The text of a sample: a caption behind its images, or a conversation.
+    """The text of a sample: a caption, or a conversation.
 
-    Its template gets `tools` and `documents` beside the messages.
+    Its template gets `tools` and `documents` beside the messages. `is_prose`: what looks like a
+    marker in its texts is text; elsewhere only what stands after a backslash.
     """
 
-    caption: str = ""
+    caption: tuple[MessagePart, ...] = ()
     messages: tuple[Message, ...] = ()
     tools: list[Any] | None = None
     documents: list[Any] | None = None
+    is_prose: bool = False
 
     def media(self) -> tuple[Medium, ...]:
-        """Return what the markers of a conversation stand for, in order."""
-        parts = (part for message in self.messages for part in message.parts or ())
+        """Return what the markers of its texts stand for, in order."""
+        said = (part for message in self.messages for part in message.parts or ())
+        parts = (*self.caption, *said)
         return tuple(part.kind for part in parts if part.kind != "text")
 
 
@@ -91,15 +94,18 @@ def read_record(
     Raises: BadSample.
     """
     template = data.template
-    if isinstance(template, CaptionTemplate):
-        return Record(caption=_caption(template, member))
-    record = _json_of(member)
-    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
-    if not isinstance(turns, list) or not turns:
-        raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
     markers: dict[str, Medium] = {data.image_marker: "image", data.audio_marker: "audio"}
     if videos:
         markers[data.video_marker] = "video"
+    if isinstance(template, CaptionTemplate):
+        text, is_prose = _caption(template, member)
+        return Record(caption=tuple(_split(text, {} if is_prose else markers)), is_prose=is_prose)
+    record = _json_of(member)
+    if is_prose := _is_prose(record):
+        markers = {}
+    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
+    if not isinstance(turns, list) or not turns:
+        raise BadSample(f"`{key}` of its JSON is {_type_of(turns)}, not a list of messages")
     messages = [_message(turn, markers) for turn in turns]
     if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
         raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
@@ -108,11 +114,13 @@ def read_record(
     if not any(m.role == "assistant" and m.says_something() for m in messages):
         raise BadSample("it has no answer of the assistant to learn from")
     tools, documents = (_objects(record, key) for key in ("tools", "documents"))
-    return Record(messages=tuple(messages), tools=tools, documents=documents)
+    return Record((), tuple(messages), tools, documents, is_prose)
 
 
-def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -> str:
+def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -> tuple[str, bool]:
+    """Return the text of a caption, and whether its markers are text."""
     text: Any
+    is_prose = False
     if template.text is None and (plain := member("txt")) is not None:
         try:
             text = plain.decode("utf-8")
@@ -120,13 +128,23 @@ def _caption(template: CaptionTemplate, member: Callable[[str], bytes | None]) -
             raise BadSample(f"its .txt is not UTF-8: {error}") from error
         where = "its .txt"
     else:
-        key, text = _of_key(_json_of(member), template.text, _CAPTION_KEYS)
+        record = _json_of(member)
+        key, text = _of_key(record, template.text, _CAPTION_KEYS)
+        is_prose = _is_prose(record)
         where = f"`{key}` of its JSON"
     if not isinstance(text, str):
         raise BadSample(f"{where} is {_type_of(text)}, not text")
     if not text.strip():
         raise BadSample(f"{where} is empty")
-    return text
+    return text, is_prose
+
+
+def _is_prose(record: dict[str, Any]) -> bool:
+    """Return whether a sample says that its texts have no markers."""
+    found = record.get("markers")
+    if found is None or isinstance(found, bool):
+        return found is False
+    raise BadSample(f"`markers` of its JSON is {_type_of(found)}, not true or false")
 
 
 def _json_of(member: Callable[[str], bytes | None]) -> dict[str, Any]:
@@ -209,8 +227,11 @@ def _parts(content: Any, markers: dict[str, Medium]) -> list[MessagePart]:
 
 
 def _split(text: str, markers: dict[str, Medium]) -> list[MessagePart]:
-    """Cut a text at its markers."""
-    pieces = re.split("(" + "|".join(map(re.escape, markers)) + ")", text)
+    """Cut a text at its markers, but not where a backslash says that one is text.
+
+    Two backslashes are none: formulas end lines with them.
+    """
+    pieces = re.split(rf"(?<!(?<!\\)\\)({'|'.join(map(re.escape, markers)) or '(?!)'})", text)
     parts = [
         MessagePart(markers[each]) if each in markers else MessagePart("text", each)
         for each in pieces

@@ -23,6 +23,7 @@ from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.guards import TooMuch, bounds, without_panic
+from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.webdataset.records import Message, MessagePart, Record
@@ -46,6 +47,11 @@ _USUAL: dict[Medium, str] = {
     "audio": ".wav or .flac",
     "video": ".mp4 or .frames.zip",
 }
+
+_ESCAPE = (
+    '; where a marker is only text, write a backslash before it, or `"markers": false` in the JSON'
+)
+_IN_TEXT = "its text has a token that stands for an image or a clip" + _ESCAPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,9 @@ class SampleEncoder:
         # The longest first: one may begin like another.
         ends = sorted((each for each in texts if each not in media), key=len, reverse=True)
         self._ends = "|".join(map(re.escape, ends)) or "(?!)"
+        shown = [data.image_marker, data.audio_marker]
+        shown += [data.video_marker] * inputs.reads_videos
+        self._literals = LiteralMarkers(self._tokenizer, [*shown, *media])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -176,7 +185,7 @@ class SampleEncoder:
                 read = [each for each in _USUAL if each in self._markers or each != "video"]
                 what = " or ".join(["image", "clip", "video"][: len(read)])
                 raise BadSample(f"it has no {what}{_unread(unread, *read)}")
-            encoded = self._caption(self._template, record, members, told)
+            encoded = self._caption(self._template, record, members, unread, told)
         else:
             encoded = self._conversation(record, members, unread, told)
         if not encoded.loss_mask.any() and not members.get("target"):
@@ -188,17 +197,31 @@ class SampleEncoder:
         template: CaptionTemplate,
         record: Record,
         members: Mapping[Marker, int],
+        unread: Sequence[str],
         told: Told,
     ) -> EncodedSample:
-        text = template.prompt + record.caption
+        """Return a caption behind its media, or a document with markers, with its media in it."""
+        tiles = iter(map(len, told["image"]) if "image" in told else repeat(1))
+        if record.media():
+            self._refuse_other_number(record, members, unread)
+        text, inside = template.prompt, list[Marker]()
+        for part in record.caption:
+            if part.kind == "text":
+                text += self._literals.signed(part.text, is_prose=record.is_prose)
+            else:
+                pieces = next(tiles) if part.kind == "image" else 1
+                text += self._markers[part.kind] * pieces
+                inside += [part.kind] * pieces
         tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
         end = [] if self._end is None else [self._end]
         encoded = self._without_markers(
             [*self._start, *tokens, *end],
             np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
         )
-        if any(marker != "target" for _, marker in encoded.markers):
-            raise BadSample("its text has a token that stands for an image or a clip")
+        if [marker for _, marker in encoded.markers if marker != "target"] != inside:
+            raise BadSample(_IN_TEXT)
+        if inside:
+            return encoded
         images = sum(map(len, told["image"])) if "image" in told else members.get("image", 0)
         media: list[Marker] = ["image"] * images
         media += ["audio"] * members.get("audio", 0)
@@ -213,16 +236,7 @@ class SampleEncoder:
         unread: Sequence[str],
         told: Told,
     ) -> EncodedSample:
-        asked = Counter(record.media())
-        for medium, word in _WORDS.items():
-            have, want = members.get(medium, 0), asked[medium]
-            if have != want:
-                hint = _unread(unread, medium) if have < want else ""
-                if medium == "video" and medium not in self._markers:
-                    hint = "; no encoder reads videos: write `video` in the model of one"
-                raise BadSample(
-                    f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
-                )
+        self._refuse_other_number(record, members, unread)
         text, learn = self._conversed(record)
         parts: dict[Marker, Iterator[int]] = {}
         for shown, whole, written in self._written(told):
@@ -233,10 +247,25 @@ class SampleEncoder:
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
         if found != wanted:
             raise BadSample(
-                f"the chat template writes {_count(len(found), 'marker')} for "
-                f"{len(wanted)}: its text has a token that stands for an image or a clip"
+                f"the chat template writes {_count(len(found), 'marker')} for {len(wanted)}: "
+                f"{_IN_TEXT}"
             )
         return encoded
+
+    def _refuse_other_number(
+        self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
+    ) -> None:
+        """Raise BadSample if a sample has not as many media as markers for them."""
+        asked = Counter(record.media())
+        for medium, word in _WORDS.items():
+            have, want = members.get(medium, 0), asked[medium]
+            if have != want:
+                hint = _unread(unread, medium) + _ESCAPE if have < want else ""
+                if medium == "video" and medium not in self._markers:
+                    hint = "; no encoder reads videos: write `video` in the model of one"
+                raise BadSample(
+                    f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
+                )
 
     def _written(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
         """Yield each medium of several parts, what stands for one, and what is written for each."""
@@ -262,8 +291,18 @@ class SampleEncoder:
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)
-        settings = {"tools": record.tools, "documents": record.documents}
-        said = chat.dicts(record.messages, self._markers)
+        signed = partial(self._literals.signed, is_prose=record.is_prose)
+        settings = {"tools": signed(record.tools), "documents": signed(record.documents)}
+        messages = [
+            replace(
+                message,
+                rest=signed(message.rest),
+                parts=message.parts
+                and tuple(replace(part, text=signed(part.text)) for part in message.parts),
+            )
+            for message in record.messages
+        ]
+        said = chat.dicts(messages, self._markers)
         try:
             with bounds():
                 conversation = Conversation(chat, said, settings, self._ends)
@@ -298,7 +337,7 @@ class SampleEncoder:
                 start, end = offsets[token]
                 inside[token] = not (text[start:first] + text[last:end]).strip()
             loss_mask |= inside
-        return ids, loss_mask
+        return self._literals.spelled(ids, loss_mask)
 
 
 def loss_mask_among(

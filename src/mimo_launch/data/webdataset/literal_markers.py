@@ -1,0 +1,67 @@
+r"""Markers that are only text: those after a backslash, or all of a sample that says so.
+
+Decides: that `\<image>` is the text `<image>`, and its tokens are those of its letters. Until then
+one character stands for it, a noncharacter that Unicode reserves for such uses.
+Relies on: the tokenizer, to which these characters are added as tokens.
+Leaves: which markers are not text to `records`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, Tokenizer
+
+from mimo_launch.data.dataset import BadSample
+
+_FIRST = 0xFDD0
+_SIGNS = re.compile("[\ufdd0-\ufdef]")
+
+
+class LiteralMarkers:
+    """The markers of a tokenizer as text."""
+
+    def __init__(self, tokenizer: Tokenizer, markers: Iterable[str]) -> None:
+        self._signs: dict[str, str] = {}
+        self._tokens: dict[int, list[int]] = {}
+        for number, text in enumerate(dict.fromkeys(markers)):
+            tokenizer.encode_special_tokens = True
+            try:
+                ids = tokenizer.encode(text, add_special_tokens=False).ids
+            except Exception:  # The library raises nothing narrower.
+                continue  # Its letters are not in the vocabulary.
+            finally:
+                tokenizer.encode_special_tokens = False
+            self._signs[text] = sign = chr(_FIRST + number)
+            tokenizer.add_special_tokens([AddedToken(sign, normalized=False, special=True)])
+            self._tokens[tokenizer.token_to_id(sign)] = ids
+        # The longest first: one may begin like another.
+        texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
+        self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")
+
+    def signed(self, value: Any, *, is_prose: bool) -> Any:
+        """Return a JSON value with a sign in its texts for each marker that is text.
+
+        `is_prose`: all are. Raises: BadSample if it has such signs.
+        """
+        if isinstance(value, str):
+            if _SIGNS.search(value):
+                raise BadSample("its text has noncharacters of Unicode (U+FDD0 to U+FDEF)")
+            pattern = self._bare if is_prose else self._escaped
+            return pattern.sub(lambda found: self._signs[found[1]], value)
+        if isinstance(value, Mapping):
+            return {key: self.signed(each, is_prose=is_prose) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.signed(each, is_prose=is_prose) for each in value]
+        return value
+
+    def spelled(
+        self, ids: Sequence[int], loss_mask: npt.NDArray[np.bool_]
+    ) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        """Return tokens, and which of them are learned, with those of letters for each sign."""
+        if self._tokens.keys().isdisjoint(ids):
+            return list(ids), loss_mask
+        spelled = [self._tokens.get(token, [token]) for token in ids]
+        return [token for each in spelled for token in each], loss_mask.repeat([*map(len, spelled)])
