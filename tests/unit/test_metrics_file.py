@@ -5,26 +5,31 @@ import errno
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.histories import USAGE
 
+from mimo_launch.launcher.worker_errors import cause_of
 from mimo_launch.layout.step_views import Imbalance
+from mimo_launch.runtime.progress import Cause
 from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
     Event,
+    RunFinished,
     RunResumed,
     RunStarted,
+    RunStopped,
     StepFinished,
     Usage,
     WriteFailed,
 )
 from mimo_launch.train.history import read_history
-from mimo_launch.train.metrics_file import MetricsFile
+from mimo_launch.train.metrics_file import MetricsFile, MetricsNotWritten
 
 
 def started(first_step: int) -> RunStarted:
@@ -157,6 +162,36 @@ def test_a_full_disk_loses_no_line_and_is_reported_once(
     file(step(4))
     assert len(told) == 2
     file.close()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(
+    "end",
+    [
+        RunFinished(steps=2, seconds=1.0, skipped=0, saved=True),
+        RunStopped(step=2, signal=15, checkpoint=None),
+    ],
+)
+def test_records_that_cannot_be_written_at_the_end_are_an_error(
+    end: Event, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without its last records has failed; another attempt would not bring them back."""
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, print, stops_on_error=stops)
+    file(started(0))
+    disk = Disk(room=20)
+    monkeypatch.setattr(os, "write", disk)
+    for number in (1, 2):
+        with suppress(OSError):
+            file(step(number))
+    with pytest.raises(MetricsNotWritten, match=rf"the last 2 records .* No space.*'{path}'") as e:
+        file(end)
+    assert cause_of(e.value) is Cause.FINAL
+    file.close()
+    room = MetricsFile(path, print)
+    disk.room = 10_000
+    room(step(3))
+    room(end)
 
 
 def test_a_full_disk_ends_the_run_if_it_should(

@@ -137,10 +137,16 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it does not count as one, nor block a new one."""
-    aside = path.with_name(path.name + DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
+    """Rename a damaged checkpoint, so that it does not count as one, nor block a new one.
+
+    What a killed save left is removed: nothing will complete it, and it fills the disk.
+    """
+    if path.suffix == PARTIAL:
+        shutil.rmtree(path, ignore_errors=True)
+    elif is_complete(path):
+        aside = path.with_name(path.name + DAMAGED)
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
 
 
 def delete_old(run: Path, keep: int) -> None:

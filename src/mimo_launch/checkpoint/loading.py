@@ -76,7 +76,7 @@ def newest_usable(
     checked by `launcher.run_folder.newest_checkpoint`, which tells the user where a run would
     resume, and by `checkpoint.index.open_checkpoint`, for commands that read weights.
 
-    Emits an event for each checkpoint that is passed over, and renames it if the folder is the
+    Emits an event for each checkpoint that is passed over, and sets it aside if the folder is the
     run's `own`. One of the ranks reads each file, once, and calls `beat` meanwhile. Returns None if
     there never was a complete one.
 
@@ -104,7 +104,7 @@ def newest_usable(
         if marker is not None and not reason:
             return Usable(path, marker)
         emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
-        if own and is_first and is_complete(path):
+        if own and is_first:
             with suppress(OSError):  # It is passed over in any case.
                 set_aside(path)
     if lost:

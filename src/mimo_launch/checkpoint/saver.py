@@ -2,10 +2,12 @@
 
 Decides: the order in which a crash loses no more than the save under way: write tensors and index
 to a folder with another name and sync them; write the marker; rename the folder; delete old ones.
+A save that fails removes what it has written.
 Relies on: `storage` for tensors; a gloo group of its own, since a thread uses it beside training.
 Leaves: when to save to the loop.
 """
 
+import shutil
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -140,6 +142,7 @@ class CheckpointSaver:
             files = self._files(unfinished)
             self._complete(unfinished, final, counts, files)
         except CheckpointError as error:
+            self._discard(unfinished)
             return CheckpointFailed(step=step, reason=str(error))
         seconds = time.perf_counter() - started
         return CheckpointSaved(
@@ -150,13 +153,26 @@ class CheckpointSaver:
             seconds=seconds,
         )
 
+    def _discard(self, unfinished: Path) -> None:
+        """Remove what a failed save has written: metrics, logs and reports need the room."""
+        for path in self._written(unfinished):
+            with suppress(OSError):
+                path.unlink()
+        if dist.get_rank(self._group) == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _written(self, folder: Path) -> list[Path]:
+        """Return the files that this rank writes."""
+        rank = dist.get_rank(self._group)
+        return [*folder.glob(f"__{rank}_*"), *(folder.glob(TENSORS) if rank == 0 else ())]
+
     def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
         """Read every file back and return its size and checksum, on all ranks.
 
         Raises: CheckpointError on all ranks.
         """
         rank = dist.get_rank(self._group)
-        mine = [*folder.glob(f"__{rank}_*"), *(folder.glob(TENSORS) if rank == 0 else ())]
+        mine = self._written(folder)
         sums, failed = {}, ""
         try:
             sums = {path.name: (path.stat().st_size, crc_of(path, self._beat)) for path in mine}

@@ -1,7 +1,8 @@
 """Writes the file `metrics.jsonl` of a run as steps happen.
 
 Decides: one JSON object per line, written at once, so that a killed run keeps its metrics; that a
-resumed run drops the steps that it will repeat; that a full disk loses nothing while the run lasts.
+resumed run drops the steps that it will repeat; that a full disk loses nothing while the run lasts,
+and that a run whose records could not be written at its end has failed.
 Relies on: `events` for the fields; no torch.
 Leaves: reading it to `history`.
 """
@@ -16,8 +17,10 @@ from mimo_launch.train.events import (
     EvalFinished,
     Event,
     Listener,
+    RunFinished,
     RunResumed,
     RunStarted,
+    RunStopped,
     StepFinished,
     WriteFailed,
 )
@@ -25,11 +28,18 @@ from mimo_launch.train.events import (
 METRICS = "metrics.jsonl"
 
 
+class MetricsNotWritten(Exception):
+    """A run has ended, and records of it could not be written; the message says which."""
+
+    restartable = False
+
+
 class MetricsFile:
     """A listener that appends steps and evaluations to a JSON-lines file.
 
     Lines that cannot be written are kept and tried again at every event; `tell` gets the first
-    failure. With `stops_on_error`, a failure is raised instead.
+    failure. With `stops_on_error`, a failure is raised instead. At the end of the run, those that
+    are left raise MetricsNotWritten, before another listener says that all is done.
     """
 
     def __init__(self, path: Path, tell: Listener, *, stops_on_error: bool = False) -> None:
@@ -49,7 +59,7 @@ class MetricsFile:
             self._keep_steps = event.first_step
         elif isinstance(event, StepFinished | EvalFinished):
             self._pending += json.dumps(as_record(event)).encode() + b"\n"
-        elif not isinstance(event, CheckpointSaved):
+        elif not isinstance(event, CheckpointSaved | RunFinished | RunStopped):
             return
         try:
             self._write()
@@ -57,6 +67,8 @@ class MetricsFile:
                 # Metrics are never behind the checkpoint that a run resumes from.
                 os.fsync(self._fd)
         except OSError as error:
+            if isinstance(event, RunFinished | RunStopped):
+                raise self._lost(error) from error
             if self._stops:
                 raise self._named(error) from error
             if not self._failing:
@@ -76,6 +88,14 @@ class MetricsFile:
     def _named(self, error: OSError) -> OSError:
         """Return the same error of this file: one of a descriptor does not say of which."""
         return OSError(error.errno, error.strerror, str(self._path))
+
+    def _lost(self, error: OSError) -> MetricsNotWritten:
+        """Return the error that says what is lost, and let go of it."""
+        number, self._pending = self._pending.count(b"\n"), b""
+        return MetricsNotWritten(
+            f"the last {number} records of the run could not be written: {self._named(error)}\n"
+            "checkpoints are not affected; free some space, or write elsewhere with `--runs`"
+        )
 
     def _drop_after(self, step: int) -> None:
         """Keep the records of the first `step` steps, without an incomplete line."""
