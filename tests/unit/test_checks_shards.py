@@ -124,11 +124,23 @@ def test_what_is_wrong_is_said(
         (lambda tar: tar[: tarfile.BLOCKSIZE], ""),
         (lambda tar: tar[:-1], "is cut off after 10,239 bytes"),
         (lambda tar: tar[:148] + b"X" + tar[149:], "has a bad header"),
-        (lambda tar: bytes(10_240), "has no members"),
+        (lambda tar: bytes(10_240), ""),
+        (lambda tar: bytes(1024), ""),
+        (lambda tar: bytes(1 << 20), "has 1,048,576 bytes and begins with zeros"),
         (lambda tar: b"no tar file\n" * 100, "has a bad header"),
         (lambda tar: b"", "is empty"),
     ],
-    ids=["whole", "whole blocks", "a byte less", "a wrong sum", "zeros", "text", "empty"],
+    ids=[
+        "whole",
+        "whole blocks",
+        "a byte less",
+        "a wrong sum",
+        "no members",
+        "none and short",
+        "zeros",
+        "text",
+        "empty",
+    ],
 )
 def test_a_shard_that_is_no_tar_file_is_found_by_its_first_header_and_size(
     text: str, tmp_path: Path, spoil: Callable[[bytes], bytes], why: str
@@ -139,8 +151,71 @@ def test_a_shard_that_is_no_tar_file_is_found_by_its_first_header_and_size(
     findings = found(text)
     assert [item.code for item in findings] == (["shards-not-tar"] if why else [])
     if why:
-        assert findings[0].headline.endswith(f"not tar files: {tmp_path}/001.tar")
+        assert findings[0].headline.endswith(f"not plain tar files: {tmp_path}/001.tar")
         assert why in str(findings[0].why)
+
+
+def test_the_first_shard_may_be_without_members(text: str, tmp_path: Path) -> None:
+    """What the others hold is compared with the encoders."""
+    (tmp_path / "000.tar").rename(tmp_path / "001.tar")
+    (tmp_path / "000.tar").write_bytes(bytes(10_240))
+    assert found(text) == []
+
+
+_SCRIPT = (
+    "write each record as KEY.json beside its images into tar files: docs/data.md has a script"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "what", "instead"),
+    [
+        ("x.jsonl", b'{"messages": []}\n', "shards-not-tar", "is a file of JSON", _SCRIPT),
+        ("x.jsonl.gz", b"\x1f\x8b..", "shards-not-tar", "is a file of JSON", _SCRIPT),
+        ("x.data", b' [{"a": 1}]', "shards-not-tar", "is a file of JSON", _SCRIPT),
+        ("x.parquet", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
+        ("x.tar", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
+        ("x.csv", b"a,b\n", "shards-not-tar", "is a table", _SCRIPT),
+        ("x.zip", b"PK\x03\x04", "shards-not-tar", "is a zip file", "unpack it, and pack"),
+        ("x.tar", b"\x1f\x8b\x08", "shards-compressed", "is compressed", "unpack them"),
+        ("x.tar.zst", b"?", "shards-compressed", "is compressed", "unpack them"),
+        ("x.tar", b"version https://git-lfs.github.com/spec/v1\n", "shards-not-tar",
+         "is a pointer of Git LFS", "run `git lfs pull`"),
+        ("x.tar", b"\n<!DOCTYPE html>", "shards-not-tar", "is a web page", "download it again"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_format_is_called_what_it_is(
+    text: str, tmp_path: Path, name: str, content: bytes, code: str, what: str, instead: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_bytes(content)
+    (only,) = found(text, f"data.shards={tmp_path}/other/*")
+    assert (only.code, only.help[: len(instead)]) == (code, instead)
+    assert str(only.why).startswith(f"{name} {what}")
+
+
+@pytest.mark.parametrize(
+    ("address", "instead"),
+    [
+        ("s3://bucket/{000..009}.tar", "such as with `aws s3 cp --recursive`, and write `shards: "
+         "FOLDER/{000..009}.tar`"),
+        ("hf://datasets/a/b/*.tar", "`hf download --repo-type dataset`, and write `shards: "
+         "FOLDER/*.tar`"),
+        ("https://host/x.tar", "`curl -O`, and write `shards: FOLDER/x.tar`"),
+        ("hf://datasets/a/b/x.parquet", f"--repo-type dataset`, and {_SCRIPT}"),
+        ("pipe:aws s3 cp s3://a/x.tar -", "every host sees, and write `shards: FOLDER/*.tar`"),
+    ],
+)  # fmt: skip
+def test_an_address_is_no_path(text: str, tmp_path: Path, address: str, instead: str) -> None:
+    (only,) = found(text.replace(f"{tmp_path}/*.tar", address))
+    assert only.headline == f"`{address}` is an address, not a path"
+    assert only.help.endswith(instead)
+
+
+def test_of_a_folder_the_shards_in_it_are_meant(text: str, tmp_path: Path) -> None:
+    (only,) = found(text.replace(f"{tmp_path}/*.tar", str(tmp_path)))
+    assert only.why == f"{tmp_path} is a folder"
+    assert only.help == f"write `shards: {tmp_path}/*.tar` of files that exist"
 
 
 def test_an_encoder_of_sound_over_images_is_a_warning(text: str) -> None:

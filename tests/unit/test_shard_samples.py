@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -266,6 +269,59 @@ def test_a_repeated_shard_keeps_the_lengths_of_its_samples(tmp_path: Path, too_l
     assert seen[:6] == sorted(lengths[:3] * 2)
     assert len(seen) == (6 if too_long == "drop" else 8)
     assert max(seen) == lengths[2] < lengths[3]
+
+
+@pytest.mark.parametrize(
+    ("members", "template", "why"),
+    [
+        (["key.with.dots.json", "key.with.dots.png"], "chat", "no .json; its .with.dots.json is "
+         "not read: a key ends at the first dot of a name, so write `_` for the dots of keys"),
+        ([f"img.{n}.txt" for n in range(7)], "caption", "no .json or .txt; its .0.txt, .1.txt, "
+         ".2.txt, .3.txt, .4.txt and 2 more are not read: a key ends"),
+        (["x.png", "x.jsonl"], "chat", "no .json; its .jsonl is not read"),
+        (["x.txt"], "chat", "no .json; its .txt is not read"),
+        (["x.png"], "chat", "no .json"),
+    ],
+)  # fmt: skip
+def test_a_sample_without_a_text_names_the_members_that_are_not_read(
+    tmp_path: Path, members: list[str], template: str, why: str
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in members:
+            tar.addfile(tarfile.TarInfo(name))
+    write_shard(tmp_path / "b.tar", [("x", {"json": {**sample(5)["json"], "text": "A."}})])
+    found = opened(shard_spec(tmp_path, template=template, max_bad_samples=9))
+    (bad,) = found.splits["train"].index.bad()
+    assert bad["why"].startswith(f"it has {why}")
+    assert ("dots" in bad["why"]) == ("dots" in why or "ends" in why)
+
+
+def test_the_script_of_the_page_makes_shards_of_json_lines(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python title=\"to_tars.py\"\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "cat.jpg").write_bytes(image_bytes(9, 9, kind="JPEG"))
+    answer = {"role": "assistant", "content": "A."}
+    said = {"messages": [{"role": "user", "content": "?"}, answer]}
+    shown = {"messages": [{"role": "user", "content": "<image><image>"}, answer]}
+    lines = [{**shown, "images": ["cat.jpg", "cat.jpg"]}, *[said] * 1001]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = [sys.executable, "-c", script, tmp_path / "x.jsonl", tmp_path / "made"]
+    subprocess.run(arguments, check=True, timeout=60)
+    assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["00000.tar", "00001.tar"]
+    found = opened(shard_spec(tmp_path, shards=str(tmp_path / "made" / "*.tar")))
+    assert (found.num_samples("train"), found.splits["train"].index.num_bad) == (1002, 0)
+    assert found.name("train", 1001) == "00001.tar 00001001"
+    assert len(found.images("train", 0, "vision")) == 2
+
+
+def test_a_shard_without_members_has_no_samples(tmp_path: Path) -> None:
+    tarfile.open(tmp_path / "a.tar", "w").close()
+    (tmp_path / "b.tar").write_bytes(bytes(1024))
+    with pytest.raises(NotTrainable, match="hold no usable sample: 0 are bad"):
+        opened(shard_spec(tmp_path))
+    write_shard(tmp_path / "c.tar", [("x", sample(5))])
+    found = opened(shard_spec(tmp_path))
+    assert (found.num_samples("train"), found.splits["train"].index.num_bad) == (1, 0)
 
 
 def test_a_damaged_end_of_a_shard_is_named_and_the_rest_is_used(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is checked without reading records: names, small JSON files, the first headers.
-Relies on: `data.webdataset.tar_files` for names, `hugging_face.image_processor`.
+Relies on: `data.webdataset.tar_files` for names, `shard_formats` for what is no shard,
+`hugging_face.image_processor`.
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
@@ -10,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
 from mimo_launch.data.webdataset.braces import PatternError
 from mimo_launch.data.webdataset.tar_files import (
@@ -31,7 +33,6 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
-_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 # Number of members whose headers are read: a millisecond or two.
 _LOOKED_AT = 64
 _MOST_LISTED = 3
@@ -59,6 +60,15 @@ def shards_are_there(spec: Spec) -> Findings:
 
 
 def _pattern(key: str, pattern: str) -> Findings:
+    if (copied := help_for_address(key, pattern)) is not None:
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` is an address, not a path",
+            path=("data", key),
+            why="samples are read from anywhere in a shard, on a file system that every host sees",
+            help=copied,
+        )
+        return
     try:
         files = shard_files(pattern)
     except PatternError as error:
@@ -72,55 +82,29 @@ def _pattern(key: str, pattern: str) -> Findings:
         return
     missing = [str(path) for path in files if not path.is_file()]
     if missing or not files:
+        folder = next((path for path in files if path.is_dir()), None)
         names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
         found = f": {len(missing)} of {len(files)} are missing: {names}" if len(files) > 1 else ""
         yield Diagnostic(
             code="shards-not-found",
             headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
             path=("data", key),
-            why=f"paths are relative to {Path.cwd()}",
-            help=f"write `{key}: PATTERN` of files that exist",
+            why=f"{folder} is a folder" if folder else f"paths are relative to {Path.cwd()}",
+            help=f"write `{key}: {folder / '*.tar' if folder else 'PATTERN'}` of files that exist",
         )
         return
-    compressed = [path for path in files if path.suffix in _COMPRESSED]
-    if compressed:
+    others = [(path, other) for path in files[:_MOST_OPENED] if (other := other_format(path))]
+    if others:
+        path, first = others[0]
+        packed = first.is_packed
+        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         yield Diagnostic(
-            code="shards-compressed",
-            headline=f"`{pattern}` names compressed files, such as {compressed[0]}",
+            code="shards-compressed" if packed else "shards-not-tar",
+            headline=f"`{pattern}` names files that are not plain tar files: {path}{more}",
             path=("data", key),
-            why="samples are read from anywhere in a shard, which needs a plain tar file",
-            help="unpack them, and name the plain tar files",
+            why=f"{path.name} {first.what}",
+            help=first.instead,
         )
-        return
-    damaged = [(path, why) for path in files[:_MOST_OPENED] if (why := _not_tar(path))]
-    if damaged:
-        path, why = damaged[0]
-        more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        yield Diagnostic(
-            code="shards-not-tar",
-            headline=f"`{pattern}` names files that are not tar files: {path}{more}",
-            path=("data", key),
-            why=f"{path.name} {why}",
-            help=f"make it again, or write `{key}: PATTERN` of the others",
-        )
-
-
-def _not_tar(path: Path) -> str:
-    """Return what is wrong with the first header of a file or with its size, or ""."""
-    try:
-        with path.open("rb") as file:
-            head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
-        if not head:
-            return "is empty"
-        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    except tarfile.HeaderError as error:
-        return (
-            "has no members" if head.count(0) == tarfile.BLOCKSIZE else f"has a bad header: {error}"
-        )
-    # A tar file is made of blocks.
-    return f"is cut off after {size:,} bytes" if size % tarfile.BLOCKSIZE else ""
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:
@@ -214,14 +198,16 @@ def processors_have_encoders(spec: Spec) -> Findings:
 
 
 def first_suffixes(data: WebdatasetData) -> tuple[Path | None, list[str]]:
-    """Return the first shard, and the suffixes of its first members; None if it is unreadable."""
-    shards = shard_files(data.shards)
-    try:
-        with tarfile.open(shards[0], "r:") as tar:
-            names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
-    except (OSError, tarfile.TarError):
-        return None, []
-    return shards[0], [name.rpartition("/")[2].partition(".")[2] for name in names]
+    """Return the first shard with members, and the suffixes of its first; None without one."""
+    for shard in shard_files(data.shards)[:_MOST_OPENED]:
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
+        except (OSError, tarfile.TarError):
+            return None, []
+        if names:
+            return shard, [name.rpartition("/")[2].partition(".")[2] for name in names]
+    return None, []
 
 
 def members_for_encoders(spec: Spec) -> Findings:

@@ -47,10 +47,11 @@ from mimo_launch.data.webdataset.tar_files import (
     samples_of,
     target_of,
 )
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
+_MOST_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class SampleIndexer:
         self.spec, self.data = spec, data
         self.inputs = ShardInputs(spec, data)
         self.sample_encoder = SampleEncoder(spec, data, self.inputs)
+        template = data.template
+        self.reads_txt = isinstance(template, CaptionTemplate) and template.text is None
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
         """Return what the index holds of a sample.
@@ -120,6 +123,9 @@ class SampleIndexer:
                 unread.append(suffix)
             else:
                 members[marker].append(suffix)
+        if "json" not in suffixes and not (self.reads_txt and "txt" in suffixes):
+            unread += [each for each in TEXT_SUFFIXES if each in suffixes]
+            raise BadSample(f"it has no .json{' or .txt' * self.reads_txt}{_ignored(unread)}")
         record = read_record(
             self.data,
             lambda suffix: read(suffix, None) if suffix in suffixes else None,
@@ -169,6 +175,18 @@ class SampleIndexer:
                 f"its .{suffix} has {width} x {height} = {pixels / 1e6:.1f} million pixels, "
                 f"but `data.max_image_pixels` allows {most / 1e6:g} million"
             )
+
+
+def _ignored(suffixes: Sequence[str]) -> str:
+    """Return which members of a sample without a text are not read, if there are any."""
+    if not suffixes:
+        return ""
+    named = ", ".join(f".{each}" for each in suffixes[:_MOST_LISTED])
+    more = f" and {len(suffixes) - _MOST_LISTED} more" if len(suffixes) > _MOST_LISTED else ""
+    words = f"; its {named}{more} {'is' if len(suffixes) == 1 else 'are'} not read"
+    if any(each.endswith((".json", ".txt")) for each in suffixes):
+        words += ": a key ends at the first dot of a name, so write `_` for the dots of keys"
+    return words
 
 
 def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:

@@ -1,0 +1,115 @@
+"""What a file is that is named as a shard and is no plain tar file, and what to do instead.
+
+Decides: which addresses and formats are known: an address by how it begins, a file by its name,
+or else by its first bytes.
+Relies on: the first block of a file. A tar file without members is sound, a long one of zeros is
+not: a copy that was cut off leaves one.
+Leaves: whether the records inside are good to the index.
+"""
+
+import re
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_AS_TAR = (
+    "write each record as KEY.json beside its images into tar files: docs/data.md has a script"
+)
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://|(pipe):", re.IGNORECASE)
+# Commands that copy files to this host, by the scheme of an address.
+_COPIES = {
+    "s3": "aws s3 cp --recursive",
+    "gs": "gcloud storage cp --recursive",
+    "hf": "hf download --repo-type dataset",
+    "http": "curl -O",
+    "https": "curl -O",
+}
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFormat:
+    """What a file is, in words that follow its name, and what to do instead."""
+
+    what: str
+    instead: str = "make it again, or name only the others"
+    is_packed: bool = False
+
+
+_LINES = OtherFormat("is a file of JSON, such as one record a line", _AS_TAR)
+_TABLE = OtherFormat("is a table, such as one record a row", _AS_TAR)
+_ZIP = OtherFormat(
+    "is a zip file", "unpack it, and pack its files with `tar --sort=name -cf 000.tar -C FOLDER .`"
+)
+_PACKED = OtherFormat(
+    "is compressed, and samples are read from anywhere in a shard",
+    "unpack them, and name the plain tar files",
+    is_packed=True,
+)
+_POINTER = OtherFormat("is a pointer of Git LFS, not the file", "run `git lfs pull` beside it")
+_PAGE = OtherFormat("is a web page, such as the message of a failed download", "download it again")
+_BY_CONTENT = {
+    b"PAR1": _TABLE,
+    b"ARROW1": _TABLE,
+    b"SQLite format 3": _TABLE,
+    b"PK\x03\x04": _ZIP,
+    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"), _PACKED),
+    b"\x04\x22\x4d\x18": _PACKED,
+    b"version https://git-lfs": _POINTER,
+    b"<!DOCTYPE": _PAGE,
+    b"<html": _PAGE,
+    b"{": _LINES,
+    b"[": _LINES,
+}
+_BY_NAME = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), _LINES),
+    **dict.fromkeys((".parquet", ".arrow", ".feather", ".csv", ".tsv", ".tfrecord"), _TABLE),
+    ".zip": _ZIP,
+}
+
+
+def help_for_address(key: str, pattern: str) -> str | None:
+    """Return how to get the shards of an address such as `s3://...`; None for a path."""
+    found = _ADDRESS.match(pattern)
+    if found is None:
+        return None
+    copy = _COPIES.get((found[1] or "").lower())
+    how = f"such as with `{copy}`, " if copy else ""
+    name = pattern.rpartition("/")[2] if found[1] else ""
+    then = f"write `{key}: FOLDER/{name if name.endswith('.tar') else '*.tar'}`"
+    if (other := _BY_NAME.get(Path(name).suffix)) is not None:
+        then = other.instead
+    return f"copy the files to a folder that every host sees, {how}and {then}"
+
+
+def other_format(path: Path) -> OtherFormat | None:
+    """Return what a file is, or what is wrong with its first header or its size; None if sound."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
+    except OSError as error:
+        return OtherFormat(f"cannot be read: {error.strerror}")
+    if not head:
+        return OtherFormat("is empty, not even a tar file without members")
+    if len(head) == head.count(0):
+        if size > tarfile.RECORDSIZE:
+            return OtherFormat(f"has {size:,} bytes and begins with zeros")
+    else:
+        try:
+            tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+        except tarfile.HeaderError as error:
+            return _known(path, head) or OtherFormat(f"has a bad header: {error}")
+    # A tar file is made of blocks.
+    return OtherFormat(f"is cut off after {size:,} bytes") if size % tarfile.BLOCKSIZE else None
+
+
+def _known(path: Path, head: bytes) -> OtherFormat | None:
+    """Return what a file is by its name, in which compression comes last, or by its beginning."""
+    name = path.name.lower()
+    packed = next((each for each in _COMPRESSED if name.endswith(each)), "")
+    if (by_name := _BY_NAME.get(Path(name.removesuffix(packed)).suffix)) is not None:
+        return by_name
+    if packed:
+        return _PACKED
+    begin = head.lstrip()
+    return next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)
