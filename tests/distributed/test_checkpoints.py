@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 import time
 from functools import partial
 from math import prod
@@ -367,6 +368,36 @@ def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
         run_with_bad_steps(spec, folder, (4, 5, 6))
 
 
+def run_while_a_save_waits(spec: Spec, folder: Path) -> None:
+    """Train; the first save is written once two further steps have changed the weights."""
+    write, is_later = saver_module.write_boxes, threading.Event()
+
+    def late(*args: Any) -> None:
+        assert is_later.wait(60)
+        write(*args)
+
+    def hear(event: Any) -> None:
+        if isinstance(event, StepFinished) and event.step == 5:
+            is_later.set()
+
+    saver_module.write_boxes = late
+    with RankSession(Plan.of(spec)) as session:
+        state, saver = start_run(session, folder, hear)
+        train(session, hear, Hooks(saver=saver), state)
+
+
+def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> None:
+    """Weights and moments equal those of a run that waits for the disk while it saves."""
+    run(make_spec("one rank", 3, checkpoint={"asynchronous": False}), tmp_path / "waits")
+    spec = make_spec("one rank", 6, checkpoint={"every": 3, "asynchronous": True})
+    run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)
+    all_checkpoints(tmp_path / "goes on")[0].rename(tmp_path / "end")
+    expected, found = (tensors(tmp_path / name) for name in ("waits", "goes on"))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 @pytest.mark.usefixtures("late")
 def test_a_save_under_way_survives_a_run_that_ends_itself(tmp_path: Path) -> None:
     spec = make_spec("disjoint dp2, tp2", 9, train={"steps": 9, "max_skipped": 2})
@@ -454,6 +485,29 @@ def test_moments_that_were_never_saved_start_from_zero(change: str, tmp_path: Pa
     assert counts == ({6} if frozen else {3})
     others = {n for name, n in marker["updates"].items() if name.startswith("vision.layers")}
     assert others == {3}
+
+
+def test_a_thawed_module_is_updated_as_by_a_hand_written_adamw(tmp_path: Path) -> None:
+    """Step 4 is the first update of vision, which was frozen, and the fourth of language."""
+    run(make_spec("one rank", 3, modules={("vision", "frozen"): True}), tmp_path)
+    before = tensors(tmp_path)
+    events = run(make_spec("one rank", 4), tmp_path)
+    after = tensors(tmp_path)
+    [record] = [event for event in events if isinstance(event, StepFinished)]
+    checked = set()
+    for kind, name in (key.split("/") for key in after):
+        if kind != "exp_avg":
+            continue
+        module = name.partition(".")[0]
+        count, lr = {"vision": 1, "language": 4}[module], record.lrs[module]
+        mean, square = after[f"exp_avg/{name}"], after[f"exp_avg_sq/{name}"]
+        old, new = before[f"weights/{name}"], after[f"weights/{name}"]
+        mean, square = mean / (1 - 0.9**count), square / (1 - 0.95**count)
+        decays = old.ndim > 1 and "embedding" not in name
+        expected = old * (1 - lr * 0.1 * decays) - lr * mean / (square.sqrt() + 1e-8)
+        assert torch.allclose(new, expected, rtol=1e-9, atol=1e-12), name
+        checked.add(module)
+    assert checked == {"vision", "language"}
 
 
 @pytest.mark.parametrize(
