@@ -127,6 +127,8 @@ def test_folders_without_init_and_builtin_modules_are_found(package: Path) -> No
          "building stage 0 failed in"),
         ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.BatchNorm1d(8)", {},
          "saved buffers: `layers.0.num_batches_tracked`, `layers.0.running_mean`"),
+        ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.BatchNorm1d(8)", {},
+         "`torch.nn.GroupNorm` and `LayerNorm` keep none"),
         ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.Linear(8, 8)", {"cp": 2},
          "it cannot be cut over cp"),
         ("class Enc(EncoderStage):\n  cuts = {'tp'}\n"

@@ -136,6 +136,40 @@ WRONG = {
         )
     },
     **{
+        f"{key}: {text}": ("betas: [0.9, 0.95]", f"{key}: {text}", f"{key}: {meant}")
+        for key, text, meant in (
+            ("schedule", "{warmup: 0.03}", "{warmup: 3}"),
+            ("schedule", "{warmup: 0.001}", "{warmup: 1}"),
+            ("schedule", "{warmup: 7%}", "{warmup: 7}"),
+            ("schedule", "{kind: linear}", "{kind: wsd, decay: 100}"),
+            ("schedule", "{kind: linear, warmup: 10}", "{kind: wsd, warmup: 10, decay: 90}"),
+            ("schedule", "{kind: constant_with_warmup, warmup: 9}", "{warmup: 9}"),
+            ("schedule", "{kind: WSD, decay: 9}", "{kind: wsd, decay: 9}"),
+            ("clip", "0", "null"),
+        )
+    },
+    **{
+        f"{key}: {text} of language": ("ranks: 4-7", f"ranks: 4-7\n    {key}: {text}",
+                                       f"ranks: 4-7\n    {key}: {meant}")
+        for key, text, meant in (
+            ("reads", "vision", "[vision]"),
+            ("sharding", "zero3", "full"),
+            ("sharding", "fsdp", "full"),
+            ("sharding", "2", "optimizer"),
+            ("sharding", "none", "optimizer"),
+            ("sharding", "true", "full"),
+            ("order", "'tp, cp, dp, pp'", "[tp, cp, dp, pp]"),
+        )
+    },
+    "a family of decoders": ("kind: decoder", "kind: llama", None),
+    "a family of encoders": ("kind: vit", "kind: siglip_vision_model", None),
+    "an optimizer of bitsandbytes": ("kind: adamw", "kind: adamw_bnb_8bit", None),
+    "a save every part of the run": ("nodes:", "checkpoint: {every: 0.1}\nnodes:",
+                                     "checkpoint: {every: 10}\nnodes:"),
+    "an evaluation every epoch": ("nodes:", "eval: {every: epoch}\nnodes:",
+                                  "eval: {every: 625}\nnodes:"),
+    "a norm by its class": ("kind: vit,", "kind: vit, norm: RMSNorm,", "kind: vit, norm: rms,"),
+    **{
         f"recompute: {word}": ("ranks: 4-7", f"ranks: 4-7\n    recompute: {word}",
                                f"ranks: 4-7\n    recompute: {meant}")
         for meant, words in (("full", "yes on true"), ("none", "no off false"))
@@ -154,6 +188,35 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
     assert check_text(text).spec is None
     meant = spec_of(VALID.replace(old, right or old, 1).replace(*batch))
     assert mended(text)[-1:] == [meant] or meant in mended(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "wrong", "said"),
+    [
+        ("ranks: 4-7", "ranks: 4-7\n    recompute: selective", "part of a layer (`selective`)"),
+        ("ranks: 4-7", "ranks: 4-7\n    recompute: [mlp]", "recomputation of a part"),
+        ("ranks: 4-7", "ranks: 4-7\n    sharding: hsdp", "replicas over hosts (`hsdp`)"),
+        ("ranks: 4-7", "ranks: 4-7\n    backend: megatron", "backend `megatron` is not here"),
+        ("ranks: 4-7", "ranks: 4-7\n    frozen: [0, 1]", "freezing a part of a module"),
+        ("kind: adamw", "kind: lion", "the optimizer `lion` is not here"),
+        ("kind: 1f1b", "kind: zero_bubble", "the schedule `zero_bubble` is not here"),
+        ("betas: [0.9, 0.95]", "schedule: {kind: inverse_sqrt}", "`inverse_sqrt` is not here"),
+        ("betas: [0.9, 0.95]", "lr_scheduler_type: polynomial", "`polynomial` is not here"),
+        ("kind: vit,", "kind: vit, norm: batch,", "the norm `batch` is not here"),
+        ("kind: vit,", "kind: vit, activation: relu,", "the activation `relu` is not here"),
+        ("heads: 4, vocab", "activation: gelu, heads: 4, vocab", "activation `gelu` is not here"),
+        ("nodes:", "hidden_rate: 0.1\nnodes:", "none of the keys here is sure to mean it"),
+        ("steps: 100", "steps: 100, steps_per_epoch: 9", "none of the keys here is sure"),
+        ("betas: [0.9, 0.95]", "schedule: {warmup: -1}", "write a whole number from 0 to"),
+        ("steps: 100", "steps: 0", "write a whole number from 1 to"),
+    ],
+)
+def test_help_says_that_something_is_not_here_and_offers_nothing_else(
+    old: str, wrong: str, said: str
+) -> None:
+    (found, *_) = check_text(VALID.replace(old, wrong, 1)).diagnostics
+    assert said in found.help
+    assert not offers(found.help)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +267,9 @@ def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> No
                 ("train..steps", "train.steps", "3"),
             )
         ),
+        ("bf16=true", "write `--set train.precision=bf16`"),
+        ("warmup_ratio=0.03", "write `--set optimizer.schedule.warmup=3`"),
+        ("micro_batch_size=4", "write `--set schedule.microbatches=4`"),
         ("modules.language.fsdp=true", "write `--set modules.language.sharding=full`"),
         (
             "model.hidden=32",

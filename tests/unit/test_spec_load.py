@@ -170,8 +170,8 @@ def test_all_close_matches_are_offered() -> None:
         (
             "kind: digits}",
             "kind: digits, zzz: 1}",
-            "delete it; the keys here are `max_bad_samples`, `packing`, `kind`, `tasks`, "
-            "`min_digits`, `max_digits`, `text_only`, `samples`",
+            "none of the keys here is sure to mean it; they are `max_bad_samples`, `packing`, "
+            "`kind`, `tasks`, `min_digits`, `max_digits`, `text_only`, `samples`",
         ),
     ],
 )

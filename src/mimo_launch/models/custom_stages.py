@@ -164,9 +164,15 @@ def _complaints(
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     saved = set(network.state_dict()) - parameters
     if saved:
+        remedy = "register constants with `persistent=False`"
+        if any(name.endswith("running_mean") for name in saved):
+            remedy = (
+                "statistics of a batch (BatchNorm) would differ from rank to rank; "
+                "`torch.nn.GroupNorm` and `LayerNorm` keep none"
+            )
         yield (
             f"checkpoints hold parameters only, and it has saved buffers: {_listed(saved)}; "
-            "register constants with `persistent=False`"
+            + remedy
         )
     try:
         plain = adopt_parameters(network)

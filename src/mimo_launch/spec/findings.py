@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
-from mimo_launch.spec.base import AXES
+from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
-from mimo_launch.spec.meant import meant, why_other
+from mimo_launch.spec.foreign_values import kind_of_model, not_here, why_other
+from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
     allowed_types,
@@ -44,20 +45,22 @@ def unknown_key(
     `kinds` are other kinds of the section that do have it; `meant` is another key, for its value.
     """
     key = str(path[-1])
-    near = close_matches(key, free) or close_matches(key, known)
+    near = _alike(key, free) or _alike(key, known)
     glued = re.fullmatch(r"(\w+):(\S+)", key)
     if glued and glued[1] in known:
         help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
     elif meant is not None:
         help_ = meant.help
     elif kinds:
-        help_ = f"delete it: it is a key of {listing([f'`kind: {kind}`' for kind in kinds])}"
+        others = listing([f"`kind: {kind}`" for kind in kinds])
+        help_ = f"only {others} has it: write that kind, or delete `{key}`"
     elif near:
         help_ = f"did you mean {listing([f'`{name}`' for name in near])}?"
     elif "options" in known:
         help_ = f"write it under `options`, which is passed on to your class: {{{key}: ...}}"
     else:
-        help_ = "delete it; the keys here are " + ", ".join(f"`{name}`" for name in known)
+        names = ", ".join(f"`{name}`" for name in known)
+        help_ = f"none of the keys here is sure to mean it; they are {names}"
     return Diagnostic(
         code="unknown-key",
         headline=f"{section_name(path[:-1])} has no key `{key}`",
@@ -66,6 +69,12 @@ def unknown_key(
         why="a key that nothing reads would silently leave its default in force",
         help=help_,
     )
+
+
+def _alike(key: str, known: Collection[str]) -> list[str]:
+    """Return the keys that one may be a slip of; one with a further word means another thing."""
+    plain = key.lower().replace("-", "_")
+    return [name for name in close_matches(key, known) if not plain.startswith(f"{name}_")]
 
 
 def is_spelling(key: str, known: Collection[str]) -> bool:
@@ -98,8 +107,13 @@ def missing_kind(path: YamlPath, kinds: Sequence[str]) -> Diagnostic:
     )
 
 
-def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = "") -> Diagnostic:
-    """Report a value of the wrong type, or one of the right type that is not allowed."""
+def bad_leaf(
+    path: YamlPath, value: Any, schema: dict[str, Any], message: str = "", data: Any = None
+) -> Diagnostic:
+    """Report a value of the wrong type, or one of the right type that is not allowed.
+
+    `data` are those of the whole spec, as far as they are known.
+    """
     # `tp`, or `betas[1]` for an item of a list.
     name = f"{path[-2]}[{path[-1]}]" if isinstance(path[-1], int) else str(path[-1])
     wanted = expected(schema)
@@ -109,7 +123,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
             headline=f"`{name}` is {found(value)}; it must be {wanted}",
             path=path,
             why=_meaning(name, schema) or "a value is never converted silently",
-            help=_value_help(str(path[-1]), value, schema),
+            help=_value_help(path, value, schema, data),
         )
     reason = f" ({message})" if message else ""
     return Diagnostic(
@@ -117,7 +131,7 @@ def bad_leaf(path: YamlPath, value: Any, schema: dict[str, Any], message: str = 
         headline=f"`{name}` is `{value}`{reason}; it must be {wanted}",
         path=path,
         why=_meaning(name, schema) or "no other value has a meaning here",
-        help=_value_help(str(path[-1]), value, schema),
+        help=_value_help(path, value, schema, data),
     )
 
 
@@ -181,6 +195,12 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> 
         near = [guess] if (guess := nearest_class_path(value)) else []
         why = "a class of your own is written `package.module:Name`, with the module as in `import`"
     guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
+    family = kind_of_model(value, speaks=path[1] == LANGUAGE) if path[:1] == ("modules",) else ""
+    if family in kinds and not near:
+        guess = (
+            f"write `kind: {family}`; `mimo-launch init --model FOLDER` writes all keys of a model "
+            "from its folder"
+        )
     return Diagnostic(
         code="unknown-kind",
         headline=f"{section_name(path[:-1])} has no kind `{value}`",
@@ -209,18 +229,22 @@ def _example(schema: dict[str, Any]) -> str:
     return "..."
 
 
-def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
+def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> str:
     """Return the line to write instead; only words where no line is sure to keep the meaning."""
-    guesses = [_line(key, guess) for guess in meant(key, value, schema)]
+    key, choices = str(path[-1]), choices_of(schema)
+    guesses = [_line(key, guess) for guess in meant_in_spec(path, value, schema, data)]
+    if line := schedule_meant(path, value, data):
+        guesses = [f"`{line}`"]
     if guesses:
         quoted = isinstance(value, str) and guesses[0] == _line(key, value.strip())
-        reason = f" ({why})" if (why := why_other(key, value)) else ""
+        why = why_other(choices, value)
         lines = listing(guesses).replace(" or ", ", or ")
-        return f"write {lines}{' without quotes' * quoted}{reason}"
+        return f"write {lines}{' without quotes' * quoted}{f' ({why})' * bool(why)}"
+    said = not_here(choices, value)
     if value == "auto" and key in AXES:
-        return "only `dp` can be `auto`: write the number of ranks that share the work"
-    parts = (schema, *schema.get("anyOf", ()))
-    choices = [str(choice) for each in parts for choice in each.get("enum", ())]
+        said = "only `dp` can be `auto`: write the number of ranks that share the work"
+    if said:
+        return said
     near = close_matches(value, choices) if isinstance(value, str) else []
     if near:
         return f"did you mean {listing([f'`{choice}`' for choice in near])}?"
@@ -228,9 +252,13 @@ def _value_help(key: str, value: Any, schema: dict[str, Any]) -> str:
     if example == "..." or choices or "`" in expected(schema):
         other = "; for another GPU leave it out and write its `gpu_memory`"
         return f"write {expected(schema)}{other * (key == 'gpu')}"
+    is_number = isinstance(value, int | float)
     # Zero of something that is counted from one means that it is not wanted.
-    no_words = isinstance(value, int) and value == 0 and example == "1"
-    return f"write {'' if no_words else expected(schema) + ', such as '}{_line(key, example)}"
+    if is_number and value == 0 and example == "1":
+        return f"write {_line(key, example)}"
+    # Who wrote a number needs no example of one, which would mean something else.
+    shown = "" if is_number else f", such as {_line(key, example)}"
+    return f"write {expected(schema)}{shown}"
 
 
 def _line(key: str, value: str) -> str:

@@ -1,8 +1,9 @@
 """Guesses which value a wrong one was meant to be, where only one is likely.
 
 Decides: the spellings of other tools that are understood: lists of ranks, sizes without a unit,
-`1_000`, `4k`, `0x10`, `yes`, `float32`. A guess keeps the meaning; where none can, there is none.
-Relies on: JSON Schema fragments for what a key accepts.
+`1_000`, `4k`, `0x10`, `yes`, a part of the run in place of steps, a name in place of a list. A
+guess keeps the meaning; where none can, there is none.
+Relies on: JSON Schema fragments for what a key accepts; `foreign_values` for words.
 Leaves: the words around a guess to `findings`.
 """
 
@@ -10,32 +11,25 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import MAX_RANKS
+from mimo_launch.spec.derived_values import linear_schedule, steps_of_epochs, steps_of_ratio
+from mimo_launch.spec.foreign_values import same_choice
 from mimo_launch.spec.wording import allowed_types
 
 _BOOLEANS = {
     **dict.fromkeys(("yes", "on", "y", "t", "1", "true"), "true"),
     **dict.fromkeys(("no", "off", "n", "f", "0", "false"), "false"),
 }
-_WORDS = {
-    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32",
-    "bfloat16": "bf16", "bfloat": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16",
-    "fp16": "bf16", "float16": "bf16", "half": "bf16", "16": "bf16", "f16": "bf16",
-    "16-mixed": "bf16", "16-true": "bf16", "mixed": "bf16", "amp": "bf16", "fp8": "bf16",
-    "32": "fp32", "32-true": "fp32", "tf32": "fp32", "64": "fp64",
-    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_fused": "adamw",
-}  # fmt: skip
-_OF_HALVES = "fp16 needs loss scaling, which is not here; bf16 takes as much memory and needs none"
-# Why the nearest value is another one.
-_WHY = {
-    **dict.fromkeys(("fp16", "float16", "half", "16", "f16", "16-mixed", "16-true"), _OF_HALVES),
-    **dict.fromkeys(("mixed", "amp"), "weights, reductions and norms stay fp32, products are bf16"),
-    "fp8": "8 bits are `fp8` of a module, beside bf16",
-    "tf32": "products of fp32 are in full precision here",
-}
 _NOTHING = ("none", "nil", "nothing")
 # Counts that are powers of two by custom: for these `4k` is 4096, for steps and samples 4000.
 _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "window")
+# Keys that count steps of the run, and those that are off at 0 elsewhere and `null` here.
+_STEPS = ("warmup", "decay", "every", "log_every")
+_EPOCH = {"epoch": 1}
+_LINEAR = ("linear", "linear_with_warmup", "Linear")
+_OFF_AT_ZERO = ("clip", "every")
+_OFF = ("0", "0.0", "false", "no", "off", "never")
 _THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
 
 
@@ -45,13 +39,28 @@ def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(guesses))
 
 
-def why_other(key: str, value: Any) -> str:
-    """Return why the guess for a value is not the same thing; nothing if it is."""
-    return _WHY.get(_word(value), "") if key == "precision" else ""
+def meant_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> list[str]:
+    """Do the same where the spec is known: a part of a run means the steps that it is."""
+    guesses = meant(str(path[-1]), value, schema)
+    if not guesses and path[-1] in _STEPS and not isinstance(value, bool):
+        steps = steps_of_ratio(value, data) or steps_of_epochs(_EPOCH.get(str(value)), data)
+        return [] if steps is None else [str(steps)]
+    return guesses
 
 
-def _word(value: Any) -> str:
-    return str(value).strip().strip("'\"").lower().removeprefix("torch.")
+def schedule_meant(path: YamlPath, value: Any, data: Any) -> str:
+    """Return `schedule: ...` for a kind of it that takes other keys here; "" for any other."""
+    if path[-3:] != ("optimizer", "schedule", "kind") or value not in _LINEAR:
+        return ""
+    line = linear_schedule(data)
+    return line and f"schedule: {line}"
+
+
+def choices_of(schema: dict[str, Any]) -> list[str]:
+    """Return the words that a key accepts."""
+    parts = (schema, *schema.get("anyOf", ()))
+    choices = (each.get("enum", [each["const"]] if "const" in each else []) for each in parts)
+    return [str(choice) for each in choices for choice in each]
 
 
 class _Key:
@@ -72,6 +81,9 @@ class _Key:
             yield from readers[form](value)
             return
         yield from self._choices(value)
+        if self.name in _OFF_AT_ZERO and "null" in self.types and str(value).lower() in _OFF:
+            yield "null"
+        yield from self._names(value)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield from self._list(value)
         if isinstance(value, str):
@@ -90,15 +102,29 @@ class _Key:
 
     def _choices(self, value: Any) -> Iterator[str]:
         """Yield the words of the key that another word, a boolean or a number stands for."""
-        choices = [str(choice) for each in self.parts for choice in each.get("enum", ())]
-        if _WORDS.get(_word(value)) in choices:
-            yield _WORDS[_word(value)]
+        choices = choices_of(self.schema)
+        yield same_choice(choices, value)
         others = [choice for choice in choices if choice != "none"]
-        truth = _BOOLEANS.get(_word(value)) if isinstance(value, bool | str) else None
+        truth = _BOOLEANS.get(str(value).strip().lower()) if isinstance(value, bool | str) else None
         if truth and len(others) == 1 < len(choices):
             yield others[0] if truth == "true" else "none"
         if isinstance(value, int) and not isinstance(value, bool):
             yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
+
+    def _names(self, value: Any) -> Iterator[str]:
+        """Yield a list of names, or of one number, that stands without brackets."""
+        arrays = [each for each in self.parts if each.get("type") == "array"]
+        array: dict[str, Any] = arrays[0] if arrays else {}
+        kind, choices = array.get("items", {}).get("type"), array.get("items", {}).get("enum", ())
+        if "array" not in self.types or "string" in self.types:
+            return
+        if isinstance(value, str) and (kind == "string" or choices):
+            words = re.split(r"[\s,]+", value.strip().strip("()[]").strip())
+            is_list = all(re.fullmatch(r"[\w.-]+", word) for word in words)
+            if is_list and value.lower() not in _NOTHING and set(words) <= set(choices or words):
+                yield f"[{', '.join(words)}]"
+        elif type(value) is int and kind == "integer" and value >= 0:
+            yield f"[{value}]"
 
     def _list(self, value: str | float) -> Iterator[str]:
         """Yield a list of the right length: its items as text, or one number for a square."""

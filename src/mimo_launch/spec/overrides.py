@@ -16,6 +16,7 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.places import all_paths, field_at, in_modules
+from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.synonyms import synonym
 from mimo_launch.spec.wording import did_you_mean, listing
@@ -78,7 +79,11 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
         raise _BadPathError(f"`{text}` has no `=`", f"write {set_line(at, said)}")
     dotted = dotted.strip()
     keys = dotted.split(".")
-    lines = [set_line(path, value_text) for path in meant_paths(dotted, data)]
+    lines = [
+        set_line(path, each)
+        for path in meant_paths(dotted, data)
+        for each in _meant_values(path, dotted, value_text, data)
+    ]
     help_ = f"write {listing(lines)}" if lines else ""
     if not all(keys):
         raise _BadPathError(f"the path `{dotted}` is empty or has an empty part", help_)
@@ -147,6 +152,15 @@ def meant_paths(dotted: str, data: Any) -> list[str]:
     # A setting of the whole run, if there is one, rather than its overrides in modules.
     common = [path for path in found if not path.startswith("modules.")]
     return common or (list(found) if len(found) <= _MOST else [])
+
+
+def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
+    """Return our spellings of a value for a key that has another name or another unit."""
+    known, keys = synonym("", dotted.rpartition(".")[2]), tuple(path.split("."))
+    field = field_at(keys, data)
+    if known is None or field is None or not (known.values or known.derive):
+        return [text]
+    return our_values(known, keys, field, parse_value(text)[0], data)
 
 
 def set_line(dotted: str, value: str) -> str:

@@ -223,8 +223,9 @@ class _Reader:
             return self.section(of_own, value, path)
         if kind is not UNREADABLE:
             at = (*path, "kind")
-            known = [str(each) for each in kinds]
-            self._report(findings.unknown_kind(at, kind, known, own=of_own is not None))
+            known = [str(each) for each, cls in kinds.items() if _may_stand(cls, path)]
+            own = of_own is not None and path[-2] != LANGUAGE
+            self._report(findings.unknown_kind(at, kind, known, own=own))
         return UNREADABLE
 
     def _missing_kind(
@@ -237,7 +238,6 @@ class _Reader:
             at = (*path, (typos or synonyms)[0])
             self._report(findings.unknown_key(at, ["kind"], ["kind"], meant=_KIND))
             return
-        speaks = path[-2:] == (LANGUAGE, "model")
         fitting = {
             str(kind): len([key for key in value if key not in cls.model_fields])
             + len(
@@ -248,7 +248,7 @@ class _Reader:
                 ]
             )
             for kind, cls in kinds.items()
-            if path[-1] != "model" or issubclass(cls, LanguageModel) == speaks
+            if _may_stand(cls, path)
         }
         best = [kind for kind, unknown in fitting.items() if unknown == min(fitting.values())]
         fault = findings.missing_kind(path, best)
@@ -277,8 +277,14 @@ class _Reader:
                 cause = each.get("ctx", {}).get("error")
                 message = str(cause) if isinstance(cause, ValueError) else ""
                 message = "" if message == "not a range" else message
-                self._report(findings.bad_leaf(item_path, item, item_schema, message))
+                self._report(findings.bad_leaf(item_path, item, item_schema, message, self._data))
             return UNREADABLE
+
+
+def _may_stand(kind: type[Strict], path: YamlPath) -> bool:
+    """Return whether a kind may stand at a path: models of language in `language` only."""
+    speaks = path[-2:] == (LANGUAGE, "model")
+    return path[-1] != "model" or issubclass(kind, LanguageModel) == speaks
 
 
 def _resolved(module: Any) -> Any:

@@ -1,7 +1,7 @@
 """Says which key, where and with which value, an unknown one was meant to be.
 
 Decides: that the value is kept, in our spelling of it; that a word with several meanings, or none
-here, gets words instead of a line.
+here, gets words instead of a line. Only what was not wanted anyway is to be deleted.
 Relies on: `synonyms` for the words of other trainers, `places` for our own in a wrong section,
 `meant` for values.
 Leaves: misspelt keys to `findings`.
@@ -14,14 +14,18 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
-from mimo_launch.spec.base import AXES, LANGUAGE, field_schema, leaf_adapter, models_in
-from mimo_launch.spec.meant import meant
+from mimo_launch.spec.base import field_schema, leaf_adapter, models_in
+from mimo_launch.spec.foreign_values import not_here, why_other
+from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
 from mimo_launch.spec.places import ANY, field_at, in_modules, places_of, value_at
 from mimo_launch.spec.synonyms import Synonym, synonym
 from mimo_launch.spec.wording import expected, flow, listing
+from mimo_launch.spec.words_without_key import OFF
 
 # Longer values are renamed, not repeated.
 _MOST_SHOWN = 80
+# Names of keys that mean another thing in each section.
+_SHARED = ("kind", "every", "name", "samples", "activation", "decay", "loss_weight", "experts")
 
 
 class Renamed(NamedTuple):
@@ -36,17 +40,16 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     section, word = path[:-1], str(path[-1])
     known = synonym(str(section[-1]) if section else "", word)
     if known is not None and known.note:
-        return Renamed(known.note)
+        return Renamed(_without(known, value) if known.missing else known.note)
     if known is None:
         target, known = _free_place(section, word, value, data), Synonym()
     else:
-        # In the section of its synonym, or where it belongs.
-        pattern: YamlPath = tuple(known.key.split("."))
-        places = [(*section, pattern[-1]), *_in_module(pattern, section)]
-        target = next((each for each in places if field_at(each, data) is not None), None)
+        target = _place_of(known, section, data)
     if target is not None and section[: len(target)] == target:
         return None  # The word means the section that it stands in.
     field = None if target is None else field_at(target, data)
+    if field is not None and isinstance(value, dict) and not models_in(field.annotation)[0]:
+        return None  # A section of a name like that of a setting.
     if target is not None and field is not None:
         return Renamed(_Renaming(path, value, data, target, field, known).help(), (target,))
     *above, key = known.key.split(".")
@@ -56,6 +59,27 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     return Renamed(
         f"each module has its own: write `{key}`{inside} of each module that it is meant for"
     )
+
+
+def _without(known: Synonym, value: Any) -> str:
+    """Return that something is not here, and how a run does without it."""
+    if str(value).strip().lower() in OFF:
+        return f"delete it: there is no {known.missing} here"
+    return f"there is no {known.missing} here: {known.note}"
+
+
+def _place_of(known: Synonym, section: YamlPath, data: Any) -> YamlPath | None:
+    """Return where a synonym belongs: in its section, or in one that has a key of that name.
+
+    In any other, `kind` and `every` would be those of something else.
+    """
+    pattern: YamlPath = tuple(known.key.split("."))
+    beside = (*section, pattern[-1])
+    alike = len(pattern) == 1 or section[-1:] == pattern[-2:-1]
+    places = _in_module(pattern, section)
+    if alike or pattern[-1] not in _SHARED:
+        places = [beside, *places]
+    return next((each for each in places if field_at(each, data) is not None), None)
 
 
 def _free_place(section: YamlPath, key: str, value: Any, data: Any) -> YamlPath | None:
@@ -100,62 +124,53 @@ class _Renaming:
         under = "" if target[:-1] == self.path[:-1] else f" under `{section}`"
         why = f" ({known.why})" if known.why else ""
         there = value_at(target, self.data)
-        texts = self._texts()
-        if self.value is False and known.values.get("false") == "":
-            return f"delete it: without it `{key}` is `{field.default}`"
-        if texts and there is None:
-            lines = listing([f"`{key}: {text}`" for text in texts])
-            return f"write {lines}{under} in its place{why}"
-        if texts and texts[0] == flow(there):
-            return f"delete it: `{key}: {texts[0]}`{under} says the same{why}"
+        if line := schedule_meant(target, self.value, self.data):
+            return f"write `{line}` under `{section.rpartition('.')[0]}` in its place"
+        texts = our_values(known, target, field, self.value, self.data)
+        choices = choices_of(field_schema(field))
+        if not why and (other := why_other(choices, self.value)):
+            why = f" ({other})"
+        if there is None and known.values.get(str(self.value).lower()) == "":
+            default = flow(field.get_default(call_default_factory=True))
+            return f"delete it: without it `{key}` is `{default}`{why}"
         if texts:
-            both = f"write `{key}: {texts[0]}`{under} in its place, or delete it"
-            return f"{both}: `{key}: {flow(there)}` is there already"
+            return _instead([f"`{key}: {text}`" for text in texts], under, why, key, there)
         if not under and isinstance(self.value, dict):
             return f"did you mean `{key}`?"
-        wanted = ""
-        if known.sized:
-            dp = f"dp of `{LANGUAGE}`"
-            wanted = f": `batch.global` / ({dp} x {self.path[-1]}), a number of microbatches"
-        elif not models_in(field.annotation)[0]:
+        if missing := not_here(choices, self.value):
+            return missing
+        wanted = f": {known.formula}" if known.formula else ""
+        if not wanted and not models_in(field.annotation)[0]:
             wanted = f": {expected(field_schema(field))}"
         return f"it is `{key}`{under} here{wanted}{why}"
 
-    def _texts(self) -> list[str]:
-        """Return our spellings of the value; nothing if it has none."""
-        value, field = self.value, self.field
-        if self.known.sized:
-            value = self._microbatches()
-        elif self.known.beta is not None:
-            betas = value_at(self.target, self.data)
-            pair = list(betas if isinstance(betas, list) and len(betas) == 2 else field.default)
-            section = value_at(self.target[:-1], self.data)
-            for word, beta in section.items() if isinstance(section, dict) else ():
-                other = synonym("", word)
-                if other is not None and other.beta is not None:
-                    pair[other.beta] = beta
-            pair[self.known.beta] = value
-            value = pair
-        elif self.known.values:
-            text = self.known.values.get(str(value).lower(), "")
-            return [text] if text else []
-        if value is None or (isinstance(value, dict) and len(str(value)) > _MOST_SHOWN):
-            return []
-        if _takes(field, value):
-            return [] if isinstance(value, dict) else [flow(value)]
-        if models_in(field.annotation)[0]:
-            return []
-        return meant(str(self.target[-1]), value, field_schema(field))
 
-    def _microbatches(self) -> int | None:
-        """Return the number of microbatches of a size, if it is known and whole."""
-        samples = value_at(("batch", "global"), self.data)
-        grid = value_at(("modules", LANGUAGE, "grid"), self.data) or {}
-        dp = grid.get("dp", 1) if isinstance(grid, dict) and set(grid) <= set(AXES) else None
-        counts = [each for each in (samples, dp, self.value) if isinstance(each, int) and each > 0]
-        if len(counts) < 3 or counts[0] % (counts[1] * counts[2]):
-            return None
-        return counts[0] // (counts[1] * counts[2])
+def _instead(lines: list[str], under: str, why: str, key: str, there: Any) -> str:
+    """Return that one of some lines is meant, beside what is `there` under that key."""
+    if there is None:
+        return f"write {listing(lines)}{under} in its place{why}"
+    same = f"`{key}: {flow(there)}`"
+    if lines[0] == same:
+        return f"delete it: {same}{under} says the same{why}"
+    return f"write {lines[0]}{under} in its place, or delete it: {same} is there already"
+
+
+def our_values(
+    known: Synonym, target: YamlPath, field: FieldInfo, value: Any, data: Any
+) -> list[str]:
+    """Return our spellings of the value of a synonym for the key at `target`; nothing if none."""
+    if known.derive is not None:
+        value = known.derive(value, data)
+    elif known.values:
+        text = known.values.get(str(value).lower(), "")
+        return [text] if text else []
+    if value is None or (isinstance(value, dict) and len(str(value)) > _MOST_SHOWN):
+        return []
+    if _takes(field, value):
+        return [] if isinstance(value, dict) else [flow(value)]
+    if models_in(field.annotation)[0]:
+        return []
+    return meant_in_spec(target, value, field_schema(field), data)
 
 
 def _takes(field: FieldInfo, value: Any) -> bool:

@@ -1,19 +1,34 @@
 """Lists the words of other trainers beside the keys of a spec that mean the same.
 
-Decides: which key a foreign word is, and its value where that is written in another way; which
-words have no key of one meaning, and what to say of them. docs/coming-from.md shows the same words.
-Relies on: nothing.
-Leaves: where the key belongs and whether it takes the value to `renaming`.
+Decides: which key a foreign word is, and its value where that is written in another way.
+docs/coming-from.md shows the same words.
+Relies on: `derived_values` for values in another unit, `words_without_key` for all other words.
+Leaves: where the key belongs and whether it takes the value to `renaming`; words that are values to
+`meant`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+
+from mimo_launch.spec.derived_values import (
+    Derive,
+    beta_of,
+    microbatches_of_size,
+    min_lr_of_ratio,
+    samples_of_batches,
+    stages_of_layers,
+    steps_of_epochs,
+    steps_of_ratio,
+)
+from mimo_launch.spec.words_without_key import MISSING, NOTES
 
 _M = "modules.*."
 _LAYER = _M + "model."
 # The path of a key, with `*` for any module, and the words for it. `a.b` is `b` in a section `a`.
 _WORDS = {
     "kind": "type",
+    "name": "run_name experiment_name exp_name job_name wandb_run_name",
     "nodes": "cluster hosts",
     "train": "training trainer",
     "checkpoint": "checkpointing",
@@ -29,6 +44,7 @@ _WORDS = {
     _LAYER + "image": "image_size img_size",
     _LAYER + "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon norm_epsilon",
     _LAYER + "rope_theta": "rotary_base rope_base",
+    _LAYER + "activation": "hidden_act hidden_activation activation_function act_fn",
     _LAYER + "tied": "tie_word_embeddings tie_embeddings",
     _LAYER + "moe.experts": "num_experts num_local_experts n_routed_experts",
     _LAYER + "moe.top_k": "num_experts_per_tok moe_router_topk",
@@ -38,7 +54,7 @@ _WORDS = {
     _M + "grid.tp": "tp grid.tensor tensor_parallel tensor_parallel_size tensor_parallel_degree "
     "tensor_model_parallel_size tp_size",
     _M + "grid.cp": "cp grid.context context_parallel context_parallel_size "
-    "context_parallel_degree cp_size",
+    "context_parallel_degree cp_size sequence_parallel_size sequence_parallel_degree",
     _M + "grid.pp": "pp grid.pipeline pipeline_parallel pipeline_parallel_size "
     "pipeline_parallel_degree pipeline_model_parallel_size pp_size",
     _M + "grid.dp": "dp grid.data data_parallel data_parallel_size data_parallel_degree dp_size "
@@ -48,36 +64,46 @@ _WORDS = {
     _M + "backend": "transformer_impl",
     _M + "fp8.format": "fp8_format",
     _M + "fp8.scaling": "fp8_recipe",
-    _M + "init_from": "base_model pretrained checkpoint_path",
+    _M + "init_from": "base_model pretrained model_name_or_path",
+    _M + "frozen": "freeze",
+    _M + "compile": "torch_compile",
     "batch.global": "global_batch_size global_batch",
     "batch.seq": "max_seq_len max_seq_length max_sequence_length seq_len seq_length "
-    "sequence_length sequence_len max_length",
+    "sequence_length sequence_len max_length cutoff_len",
     "schedule.kind": "pipeline_parallel_schedule pipeline_schedule",
+    "schedule.virtual_stages": "virtual_pipeline_model_parallel_size",
     "schedule.microbatches": "gradient_accumulation_steps grad_accum_steps gradient_accumulation",
+    "optimizer.kind": "optim optimizer_type optimizer_name",
     "optimizer.lr": "learning_rate",
+    "optimizer.weight_decay": "wd adam_weight_decay",
     "optimizer.clip": "grad_clip gradient_clipping max_grad_norm clip_grad clip_grad_norm "
     "gradient_clip_val gradient_clip",
     "optimizer.eps": "adam_epsilon adam_eps epsilon",
     "optimizer.betas": "adam_betas",
-    "optimizer.schedule.kind": "lr_scheduler lr_scheduler_type lr_decay_style",
+    "optimizer.schedule.kind": "lr_scheduler lr_scheduler_type lr_decay_style lr_schedule",
+    "optimizer.schedule.decay": "lr_wsd_decay_iters num_decay_steps",
     "optimizer.schedule.warmup": "warmup_steps num_warmup_steps lr_warmup_iters lr_warmup_steps "
     "warmup_iters",
-    "optimizer.schedule.min_lr": "min_learning_rate",
+    "optimizer.schedule.min_lr": "min_learning_rate lr_min eta_min",
     "train.steps": "iterations max_steps train_iters train_steps num_steps max_iters "
     "total_steps num_train_steps",
     "train.precision": "dtype torch_dtype mixed_precision",
-    "train.log_every": "log_interval logging_steps log_freq",
+    "train.seed": "random_seed manual_seed rng_seed",
+    "train.timeout": "ddp_timeout",
+    "train.log_every": "log_interval logging_steps log_freq log_every_n_steps",
     "checkpoint.every": "checkpoint.interval save_interval save_steps save_every",
-    "checkpoint.keep": "keep_latest_k save_total_limit",
+    "checkpoint.keep": "keep_latest_k save_total_limit keep_last keep_last_n max_to_keep",
+    "checkpoint.asynchronous": "async_save",
     "eval.every": "eval_interval eval_steps",
     "data.packing": "sample_packing",
     "log.tensorboard": "enable_tensorboard",
+    "nodes.gpus": "gpus_per_node nproc_per_node",
     "log.wandb.project": "wandb_project",
     "log.mlflow.experiment": "mlflow_experiment_name",
 }
 _FULL = {"true": "full", "full": "full", "false": "", "none": "none"}
 _SHARDED = {"true": "full", "false": ""}
-_TRUE = {"true": "optimizer"}
+_SUMMED = {"true": "optimizer", "false": ""}
 # Words whose value is written in another way: the key, and its value beside each of theirs.
 _VALUES: dict[str, tuple[str, Mapping[str, str]]] = {
     "bf16": ("train.precision", {"true": "bf16", "false": ""}),
@@ -85,47 +111,56 @@ _VALUES: dict[str, tuple[str, Mapping[str, str]]] = {
     "fsdp": (_M + "sharding", _SHARDED),
     "use_megatron_fsdp": (_M + "sharding", _SHARDED),
     "use_torch_fsdp2": (_M + "sharding", _SHARDED),
-    "use_distributed_optimizer": (_M + "sharding", _TRUE),
+    "use_distributed_optimizer": (_M + "sharding", _SUMMED),
     "zero": (_M + "sharding", {"1": "optimizer", "2": "optimizer", "3": "full"}),
     "zero_stage": (_M + "sharding", {"1": "optimizer", "2": "optimizer", "3": "full"}),
     "activation_checkpointing": (_M + "recompute", _FULL),
     "gradient_checkpointing": (_M + "recompute", _FULL),
     "recompute_granularity": (_M + "recompute", _FULL),
     "recompute_activations": (_M + "recompute", _FULL),
+    "trainable": (_M + "frozen", {"true": "", "false": "true"}),
     "untie_embeddings_and_output_weights": (
         _LAYER + "tied",
         {"true": "false", "false": "true"},
     ),
     "untie_embeddings": (_LAYER + "tied", {"true": "false", "false": "true"}),
 }
-_SIZED = (
+# Words for values in another unit: the key, how its value follows, and that in words.
+_DERIVED: dict[str, tuple[str, Derive, str]] = {
     "micro_batch_size microbatch_size mbs local_batch_size pipeline_parallel_microbatch_size "
-    "per_device_train_batch_size"
-)
-_BETAS = {"beta1": 0, "beta2": 1, "adam_beta1": 0, "adam_beta2": 1}
-# Words without one key of the same meaning, and what to write.
-_NOTES = {
-    "batch_size": "`global` of `batch` counts the samples of a step over all replicas; if this "
-    "counts those of one, multiply it by dp of `language`, and by gradient accumulation",
-    "num_epochs": "a run counts `steps` under `train`; `mimo-launch data` counts the records of an "
-    "epoch, which are its samples, and a step takes `batch.global`",
-    "warmup_ratio": "`warmup` of `optimizer.schedule` counts steps: the ratio x `train.steps`",
-    "num_layers_per_virtual_pipeline_stage": "`virtual_stages` of `schedule` counts stages of a "
-    "rank, not layers: layers / (pp x this)",
-    "deepspeed": "write `sharding: full` in modules where the file says ZeRO-3; `sharding: "
-    "optimizer`, the default, is ZeRO-1",
-    "fsdp_config": "write `sharding: full` in modules that FSDP should shard",
-    "freeze_lm": "write `frozen: true` in the module `language`",
-    "freeze_vit": "write `frozen: true` in the encoder, or `frozen: except_projector`",
-    "unfrozen_parameters": "write `frozen: true` in each module that does not train, or `frozen: "
-    "except_projector`",
-    "datasets": "write one `data` section, such as `data: {kind: webdataset, shards: PATTERN}`",
-    "use_tp_pp_dp_mapping": "write `order: [tp, cp, dp, pp]` with its axes, in a module",
-    "enable_wandb": "write `wandb: {project: NAME}` under `log`",
-    "save": "a run saves to its folder under `runs/`; write `every: STEPS` under `checkpoint`",
-    "load": "the same command resumes; weights of another run are `init_from` of a module",
-    "activation_checkpoint": "write `recompute: full` in a module; selective recomputation is "
-    "missing",
+    "per_device_train_batch_size": (
+        "schedule.microbatches",
+        microbatches_of_size,
+        "`batch.global` / (dp of `language` x this), a number of microbatches",
+    ),
+    "warmup_ratio lr_warmup_fraction warmup_fraction": (
+        "optimizer.schedule.warmup",
+        steps_of_ratio,
+        "this x `train.steps`, a number of steps",
+    ),
+    "min_lr_ratio cosine_min_lr_ratio min_lr_rate": (
+        "optimizer.schedule.min_lr",
+        min_lr_of_ratio,
+        "this x `optimizer.lr`, a learning rate",
+    ),
+    "epochs num_epochs num_train_epochs max_epochs train_epochs": (
+        "train.steps",
+        steps_of_epochs,
+        "this x the samples of an epoch / `batch.global`, a number of steps; `mimo-launch data` "
+        "counts the records of an epoch",
+    ),
+    "eval_iters eval_batches": (
+        "eval.samples",
+        samples_of_batches,
+        "this x the samples of such a batch",
+    ),
+    "num_layers_per_virtual_pipeline_stage": (
+        "schedule.virtual_stages",
+        stages_of_layers,
+        "layers of `language` / (its pp x this), the stages of a rank",
+    ),
+    "beta1 adam_beta1": ("optimizer.betas", partial(beta_of, 0), "a list of both"),
+    "beta2 adam_beta2": ("optimizer.betas", partial(beta_of, 1), "a list of both"),
 }
 _WHY = {
     "fp16": "fp16 needs loss scaling, which is not here; bf16 takes as much memory and needs none",
@@ -137,17 +172,18 @@ _WHY = {
 class Synonym:
     """What a word of another trainer means.
 
-    `values` are our values by theirs, if they differ: "" for one that is the default. `sized` is
-    the size of a microbatch, `beta` the place of one of `betas`. `note` is said where no key has
-    its meaning, `why` where a value changes.
+    `values` are our values by theirs, if they differ: "" for one that is the default. `derive`
+    computes ours from theirs and the data of the spec, and `formula` says how. `note` is said where
+    no key has its meaning, `missing` names what is not here, `why` is said where a value changes.
     """
 
     key: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     why: str = ""
-    sized: bool = False
-    beta: int | None = None
+    derive: Derive | None = None
+    formula: str = ""
+    missing: str = ""
 
 
 def synonym(section: str, word: str) -> Synonym | None:
@@ -162,7 +198,15 @@ def synonym(section: str, word: str) -> Synonym | None:
 _TABLE = {
     **{word: Synonym(key) for key, words in _WORDS.items() for word in words.split()},
     **{w: Synonym(key, values, why=_WHY.get(w, "")) for w, (key, values) in _VALUES.items()},
-    **{word: Synonym("schedule.microbatches", sized=True) for word in _SIZED.split()},
-    **{word: Synonym("optimizer.betas", beta=place) for word, place in _BETAS.items()},
-    **{word: Synonym(note=note) for word, note in _NOTES.items()},
+    **{
+        word: Synonym(key, derive=derive, formula=formula)
+        for words, (key, derive, formula) in _DERIVED.items()
+        for word in words.split()
+    },
+    **{word: Synonym(note=note) for words, note in NOTES.items() for word in words.split()},
+    **{
+        word: Synonym(missing=name, note=without)
+        for words, (name, without) in MISSING.items()
+        for word in words.split()
+    },
 }

@@ -1,0 +1,117 @@
+"""Computes the value of a key from what another trainer writes in another unit.
+
+Decides: steps from a part of the run or from epochs, microbatches from their size, a rate from a
+part of the peak, and so on. Without every number that a value needs there is none, never a guess.
+Relies on: the data of a spec, not yet validated.
+Leaves: the words for these values to `synonyms`.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from mimo_launch.spec.base import AXES, LANGUAGE, Strict
+from mimo_launch.spec.data import DigitsData, SyntheticData
+from mimo_launch.spec.places import value_at
+from mimo_launch.spec.sections import OptimizerSpec
+from mimo_launch.spec.wording import flow
+
+# From a value and the data of its spec to ours; None where that lacks a number.
+Derive = Callable[[Any, Any], Any]
+_MOST = 2**31
+
+
+def _number(value: Any) -> Fraction | None:
+    """Return a number above 0 that YAML or a text writes, exactly; `3%` is one."""
+    text, percent = str(value).strip().removesuffix("%"), str(value).strip().endswith("%")
+    try:
+        number = Fraction(text) if len(text) < 40 and "/" not in text else Fraction(0)
+    except ValueError:
+        return None
+    return number / (100 if percent else 1) if 0 < number < _MOST else None
+
+
+def _count(path: tuple[str, ...], data: Any) -> int | None:
+    """Return a whole number above 0 that the spec has."""
+    value = value_at(path, data)
+    return value if type(value) is int and value > 0 else None
+
+
+def _size(axis: str, data: Any) -> int | None:
+    """Return a size of the grid of language; None for one that its ranks decide."""
+    grid = value_at(("modules", LANGUAGE, "grid"), data) or {}
+    size = grid.get(axis, 1) if isinstance(grid, dict) and set(grid) <= set(AXES) else None
+    return size if type(size) is int and size > 0 else None
+
+
+def steps_of_ratio(ratio: Any, data: Any) -> int | None:
+    """Return the steps that a part of the run means, at least one."""
+    part, steps = _number(ratio), _count(("train", "steps"), data)
+    return ceil(part * steps) if part is not None and part <= 1 and steps else None
+
+
+def steps_of_epochs(epochs: Any, data: Any) -> int | None:
+    """Return the steps of some epochs of data that say their number of samples."""
+    number, batch = _number(epochs), _count(("batch", "global"), data)
+    source = value_at(("data",), data)
+    if not isinstance(source, dict):
+        return None
+    kinds: dict[Any, type[Strict]] = {"digits": DigitsData, "synthetic": SyntheticData}
+    kind = kinds.get(source.get("kind"))
+    if number is None or batch is None or kind is None or source.get("packing"):
+        return None
+    samples = source.get("samples", kind.model_fields["samples"].default)
+    return ceil(number * samples / batch) if type(samples) is int and samples > 0 else None
+
+
+def linear_schedule(data: Any) -> str:
+    """Return the schedule that falls linearly to the end of the run, as a line; "" if unknown."""
+    steps, section = _count(("train", "steps"), data), value_at(("optimizer", "schedule"), data)
+    others = {k: v for k, v in section.items() if k != "kind"} if isinstance(section, dict) else {}
+    warmup = others.get("warmup", 0)
+    if steps is None or type(warmup) is not int or not 0 <= warmup < steps:
+        return ""
+    return flow({**others, "kind": "wsd", "decay": steps - warmup})
+
+
+def microbatches_of_size(size: Any, data: Any) -> int | None:
+    """Return the number of microbatches of a size, if it is whole."""
+    samples, dp = _count(("batch", "global"), data), _size("dp", data)
+    if type(size) is not int or size < 1 or not samples or not dp or samples % (dp * size):
+        return None
+    return samples // (dp * size)
+
+
+def min_lr_of_ratio(ratio: Any, data: Any) -> float | None:
+    """Return the learning rate that is a part of the peak."""
+    part, peak = _number(ratio), _number(value_at(("optimizer", "lr"), data))
+    return float(part * peak) if part is not None and part <= 1 and peak is not None else None
+
+
+def samples_of_batches(batches: Any, data: Any) -> int | None:
+    """Return the samples of some batches of a step's size."""
+    batch = _count(("batch", "global"), data)
+    return batches * batch if type(batches) is int and batches > 0 and batch else None
+
+
+def stages_of_layers(layers: Any, data: Any) -> int | None:
+    """Return how many stages of some layers each rank of language holds."""
+    total, pp = _count(("modules", LANGUAGE, "model", "layers"), data), _size("pp", data)
+    if type(layers) is not int or layers < 1 or not total or not pp or total % (pp * layers):
+        return None
+    return total // (pp * layers)
+
+
+def beta_of(place: int, beta: Any, data: Any) -> list[Any]:
+    """Return both betas with one in its place, the other as written by any name, or the default."""
+    section = value_at(("optimizer",), data)
+    written = section if isinstance(section, dict) else {}
+    betas = written.get("betas")
+    default = OptimizerSpec.model_fields["betas"].default
+    pair = list(betas if isinstance(betas, list) and len(betas) == 2 else default)
+    for other in (0, 1):
+        for word in (f"beta{other + 1}", f"adam_beta{other + 1}"):
+            pair[other] = written.get(word, pair[other])
+    pair[place] = beta
+    return pair
