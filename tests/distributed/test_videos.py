@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of
-from tests.support.proof import failures
+from tests.support.proof import failures, verdicts
 from tests.support.qwen_vl import ALL_KINDS, LANGUAGE_KEYS, LAYOUTS, tiny, widen_all
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
@@ -318,3 +318,17 @@ BUGS = {"without time": without_time, "apart": one_after_another, "equal frames"
 def test_the_proof_rejects_wrong_videos(bug: str, shards: Path) -> None:
     asked = proved(shards, box(0), box(0))
     assert failures(verify_spec(asked, prepare=BUGS[bug])) != []
+
+
+def test_a_small_proof_shows_videos(shards: Path) -> None:
+    """`verify` makes up samples in place of those of shards, videos among them."""
+    asked = proved(shards, box(0, dp=2), box(2, tp=2, cp=2))
+    assert failures(verdicts(asked)) == []
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(x, marks=() if x == "without time" else pytest.mark.sweep) for x in BUGS]
+)
+def test_a_small_proof_rejects_wrong_videos(bug: str, shards: Path) -> None:
+    asked = proved(shards, box(0), box(0))
+    assert failures(verdicts(asked, prepare=BUGS[bug])) != []

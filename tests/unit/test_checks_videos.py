@@ -105,6 +105,28 @@ def test_settings_of_videos_need_a_reader(shards: Path) -> None:
     assert [each.code for each in found] == ["encoder-without-members", "setting-without-effect"]
 
 
+def synthetic(model: dict[str, Any]) -> Spec:
+    data = {"kind": "synthetic", "max_patches": 16, "max_temporal_patches": 4}
+    modules = {"vision": box(model=model), "language": box()}
+    return spec(modules, data=data, seq=40)
+
+
+def test_made_up_videos_need_a_reader() -> None:
+    assert codes(synthetic({**VIT, "video": {"time": "none"}})) == []
+    [found] = check(synthetic(VIT))
+    assert found.code == "setting-without-effect"
+    assert found.path == ("data", "max_temporal_patches")
+
+
+def test_a_nominal_sample_has_a_made_up_video() -> None:
+    made = synthetic({**VIT, "video": {"time": "none"}})
+    for worst, number in ((False, 2), (True, 4)):
+        found = nominal_step_data(made, worst=worst)
+        assert len(found.samples[0].spans["vision"]) == number
+    assert found.samples[0].rows("vision") == 4 * 4
+    assert found.samples[0].num_tokens == made.batch.seq
+
+
 def test_a_processor_must_take_as_many_frames_to_a_patch(shards: Path, tmp_path: Path) -> None:
     settings = '{"video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 4, "size": %s}'
     size = '{"shortest_edge": 128, "longest_edge": 4096}'

@@ -1,5 +1,8 @@
 """A proof runs on a small spec with the layout of the large one."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.graphs import connector, graph_specs
@@ -10,6 +13,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order, records_of
 from mimo_launch.data.sample_sizes import sizes_drawn
+from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData
 from mimo_launch.verify.coverage import consequences, not_proved, relations
@@ -60,6 +64,51 @@ def test_shards_that_are_packed_are_proved_in_packs_of_several_images() -> None:
     order = global_order(small, build_dataset(small))
     assert max(len(records_of(sample)) for sample in order.take(0)) > 1
     assert not [finding for finding in check(small) if finding.is_error]
+
+
+TIMES: dict[str, dict[str, Any]] = {
+    "patches": {"time": "patches"},
+    "seconds": {"time": "seconds", "per_second": 2.5},
+    "nominal_seconds": {"time": "nominal_seconds", "per_second": 25},
+    "text": {"time": "text"},
+    "none": {"time": "none"},
+}
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_an_encoder_of_videos_gets_some(time: str) -> None:
+    """Images as well; each temporal patch at the time that language counts."""
+    vision = {"channels": 3, "temporal_patch": 2, "shuffle": 2, "video": TIMES[time]}
+    language = {"mrope": [1, 2, 1], "head_dim": 8}
+    made = spec({"vision": box(0, model=vision), "language": box(1, model=language)})
+    small = shrink(made)
+    assert not [finding for finding in check(small) if finding.is_error]
+    data, numbers = build_dataset(small), set[int]()
+    later = {"patches": (1, 2), "seconds": (3, 5), "nominal_seconds": (25, 50)}.get(time)
+    for sample in range(20):
+        spans = data.describe("train", sample).spans["vision"]
+        numbers.add(len(spans))
+        assert [each.later for each in spans] == [None, *(later or [None] * 2)][: len(spans)]
+        assert all(each.holds_text == (time == "nominal_seconds") for each in spans)
+        for one, other in pairwise(spans):
+            assert other.position == one.position + one.rows
+            assert (other.height, other.width) == (one.height, one.width)
+    assert numbers == {1, 2, 3}
+
+
+def test_frames_of_tiles_are_no_tiles() -> None:
+    """The learned row stands behind the last frame; an image is cut into tiles all the same."""
+    tiles = {"grids": [[1, 2], [2, 2]], "most": 3}
+    vision = {"video": {"time": "none"}, "tiles": tiles, "image": [2, 2], "positions": "learned"}
+    small = shrink(spec({"vision": box(0, model=vision), "language": box(1)}))
+    assert not [finding for finding in check(small) if finding.is_error]
+    data = build_dataset(small)
+    spans = [data.describe("train", sample).spans["vision"] for sample in range(20)]
+    frames = [[Frame(is_last=False)] * (n - 1) + [Frame(is_last=True)] for n in (2, 3)]
+    assert all([each.shown for each in one] in frames for one in spans if len(one) > 1)
+    alone = {type(one[0].shown) for one in spans if len(one) == 1}
+    assert Tiling in alone
+    assert Frame not in alone
 
 
 def test_a_rank_keeps_several_heads_of_either_kind() -> None:

@@ -22,6 +22,7 @@ from mimo_launch.spec.spec import (
     ChatTemplate,
     DigitsData,
     Spec,
+    SyntheticData,
     VitModel,
     WebdatasetData,
 )
@@ -120,6 +121,16 @@ def video_settings_used(spec: Spec) -> Findings:
                     help=f"delete `{key}`, or write `video: {{time: patches}}` in the `model` of "
                     "an encoder",
                 )
+    made_up = isinstance(spec.data, SyntheticData) and spec.data.max_temporal_patches > 1
+    if made_up and not video_readers(spec):
+        yield Diagnostic(
+            code="setting-without-effect",
+            headline="`max_temporal_patches` does nothing: no encoder reads videos",
+            path=("data", "max_temporal_patches"),
+            severity=Severity.WARNING,
+            why="an image of several temporal patches is a video",
+            help="delete it, or write `video: {time: none}` in the `model` of an encoder",
+        )
     for name, module in spec.encoders.items():
         video = getattr(kind_of(module.model).images, "video", None)
         if video is not None and not video.in_seconds and video.per_second is not None:

@@ -22,6 +22,7 @@ from typing import overload
 from mimo_launch.data.sample_sizes import (
     cut_of,
     largest_image,
+    most_rows,
     only_size,
     room_for_image,
     sizes_drawn,
@@ -29,17 +30,18 @@ from mimo_launch.data.sample_sizes import (
 )
 from mimo_launch.data.shared_images import (
     ImageSize,
+    frame_size,
     made_together,
     makers,
     size_made,
     spans_behind,
     spans_to_make,
+    video_reader_behind,
 )
 from mimo_launch.hugging_face.cut_rules import images_of
 from mimo_launch.hugging_face.single_frames import ExactFrames
 from mimo_launch.hugging_face.video_processor import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Frame
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
@@ -135,7 +137,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
         recipe = video_recipe_of(spec, reader)
     cut = cut_of(spec, encoder)
     if recipe is None and cut is None:
-        return [None] * _num_images(spec, worst)
+        return [None] * (_num_images(spec, worst) * _num_patches(spec, encoder, worst))
     size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
     if recipe is None or reader is None:
         room = _room(spec, encoder, worst=True) // max(1, size.rows)
@@ -165,6 +167,17 @@ def _num_images(spec: Spec, worst: bool) -> int:
     return max(1, round((1 - data.text_only) * mean))
 
 
+def _num_patches(spec: Spec, encoder: str, worst: bool) -> int:
+    """Return the temporal patches of a synthetic image or video: the mean, or the most."""
+    if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, encoder) is None:
+        return 1
+    size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
+    # The largest image in tiles has more rows than a frame, and fewer of them have room.
+    room = max(1, most_rows(spec, encoder) // max(1, size.rows))
+    most = min(spec.data.max_temporal_patches, room)
+    return most if worst else (1 + most) // 2
+
+
 def nominal_digits(data: DigitsData) -> int:
     """Return the number of digits of an average strip, halves rounded up."""
     return (data.min_digits + data.max_digits + 1) // 2
@@ -178,8 +191,7 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
     """
     rule = kind_of(spec.modules[encoder].model).tile_rule
     if rule is not None and video_recipe_of(spec, encoder) is not None:
-        frame = Frame(is_last=False)
-        return ImageSize(1, rule.num_rows(frame), shown=frame)
+        return frame_size(rule, is_last=False)
     if tiled := sizes_in_tiles(spec, encoder):
         room = room_for_image(spec, encoder)
         fitting = [size for size in tiled if room is None or size.rows <= room] or tiled[:1]

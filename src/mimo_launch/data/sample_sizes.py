@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil, isqrt
 
-from mimo_launch.data.shared_images import ImageSize, made_together, size_made
+from mimo_launch.data.shared_images import (
+    ImageSize,
+    frame_size,
+    made_together,
+    size_made,
+    video_reader_behind,
+)
 from mimo_launch.hugging_face.cut_rules import Cut
 from mimo_launch.hugging_face.image_processor import recipe_of
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
@@ -123,7 +129,7 @@ def size_of_digit(model: Images | Clips | Codes) -> ImageSize:
 
 def longest_sample(spec: Spec) -> int:
     """Return the tokens of the longest sample the data set can hold, end token included."""
-    rows = sum(largest_image(spec, encoder).rows for encoder in spec.sources_of(LANGUAGE))
+    rows = sum(most_rows(spec, encoder) for encoder in spec.sources_of(LANGUAGE))
     if isinstance(spec.data, DigitsData):
         words = spec.data.max_digits
         # BOS, image rows or number words, ASK, one digit each, EOS; one to draw is shorter.
@@ -134,6 +140,16 @@ def longest_sample(spec: Spec) -> int:
         sizes = ((size.rows, cut_of(spec, name)) for name, size in read if size is not None)
         return 2 + max((rows * (cut.fewest if cut else 1) for rows, cut in sizes), default=0)
     return rows * spec.data.max_images + spec.data.min_text
+
+
+def most_rows(spec: Spec, name: str) -> int:
+    """Return the rows of the largest image that a module gets, or of a longer video."""
+    rows = largest_image(spec, name).rows
+    if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, name) is None:
+        return rows
+    rule = kind_of(spec.modules[name].model).tile_rule
+    each = rows if rule is None else frame_size(rule, is_last=True).rows
+    return max(rows, spec.data.max_temporal_patches * each)
 
 
 def cut_of(spec: Spec, name: str) -> Cut | None:

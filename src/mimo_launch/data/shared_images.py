@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Shown
+from mimo_launch.kinds.tiles import Frame, Shown, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
@@ -32,6 +32,19 @@ class ImageSize:
     def rows(self) -> int:
         """Number of rows."""
         return self.height * self.width
+
+
+def frame_size(rule: TileRule, *, is_last: bool) -> ImageSize:
+    """Return the rows of a frame of a video, for an encoder of tiles."""
+    frame = Frame(is_last)
+    return ImageSize(1, rule.num_rows(frame), shown=frame)
+
+
+def video_reader_behind(spec: Spec, name: str) -> str | None:
+    """Return a module that reads videos among one that language reads and those behind it."""
+    seeing = sorted({name} | _behind(spec, name))
+    images = ((each, kind_of(spec.modules[each].model).images) for each in seeing)
+    return next((each for each, found in images if found and found.reads_videos), None)
 
 
 def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:

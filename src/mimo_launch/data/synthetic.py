@@ -30,9 +30,9 @@ from mimo_launch.data.shared_images import (
     ImageSize,
     makers,
     shown_together,
-    spans_behind,
     spans_to_make,
 )
+from mimo_launch.data.temporal_patches import temporal_patches
 from mimo_launch.data.tokens_ahead import count_labels
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
@@ -45,7 +45,8 @@ from mimo_launch.spec.spec import Spec, SyntheticData
 HELDOUT_SAMPLES = 1 << 20
 # A generator reads this many rows of language at most for an image; a text has two tokens.
 MAX_READS = 2
-# Random words that one image takes: for its presence, height, width, turn and place.
+# Random words that one image takes: for its presence, height, width, turn and place. One more says
+# how many temporal patches it has, if there are videos.
 _WORDS_PER_IMAGE = 5
 
 
@@ -97,7 +98,8 @@ class SyntheticSamples:
         self._made = [(name, i) for i in range(data.max_images) for name in makers(spec)]
         # A connector whose tokens are the rows that it reads needs two: one sees only itself.
         self._least_reads = {name: 1 + _joins_rows(spec, name) for name in spec.generators}
-        width = 1 + _WORDS_PER_IMAGE * (len(self._slots) + len(self._made))
+        self._per_image = _WORDS_PER_IMAGE + (data.max_temporal_patches > 1)
+        width = 1 + self._per_image * (len(self._slots) + len(self._made))
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
         self._draws = {
@@ -129,21 +131,23 @@ class SyntheticSamples:
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
-        turns: list[tuple[int, str, dict[str, ImageSpan]]] = []
+        turns: list[tuple[int, str, list[dict[str, ImageSpan]]]] = []
         places: list[int] = []
         has_image: set[str] = set()
         for number, (name, image) in enumerate(self._slots):
-            first = self._slots.index((self._first[name], image)) * _WORDS_PER_IMAGE
-            present, tall, wide, turn, _ = words[first : first + _WORDS_PER_IMAGE]
+            first = self._slots.index((self._first[name], image)) * self._per_image
+            present, tall, wide, turn, _, *shots = words[first : first + self._per_image]
             # A sample with a first image has each one beyond `min_images` half of the time.
             limit = self._extra_limit if image else self._text_limit
             chosen = present >= limit or 0 < image < self._data.min_images
             if chosen and (image == 0 or name in has_image):
                 has_image.add(name)
                 size_of = partial(self._size, tall=tall, wide=wide)
-                turns.append((turn, name, dict(spans_behind(self._spec, name, 0, size_of))))
-                places.append(words[number * _WORDS_PER_IMAGE + _WORDS_PER_IMAGE - 1])
-        rows = sum(of_image[name].rows for _, name, of_image in turns)
+                several = 1 + pick(shots[0], self._data.max_temporal_patches) if shots else 1
+                patches = [*temporal_patches(self._spec, name, several, size_of)]
+                turns.append((turn, name, patches))
+                places.append(words[number * self._per_image + _WORDS_PER_IMAGE - 1])
+        rows = sum(each[name].rows for _, name, patches in turns for each in patches)
         least = self._data.min_text
         num_text = least + pick(length, self._seq - rows - least + 1)
         # An image stands before one of the text tokens 0 to num_text - 2: the last two text tokens
@@ -152,14 +156,15 @@ class SyntheticSamples:
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         rows_so_far = 0
         in_turn = sorted(turns, key=lambda each: each[:2])
-        for before, (_, name, of_image) in zip(befores, in_turn, strict=True):
-            for module, span in of_image.items():
-                placed = replace(span, position=before + rows_so_far)
-                spans[module] = (*spans.get(module, ()), placed)
-            rows_so_far += of_image[name].rows
+        for before, (_, name, patches) in zip(befores, in_turn, strict=True):
+            for of_image in patches:
+                for module, span in of_image.items():
+                    placed = replace(span, position=before + rows_so_far)
+                    spans[module] = (*spans.get(module, ()), placed)
+                rows_so_far += of_image[name].rows
         for number, (name, image) in enumerate(self._made, len(self._slots)):
-            at = number * _WORDS_PER_IMAGE
-            present, tall, wide, reads, place = words[at : at + _WORDS_PER_IMAGE]
+            at = number * self._per_image
+            present, tall, wide, reads, place, *_ = words[at : at + self._per_image]
             if present >= (self._extra_limit if image else self._text_limit):
                 size, least = self._size(name, tall=tall, wide=wide), self._least_reads[name]
                 read = least + pick(reads, MAX_READS + 1 - least)

@@ -74,6 +74,11 @@ class SyntheticData(_Samples):
         description="Most images or clips of a sample for one encoder; each further one by a coin "
         "toss.",
     )
+    max_temporal_patches: Annotated[int, Field(ge=1, le=2**16)] = Field(
+        1,
+        description="Most temporal patches of an image of an encoder that reads `video`: one of "
+        "several is a video, each number is as likely.",
+    )
     max_documents: Count = Field(
         1, description="Most documents packed into a sample; they do not attend to each other."
     )

@@ -57,6 +57,7 @@ MAX_LAYERS = 2
 MAX_SAMPLES_PER_MICROBATCH = 2
 TEXT_TOKENS = 8
 MTP_DOCUMENTS = 2
+MAX_TEMPORAL_PATCHES = 3
 NUM_STEPS = 2
 RUN_STEPS = 5
 SAVE_EVERY = 3
@@ -156,6 +157,9 @@ def _shrink_data(spec: Spec) -> Data:
         "min_text": TEXT_TOKENS * (1 + depths),
         "max_documents": min(data.max_documents, MTP_DOCUMENTS) if depths else data.max_documents,
     }
+    if any(kind.images and kind.images.reads_videos for kind in kinds):
+        # Language counts each but the first from the first one, not from the one before it.
+        update["max_temporal_patches"] = MAX_TEMPORAL_PATCHES
     if data.image is not None:  # Whole squares of patches.
         (height, width), unit = data.image, lcm(*shuffles)
         update["image"] = min(height, 2 * unit), min(width, 3 * unit)

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Media
-from mimo_launch.data.shared_images import ImageSize
+from mimo_launch.data.shared_images import ImageSize, frame_size
 from mimo_launch.data.webdataset.decode_media import (
     decode_image,
     medium_of,
@@ -38,7 +38,7 @@ from mimo_launch.hugging_face.resize_rules import ImageTooThin
 from mimo_launch.hugging_face.video_processor import video_recipe_of
 from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Frame, TileRule
+from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
@@ -129,8 +129,7 @@ class TileReader(ImageReader):
     def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
         """Return the rows of each frame of a video."""
         last = len(video.later) - 1
-        frames = [Frame(number == last) for number in range(last + 1)]
-        return [ImageSize(1, self.rule.num_rows(each), shown=each) for each in frames]
+        return [frame_size(self.rule, is_last=number == last) for number in range(last + 1)]
 
     def _group(self, pixels: Array, span: ImageSpan) -> Array:
         """Return a frame as a tile, given as [channels, 1, height, width]."""
