@@ -13,7 +13,6 @@ from mimo_launch.checks import (
     further_tokens,
     graph,
     init_from,
-    init_from_folder,
     joined_rows,
     packages,
     positions,
@@ -201,9 +200,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(init_from.init_from_is_checkpoint),
     ModuleRule(init_from.init_from_is_same_model),
-    ModuleRule(
-        init_from_folder.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")
-    ),
+    ModuleRule(init_from.init_from_fits_config, needs=(*_HEADS, *_ROLE, "no-language-module")),
     ModuleRule(init_from.init_partial_used),
     SpecRule(packages.log_packages_installed),
 )
@@ -233,7 +230,7 @@ _SIZE_RULES = tuple(rule for rule in RULES if rule.run in _SIZES)
 _OF_FILES = (
     init_from.init_from_is_checkpoint,
     init_from.init_from_is_same_model,
-    init_from_folder.init_from_fits_config,
+    init_from.init_from_fits_config,
     shards.shards_are_there,
     shards.members_for_encoders,
     vocabulary.tokenizer_is_usable,

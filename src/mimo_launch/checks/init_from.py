@@ -87,6 +87,16 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
             )
 
 
+def init_from_fits_config(spec: Spec, name: str) -> Findings:
+    """The model in a Hugging Face folder is the model of the module."""
+    start = spec.modules[name].init_from
+    if start is not None and is_hugging_face(Path(start)):
+        # The families of models take longer to import than most specs take to check.
+        from mimo_launch.checks.init_from_folder import folder_fits_config
+
+        yield from folder_fits_config(spec, name, Path(start), start_path(spec, name))
+
+
 def init_partial_used(spec: Spec, name: str) -> Findings:
     """`init_partial` needs `init_from` (a warning)."""
     module = spec.modules[name]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.checks.init_from import start_path
 from mimo_launch.checks.rule import Findings
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.accounts import unknown
 from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
@@ -22,7 +21,6 @@ from mimo_launch.hugging_face.folder import (
     ConfigError,
     FilesError,
     has_weights,
-    is_hugging_face,
     read_config,
 )
 from mimo_launch.hugging_face.further_tokens import OURS
@@ -37,12 +35,9 @@ _LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _SHOWN = 4
 
 
-def init_from_fits_config(spec: Spec, name: str) -> Findings:
-    """The model in a Hugging Face folder is the model of the module."""
-    module = spec.modules[name]
-    if module.init_from is None or not is_hugging_face(Path(module.init_from)):
-        return
-    folder, model = Path(module.init_from), module.model
+def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) -> Findings:
+    """The model in a Hugging Face folder, which the spec names at a path, is that of the module."""
+    model = spec.modules[name].model
     types = model_types(model.kind)
     if not types:
         why = f"no Hugging Face architecture is read as a `{model.kind}`"
@@ -68,7 +63,7 @@ def init_from_fits_config(spec: Spec, name: str) -> Findings:
         yield _cannot(name, folder, f"with `{setting}`", why)
     if settings or part is None:
         return
-    start = _Start(spec, name, folder, part)
+    start = _Start(spec, name, folder, named_at, part)
     differ = False
     for key, value in wanted.items():
         early = key == "layers" and part.may_end_early
@@ -88,6 +83,7 @@ class _Start:
     spec: Spec
     name: str
     folder: Path
+    named_at: YamlPath
     part: Part[Any]
 
     @property
@@ -179,7 +175,7 @@ class _Start:
         )
 
     def _taken_from(self) -> Related:
-        return Related(path=start_path(self.spec, self.name), label="weights are taken from here")
+        return Related(path=self.named_at, label="weights are taken from here")
 
     def unlike_tensors(self, *, same: bool) -> Findings:
         """The headers of the files are intact, and list the ends of the model and its layers.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_launch.hugging_face.folder import ConfigError, is_hugging_face, read_config
-from mimo_launch.hugging_face.radio import RADIO
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec
 
@@ -42,6 +41,9 @@ def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
 
     Raises: ValueError if the folder says something else than numbers.
     """
+    # Here, because few specs start from a folder, and a family imports many others.
+    from mimo_launch.hugging_face.radio import RADIO
+
     for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):
         if not is_hugging_face(Path(start)):
             continue

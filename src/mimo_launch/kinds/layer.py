@@ -8,7 +8,7 @@ Leaves: which layers a model has to the kinds, which rank stands where to `layou
 """
 
 from collections import Counter
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from operator import mul
@@ -143,8 +143,7 @@ class Flops:
     def __add__(self, other: "Flops") -> "Flops":
         """Return the operations of both."""
         names = Flops.__dataclass_fields__
-        both = zip(names, astuple(self), astuple(other), strict=True)
-        return Flops(**{name: mine + theirs for name, mine, theirs in both})
+        return Flops(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Relies on: `module` and `sections`; names of all files of this room can be impor
 Leaves: everything that needs two keys at once to `checks`.
 """
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -126,6 +127,8 @@ __all__ = [
 
 MAX_MODULES = 64
 MODULE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+# The modules in the order of the file, each with those that it names in `reads`.
+Reads = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Spec(Strict):
@@ -256,21 +259,36 @@ class Spec(Strict):
     @property
     def _behind_language(self) -> frozenset[str]:
         """The modules that read language, or one that does."""
-        found, before = {LANGUAGE}, 0
-        while len(found) > before:
-            before = len(found)
-            found |= {n for n, m in self.modules.items() if not found.isdisjoint(m.reads or ())}
-        return frozenset(found - {LANGUAGE})
+        return _behind_language(self._reads)
 
     @property
     def _order(self) -> tuple[str, ...]:
         """All modules in the order of the file, but each behind those that it names in `reads`."""
-        order: dict[str, None] = {}
-        left = dict(self.modules)
-        while left:
-            ready = [n for n, m in left.items() if left.keys().isdisjoint(m.reads or ())]
-            # In a circle, which `checks` refuses, there is no order.
-            name = (ready or list(left))[0]
-            order[name] = None
-            del left[name]
-        return tuple(order)
+        return _order(self._reads)
+
+    @property
+    def _reads(self) -> Reads:
+        return tuple((name, module.reads or ()) for name, module in self.modules.items())
+
+
+# A plan asks for both thousands of times, of few graphs.
+@lru_cache(maxsize=128)
+def _behind_language(reads: Reads) -> frozenset[str]:
+    found, before = {LANGUAGE}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {name for name, sources in reads if not found.isdisjoint(sources)}
+    return frozenset(found - {LANGUAGE})
+
+
+@lru_cache(maxsize=128)
+def _order(reads: Reads) -> tuple[str, ...]:
+    order: dict[str, None] = {}
+    left = dict(reads)
+    while left:
+        ready = [name for name, sources in left.items() if left.keys().isdisjoint(sources)]
+        # In a circle, which `checks` refuses, there is no order.
+        name = (ready or list(left))[0]
+        order[name] = None
+        del left[name]
+    return tuple(order)

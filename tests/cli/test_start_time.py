@@ -1,0 +1,63 @@
+"""Commands that people type all day answer fast: what they import, and their CPU time."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from tests.support.mutations import ROOT
+
+SPEC = "topologies/quickstart.yaml"
+
+
+def run(*args):
+    # Bytecode is kept, as for users: else each command compiles all sources anew.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    return subprocess.run(
+        [sys.executable, *args], check=True, capture_output=True, text=True, env=env, cwd=ROOT
+    )
+
+
+def cpu_seconds(*args, runs=4):
+    """Return the CPU time of a process: the least of some runs."""
+    run(*args)
+
+    def spent():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    def once():
+        before = spent()
+        run(*args)
+        return spent() - before
+
+    return min(once() for _ in range(runs))
+
+
+@pytest.mark.parametrize(
+    ("command", "forbidden"),
+    [
+        (["--help"], ("pydantic", "yaml", "rich", "numpy", "torch")),
+        (["validate", SPEC], ("mimo_launch.hugging_face.registry", "rich", "numpy", "torch")),
+        (["plan", "--no-advice", SPEC], ("mimo_launch.hugging_face.registry", "numpy", "torch")),
+    ],
+    ids=["help", "validate", "plan"],
+)
+def test_a_command_imports_only_what_it_needs(command, forbidden):
+    code = (
+        "import sys; from mimo_launch.cli.app import run\n"
+        f"code = run({command!r})\n"
+        f"sys.exit(code or ' '.join({set(forbidden)!r} & set(sys.modules)) or 0)"
+    )
+    run("-c", code)
+
+
+@pytest.mark.parametrize(
+    ("command", "most"),
+    [(["--help"], 15), (["validate", SPEC], 55), (["plan", SPEC], 100)],
+    ids=["help", "validate", "plan"],
+)
+def test_a_command_takes_few_times_as_long_as_an_empty_python(command, most):
+    empty = cpu_seconds("-c", "pass")
+    assert cpu_seconds("-m", "mimo_launch", *command) < most * empty
