@@ -26,7 +26,7 @@ from mimo_launch.survey.reading_speed import Survey
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 
 _LABEL = 11
-_MOST_BAD = 5
+_MOST_BAD, _MOST_IGNORED = 5, 10
 _MOST_CHARACTERS = 2000
 
 
@@ -104,6 +104,11 @@ def _facts(found: Survey) -> Iterator[str]:
     )
     for name, why in left_out.first_bad.items():
         yield f"           {name}: {why}"
+    if left_out.ignored:
+        found_in = [f"{name} in {_count(n, 'record')}" for name, n in left_out.ignored.items()]
+        rest = found_in[_MOST_IGNORED:]
+        words = [*found_in[:_MOST_IGNORED], *([f"{len(rest):,} other keys"] if rest else ())]
+        yield f"ignored    {', '.join(words)}"
 
 
 def _spread(spread: SampleSpread) -> str:

@@ -149,7 +149,8 @@ MOST_BAD = 5
 class LeftOut:
     """The records that are left out: those that are `bad`, and those `too_long` for a sequence.
 
-    `first_bad` has some bad ones by name with the reason; all of them are in `file`.
+    `first_bad` has some bad ones by name with the reason; all of them are in `file`. `ignored`
+    counts the others by what they have that is not read.
     """
 
     bad: int
@@ -157,6 +158,7 @@ class LeftOut:
     file: str
     too_long: int
     are_cut: bool
+    ignored: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +208,5 @@ def _left_out(spec: Spec, dataset: Dataset) -> LeftOut | None:
         file=str(split.index.folder / BAD),
         too_long=split.num_too_long,
         are_cut=spec.data.too_long == "truncate",
+        ignored=split.index.ignored,
     )

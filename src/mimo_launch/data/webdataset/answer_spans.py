@@ -18,6 +18,7 @@ from typing import Any
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import ChatFormat, Said
+from mimo_launch.data.webdataset.messages import REASONING
 from mimo_launch.data.webdataset.template_marks import (
     MOST,
     PRIVATE,
@@ -34,6 +35,10 @@ _ADVICE = (
 )
 
 
+# Keys of messages that are always read, or known to be lost.
+_READ = frozenset({"role", "content", "tool_calls", *REASONING})
+
+
 @dataclass(frozen=True, slots=True)
 class TextPiece:
     """A part of a message that gets marks: the content, the reasoning or a tool call."""
@@ -46,7 +51,14 @@ class TextPiece:
 class Conversation:
     """One conversation and its text."""
 
-    def __init__(self, chat: ChatFormat, said: Said, settings: dict[str, Any], end: str) -> None:
+    def __init__(
+        self,
+        chat: ChatFormat,
+        said: Said,
+        settings: dict[str, Any],
+        end: str,
+        unlearnt: frozenset[int] = frozenset(),
+    ) -> None:
         """Write the conversation with its template.
 
         Args:
@@ -54,6 +66,7 @@ class Conversation:
             said: The messages, in the form that the template takes.
             settings: Its other arguments: `tools` and `documents`.
             end: A regular expression for a token that may end a turn.
+            unlearnt: Numbers of the messages that are no answers, whoever speaks.
 
         Raises:
             BadSample: The template refuses it or loses a part of it, or its text is too long.
@@ -61,6 +74,7 @@ class Conversation:
         if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
             raise BadSample("it has characters of Unicode's last two private-use planes")
         self._chat, self._said, self._settings = chat, said, settings
+        self._unlearnt = unlearnt
         self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
         self._word_end = re.compile(rf"\s|{end}")
         self.text = chat.render(said, **settings)
@@ -73,10 +87,38 @@ class Conversation:
     def answers(self) -> Spans:
         """Return where answers start and end. Raises: BadSample if that cannot be found."""
         if self._chat.marks_answers:
-            return self._whole.blocks
+            return list(self._blocks()) if self._unlearnt else self._whole.blocks
         numbers = {piece.message for piece in self._pieces if piece.role == "assistant"}
-        spans = [self._answer(number) for number in sorted(numbers)]
+        spans = [self._answer(number) for number in sorted(numbers - self._unlearnt)]
         return [span for span in spans if span is not None]
+
+    def ignored(self) -> Iterator[str]:
+        """Yield the keys of messages that the template does not read."""
+        for key in dict.fromkeys(key for message in self._said for key in message):
+            if key in _READ:
+                continue
+            said = [{k: v for k, v in message.items() if k != key} for message in self._said]
+            try:
+                reads = self._chat.names(key) and (
+                    self._chat.render(said, **self._settings) != self.text
+                )
+            except BadSample:
+                reads = True
+            if not reads:
+                yield f"`{key[:40]}` of messages"
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the blocks of `{% generation %}` without those of messages that are not learnt."""
+        for start, end in self._whole.blocks:
+            here = {
+                self._pieces[n].message in self._unlearnt
+                for n, (first, last) in self._whole.places.items()
+                if start <= first and last <= end
+            }
+            if len(here) != 1:
+                raise BadSample("it is unclear which message an answer of the template is of")
+            if not here.pop():
+                yield start, end
 
     def _new(self, message: int, role: str, name: str) -> int:
         self._pieces.append(TextPiece(message, role, name))

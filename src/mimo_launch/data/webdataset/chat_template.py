@@ -21,7 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.records import REASONING, Message, Record
+from mimo_launch.data.webdataset.messages import REASONING, Message
+from mimo_launch.data.webdataset.record_keys import RESULTS
+from mimo_launch.data.webdataset.records import Record
 from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 
@@ -174,6 +176,7 @@ class ChatFormat:
             TemplateRefused: It cannot be compiled, or fails on one short conversation.
         """
         self._program, self._most = Program(source, variables, day, images), most
+        self._source = source
         self.marks_answers = self._program.marks_answers
         in_parts = [{"type": "text", "text": _PROBE}]
         self._refused = ""
@@ -212,6 +215,10 @@ class ChatFormat:
         """
         return [self._as_dict(message, markers) for message in messages]
 
+    def names(self, key: str) -> bool:
+        """Return whether the template may read a key of this name."""
+        return key in self._source
+
     def media_text(self, medium: Medium) -> str | None:
         """Return what the template writes for an image or a clip; None if it takes text only.
 
@@ -235,7 +242,10 @@ class ChatFormat:
         return with_one[start : len(with_one) - behind]
 
     def _as_dict(self, message: Message, markers: Mapping[Marker, str]) -> dict[str, Any]:
-        said = {"role": message.role, **message.rest}
+        role = message.role
+        if role in RESULTS and not any(f"{quote}{role}{quote}" in self._source for quote in "'\""):
+            role = "tool"
+        said = {"role": role, **message.rest}
         # As in transformers, older templates find the reasoning under their own names, too.
         reasoning = next((said[key] for key in REASONING if key in said), None)
         if reasoning is not None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +34,7 @@ from mimo_launch.data.webdataset.index_columns import (
     write_bad,
 )
 from mimo_launch.data.webdataset.index_pool import indexed_shards
-from mimo_launch.data.webdataset.indexer import SampleIndexer
+from mimo_launch.data.webdataset.indexer import SampleIndexer, count_ignored
 from mimo_launch.data.webdataset.tar_files import NamedShard, named_shards
 from mimo_launch.hugging_face.tokenizer import (
     TOKENIZER,
@@ -177,7 +178,7 @@ def _make(
     made = _beside(folder)
     made.mkdir()
     suffixes: dict[str, int] = {}
-    samples, bad = 0, []
+    samples, bad, ignored = 0, [], Counter[str]()
     try:
         writer = ColumnWriter(made)
         try:
@@ -189,9 +190,11 @@ def _make(
                 writer.append({**found.columns, "member_suffix": renumbered})
                 samples += found.num_samples
                 bad += [asdict(each) for each in found.bad]
+                count_ignored(ignored, found.ignored)
                 say(replace(progress, done=done, samples=samples, bad=len(bad)))
             write_bad(made, bad)
-            writer.finish({"identity": identity, "suffixes": list(suffixes), "num_bad": len(bad)})
+            meta = {"suffixes": list(suffixes), "num_bad": len(bad), "ignored": ignored}
+            writer.finish({"identity": identity, **meta})
         finally:
             writer.close()
         # An old index is removed, a newer one of another process stays.

@@ -23,7 +23,7 @@ from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 10
+VERSION = 11
 
 # Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
@@ -103,6 +103,11 @@ class Columns:
     def num_bad(self) -> int:
         """Records that are left out of the index."""
         return int(self.meta["num_bad"])
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Samples by what they have that is not read, the most frequent first."""
+        return dict(sorted(self.meta["ignored"].items(), key=lambda item: -item[1]))
 
     def bad(self) -> Iterator[dict[str, str]]:
         """Yield the records that are left out, as `shard`, `key` and `why`. Raises: OSError."""

@@ -5,8 +5,8 @@ Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; n
 Leaves: files of the index to `index_columns`, reading many shards to `index`.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
-_MOST_LISTED = 5
+_MOST_LISTED, _MOST_IGNORED = 5, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,14 @@ class Bad:
 class ShardIndex:
     """The samples of one shard as columns whose `*_end` count from 0, and its bad records.
 
-    `member_suffix` is a place in `suffixes`.
+    `member_suffix` is a place in `suffixes`. `ignored` counts the samples by what they have that is
+    not read.
     """
 
     columns: dict[str, Column]
     suffixes: tuple[str, ...]
     bad: tuple[Bad, ...]
+    ignored: Counter[str]
 
     @property
     def num_samples(self) -> int:
@@ -85,13 +87,14 @@ class IndexedSample:
     """What the index holds of one sample.
 
     `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
-    its images, clips and targets, in order.
+    its images, clips and targets, in order. `ignored` is what it has that is not read.
     """
 
     num_tokens: int
     runs: np.ndarray
     placed: list[PlacedMedium]
     members: dict[Marker, list[str]]
+    ignored: tuple[str, ...] = ()
 
 
 class SampleIndexer:
@@ -152,7 +155,10 @@ class SampleIndexer:
         if not loss_mask.any() and not members["target"]:
             raise BadSample("it has no token to learn from")
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
-        return IndexedSample(len(is_row), runs, placed, members)
+        ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
+        if len(texts := [each for each in TEXT_SUFFIXES if each in suffixes]) > 1:
+            ignored.add(_named(*(each for each in texts if each != record.member)))
+        return IndexedSample(len(is_row), runs, placed, members, tuple(sorted(ignored)))
 
     def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium_of(suffix) == "audio":
@@ -208,6 +214,11 @@ def place_of(suffix: str) -> tuple[int, str]:
     return (int(first) if first.isdecimal() else 0, suffix)
 
 
+def _named(suffix: str) -> str:
+    """Return words for members of one kind that are not read."""
+    return f"`.{suffix.rpartition('.')[2][:40]}`"
+
+
 def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     """Read every sample of the shard with this number."""
     rows = _Rows(number)
@@ -235,7 +246,14 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
     columns = {name: np.array(rows.values[name], dtype=TYPES[name]) for name in TYPES}
-    return ShardIndex(columns, tuple(rows.suffixes), tuple(bad))
+    return ShardIndex(columns, tuple(rows.suffixes), tuple(bad), rows.ignored)
+
+
+def count_ignored(counts: Counter[str], more: Mapping[str, int]) -> None:
+    """Add counts, those of what comes after many kinds together: keys may differ by sample."""
+    for name, number in more.items():
+        known = name in counts or len(counts) < _MOST_IGNORED
+        counts[name if known else "other keys"] += number
 
 
 class _Rows:
@@ -245,10 +263,12 @@ class _Rows:
         self.number = number
         self.values: dict[str, list[int]] = defaultdict(list)
         self.suffixes: dict[str, int] = {}
+        self.ignored: Counter[str] = Counter()
 
     def add(self, member: Member, seen: IndexedSample) -> None:
         """Append one sample."""
         rows, runs = self.values, seen.runs
+        count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
         per_sample = (seen.num_tokens, int((runs[:, 1] - runs[:, 0]).sum()), self.number)
         for name, value in zip(SAMPLES, per_sample, strict=True):
             rows[name].append(value)

@@ -96,6 +96,9 @@ class OpenSplit:
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
         if self.index.num_bad:
             words.append(f"{self.index.num_bad:,} bad, see {self.index.folder / BAD}")
+        if kinds := len(self.index.ignored):
+            what = "kinds of keys or members" if kinds > 1 else "kind of key or member"
+            words.append(f"{kinds} {what} ignored, which `mimo-launch data` counts")
         if repeats := self._repeats():
             words.append(repeats)
         return "; ".join(words)

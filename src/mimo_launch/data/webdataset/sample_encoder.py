@@ -26,7 +26,8 @@ from mimo_launch.data.webdataset.guards import TooMuch, bounds, without_panic
 from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.media_text import find_markers, tile_text, with_parts
-from mimo_launch.data.webdataset.records import Message, MessagePart, Record
+from mimo_launch.data.webdataset.messages import Message, MessagePart
+from mimo_launch.data.webdataset.records import Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
@@ -59,11 +60,13 @@ class EncodedSample:
     """The text tokens of a sample [n], which of them are learned, and what stands between them.
 
     `markers` are images, clips and targets in order, each with the number of text tokens before it.
+    `ignored` are keys of its messages that the chat template does not read.
     """
 
     tokens: npt.NDArray[np.int64]
     loss_mask: npt.NDArray[np.bool_]
     markers: tuple[tuple[int, Marker], ...]
+    ignored: tuple[str, ...] = ()
 
 
 class SampleEncoder:
@@ -135,7 +138,7 @@ class SampleEncoder:
             Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
         )
         try:
-            text, [(_, last)] = self._conversed(Record(messages=(asked, said)))
+            text, [(_, last)], _ = self._conversed(Record(messages=(asked, said)))
         except (BadSample, ValueError):  # Whatever is wrong is said of real samples.
             return ()
         if re.search(rf"(?:{self._ends})\Z", text[:last].rstrip()):
@@ -237,7 +240,7 @@ class SampleEncoder:
         told: Told,
     ) -> EncodedSample:
         self._refuse_other_number(record, members, unread)
-        text, learn = self._conversed(record)
+        text, learn, ignored = self._conversed(record)
         parts: dict[Marker, Iterator[int]] = {}
         for shown, whole, written in self._written(told):
             text, learn = with_parts(text, learn, whole, written, shown)
@@ -250,7 +253,7 @@ class SampleEncoder:
                 f"the chat template writes {_count(len(found), 'marker')} for {len(wanted)}: "
                 f"{_IN_TEXT}"
             )
-        return encoded
+        return replace(encoded, ignored=ignored)
 
     def _refuse_other_number(
         self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
@@ -286,8 +289,8 @@ class SampleEncoder:
         ids = np.array(tokens, dtype=np.int64)
         return EncodedSample(ids[is_text], loss_mask[is_text], markers)
 
-    def _conversed(self, record: Record) -> tuple[str, Spans]:
-        """Return the text of a conversation, and where its answers start and end."""
+    def _conversed(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
+        """Return the text of a conversation, where its answers are, and what is ignored of it."""
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)
@@ -303,10 +306,11 @@ class SampleEncoder:
             for message in record.messages
         ]
         said = chat.dicts(messages, self._markers)
+        unlearnt = frozenset(n for n, each in enumerate(messages) if not each.is_learnt)
         try:
             with bounds():
-                conversation = Conversation(chat, said, settings, self._ends)
-                return conversation.text, conversation.answers()
+                found = Conversation(chat, said, settings, self._ends, unlearnt)
+                return found.text, found.answers(), tuple(found.ignored())
         except TooMuch as error:
             raise BadSample(f"the chat template {error}") from error
 

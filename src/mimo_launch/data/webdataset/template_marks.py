@@ -11,7 +11,7 @@ from typing import Any
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import BLOCK, END_BLOCK
-from mimo_launch.data.webdataset.records import REASONING
+from mimo_launch.data.webdataset.messages import REASONING
 
 # Around piece n are the n-th characters of these two planes. No text has them: the last two planes
 # of Unicode are for private use.

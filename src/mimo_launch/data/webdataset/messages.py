@@ -1,0 +1,197 @@
+"""The messages of a conversation: who speaks, what, and whether it is learnt.
+
+Decides: which forms of a message are understood, and where a text has markers.
+Relies on: `record_keys` for what the keys of a message mean.
+Leaves: what stands beside the messages to `records`, writing them as text to `chat_template`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.decode_media import Medium
+from mimo_launch.data.webdataset.record_keys import (
+    CALLS,
+    LEARNT,
+    NOT_ANSWERS,
+    OLD_CALL,
+    RESULTS,
+    ROLES,
+    calls_of,
+    ignored_keys,
+    is_learnt,
+)
+
+# Keys of an assistant's reasoning; current templates use the first.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# More than in any document: a template takes seconds for them.
+MOST_PARTS = 1 << 16
+_PART_MEDIA: dict[str, Medium] = {
+    "image": "image",
+    "image_url": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+}
+Markers = Mapping[str, Medium]
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePart:
+    """A piece of a message: some text, or the next image, clip or video of the sample."""
+
+    kind: Literal["text"] | Medium
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `rest` are keys that only the chat template knows, such as tool calls.
+
+    `parts` are None if it has no content, or if the content is a JSON value in `rest`; `in_parts`
+    says whether the content was a list. `is_learnt` matters for answers only.
+    """
+
+    role: str
+    parts: tuple[MessagePart, ...] | None
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    in_parts: bool = False
+    is_learnt: bool = True
+
+    def says_something(self) -> bool:
+        """Return whether it has text, tool calls or reasoning."""
+        texts = [part.text for part in self.parts or ()]
+        reasoning = [self.rest[key] for key in REASONING if isinstance(self.rest.get(key), str)]
+        return any(text.strip() for text in texts + reasoning) or bool(self.rest.get("tool_calls"))
+
+
+def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message], list[str]]:
+    """Return messages, and what of them is ignored. Raises: BadSample.
+
+    Calls of tools that are messages of their own belong to the answer before them.
+    """
+    messages: list[Message] = []
+    ignored: list[str] = []
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, dict):
+            raise BadSample(f"one of its messages is {type_of(turn)}, not an object")
+        role = turn.get("role" if "role" in turn else "from")
+        if not isinstance(role, str):
+            raise BadSample("one of its messages has no role")
+        where = f"message {number} ({role})"
+        message = _message(turn, role, where, markers)
+        if isinstance(content := turn.get(_content_key(turn)), list):
+            ignored += _ignored_of_parts(content, where)
+        if message.role not in NOT_ANSWERS and message.role != "assistant":
+            ignored.append(f"the role `{role[:40]}`, which is not learnt,")
+        last = messages[-1] if messages else None
+        if role in CALLS and last is not None and last.role == "assistant":
+            if last.is_learnt != message.is_learnt:
+                raise BadSample(f"{where} and the answer before it are one, but one is not learnt")
+            calls = [*last.rest.get("tool_calls", ()), *message.rest["tool_calls"]]
+            messages[-1] = replace(last, rest={**last.rest, "tool_calls": calls})
+        else:
+            messages.append(message)
+    if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
+        raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
+    return messages, ignored
+
+
+def _content_key(turn: Mapping[str, Any]) -> str:
+    return "value" if "value" in turn and "content" not in turn else "content"
+
+
+def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -> Message:
+    """Return a turn, which has `role` and `content` or, as in LLaVA, `from` and `value`."""
+    key = _content_key(turn)
+    content = turn.get(key)
+    said, is_call = is_learnt(turn, where), role in CALLS
+    named = "assistant" if is_call else ROLES.get(role, role)
+    if said and named != "assistant":
+        raise BadSample(f"{where} is to be learnt, but only answers of the assistant are")
+    # As in transformers, a key whose value is null is absent.
+    known = ("role" if "role" in turn else "from", key, *LEARNT)
+    rest = {name: value for name, value in turn.items() if name not in known and value is not None}
+    if is_call:
+        rest["tool_calls"], content = calls_of(content, where), ""
+    elif OLD_CALL in rest and "tool_calls" not in rest:
+        rest["tool_calls"] = calls_of([rest.pop(OLD_CALL)], where)
+    _check_calls(rest.get("tool_calls", []))
+    if key not in turn and not rest.keys() & {"tool_calls", *REASONING}:
+        raise BadSample(f"{where} has no `content`")
+    if len({str(rest[name]) for name in REASONING if name in rest}) > 1:
+        raise BadSample(f"{where} has different reasoning under several keys")
+    # A tool may return any JSON, such as a list of numbers, which is neither text nor parts.
+    if isinstance(content, list):
+        is_said = all(isinstance(each, dict) and "type" in each for each in content)
+    else:
+        is_said = content is None or isinstance(content, str)
+    if role in ("tool", *RESULTS) and not is_said:
+        return Message(role, None, {**rest, "content": content})
+    parts = None if content is None else tuple(_parts(content, markers))
+    return Message(named, parts, rest, isinstance(content, list), said is not False)
+
+
+def _check_calls(calls: Any) -> None:
+    if not isinstance(calls, list):
+        raise BadSample(f"`tool_calls` of a message is {type_of(calls)}, not a list")
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name.strip():
+            raise BadSample("a call of a tool has no name")
+
+
+def _parts(content: Any, markers: Markers) -> list[MessagePart]:
+    if isinstance(content, str):
+        return split(content, markers)
+    if not isinstance(content, list):
+        raise BadSample(f"the content of a message is {type_of(content)}")
+    parts: list[MessagePart] = []
+    for each in content:
+        kind = each.get("type") if isinstance(each, dict) else None
+        if kind == "text" and isinstance(each.get("text"), str):
+            parts += split(each["text"], markers)
+        elif isinstance(kind, str) and kind in _PART_MEDIA:
+            parts.append(MessagePart(_PART_MEDIA[kind]))
+        else:
+            known = ", ".join(f"`{each}`" for each in ("text", *_PART_MEDIA))
+            raise BadSample(f"a message has a part of unknown type {kind!r}; known are {known}")
+    return parts
+
+
+def _ignored_of_parts(content: Sequence[Any], where: str) -> Iterator[str]:
+    """Yield the keys of parts that are ignored. Raises: BadSample if one is about the loss."""
+    for part in content:
+        if isinstance(part, dict):
+            if is_learnt(part, f"a part of {where}") is False:
+                raise BadSample(f"a part of {where} is not to be learnt: write that in the message")
+            unread = ignored_keys(part, "type", "text", *_PART_MEDIA, *LEARNT)
+            yield from (f"{key} of parts of messages" for key in unread)
+
+
+def split(text: str, markers: Markers) -> list[MessagePart]:
+    """Cut a text at its markers, but not where a backslash says that one is text.
+
+    Two backslashes are none: formulas end lines with them.
+    """
+    pieces = re.split(rf"(?<!(?<!\\)\\)({'|'.join(map(re.escape, markers)) or '(?!)'})", text)
+    parts = [
+        MessagePart(markers[each]) if each in markers else MessagePart("text", each)
+        for each in pieces
+    ]
+    return [part for part in parts if part.kind != "text" or part.text]
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a JSON value, in words."""
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    if isinstance(value, list | str | dict) and not value:
+        return f"{names[type(value)]} of nothing"
+    return names.get(type(value), "a number")

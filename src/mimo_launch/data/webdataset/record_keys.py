@@ -1,0 +1,116 @@
+"""The keys of records, messages and parts that people write, and what becomes of each: one table.
+
+Decides: which keys say whether a message is learnt, which make a sample bad and what to write then,
+and what roles are called elsewhere. Any other key of a message is for the chat template; where that
+does not read it, it is counted as ignored, as any other key of a record is.
+Leaves: reading texts to `messages` and `records`, counting to `indexer`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mimo_launch.data.dataset import BadSample
+
+# Names of speakers in ShareGPT, LLaVA, OpenAssistant and others.
+ROLES = {
+    "human": "user",
+    "prompter": "user",
+    **dict.fromkeys(("gpt", "model", "chatgpt", "bot", "ai", "chatbot"), "assistant"),
+}
+# Messages that are calls of tools, as JSON text (LLaMA-Factory, ms-swift).
+CALLS = ("function_call", "tool_call")
+# Results of tools; a template that does not know such a name gets `tool`.
+RESULTS = ("observation", "tool_response", "function", "function_response")
+# Roles of which it is clear that nothing is learnt.
+NOT_ANSWERS = frozenset({"system", "developer", "user", "tool", "ipython", *RESULTS})
+# Keys that say whether a message is learnt, with the value that says so: those of ms-swift, OpenAI,
+# Axolotl and torchtune.
+LEARNT = {
+    "loss": True, "loss_scale": True, "train": True, "training": True, "weight": True,
+    "masked": False,
+}  # fmt: skip
+_SAY = "write `loss: true` or `loss: false` in place of it"
+_WHOLE = "an answer is learnt or left out as a whole: cut it into messages, with `loss: false`"
+# Other keys of a message that change what is learnt, and what to write.
+REFUSED = {
+    **dict.fromkeys(("train_detail", "training_detail"), _WHOLE),
+    "refusal": "write its text as `content`",
+}
+# A word of a key that is not known: it is about the loss, but may mean it or its opposite.
+_ABOUT_LOSS = frozenset(
+    {"loss", "train", "trainable", "training", "weight", "mask", "masked", "learn", "learnt"}
+)
+# Keys of a call of a tool that older records have in place of `tool_calls` and `tools`.
+OLD_CALL, OLD_TOOLS = "function_call", "functions"
+
+
+def is_learnt(keys: Mapping[str, Any], where: str) -> bool | None:
+    """Return whether a message says that it is learnt; None if it does not say.
+
+    Raises: BadSample if a key is not understood, or two of them differ.
+    """
+    said: dict[str, bool] = {}
+    for key, value in keys.items():
+        if value is None:
+            continue
+        if key in LEARNT:
+            if not isinstance(value, int | float) or value not in (0, 1):
+                raise BadSample(
+                    f"`{key}` of {where} is {_shown(value)}: an answer is learnt or not, so write "
+                    f"true or false, 1 or 0"
+                )
+            said[key] = bool(value) == LEARNT[key]
+        elif key in REFUSED:
+            raise BadSample(f"`{key}` of {where} is not supported: {REFUSED[key]}")
+        elif not _ABOUT_LOSS.isdisjoint(_words(key)):
+            raise BadSample(f"it is unclear what `{key}` of {where} means for the loss: {_SAY}")
+    if len(set(said.values())) > 1:
+        raise BadSample(f"{' and '.join(f'`{key}`' for key in said)} of {where} contradict")
+    return next(iter(said.values()), None)
+
+
+def whole_sample_keys(record: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a record that say that it is learnt.
+
+    Raises: BadSample if it has a weight, or is not to be learnt.
+    """
+    found = [key for key in LEARNT if isinstance(record.get(key), int | float)]
+    for key in found:
+        if (value := record[key]) != LEARNT[key]:
+            raise BadSample(
+                f"its JSON says `{key}: {_shown(value)}`, but a sample counts once: take it out of "
+                f"the shards, or write `loss: false` in the messages that are not learnt"
+            )
+    return found
+
+
+def ignored_keys(found: Mapping[str, Any], *known: str) -> Iterator[str]:
+    """Yield the keys that say something and are not among those that are read."""
+    for key, value in found.items():
+        if key not in known and value not in (None, "", [], {}):
+            yield f"`{key[:40]}`"
+
+
+def calls_of(text: Any, where: str) -> list[dict[str, Any]]:
+    """Return the calls of tools in a message that is JSON text. Raises: BadSample."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        found = None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise BadSample(
+            f"{where} is no call of a tool: write JSON text such as "
+            '{"name": "f", "arguments": {}}, or the role assistant with `tool_calls`'
+        )
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _words(key: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)}
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:40]

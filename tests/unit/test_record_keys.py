@@ -1,0 +1,211 @@
+"""Keys that people write in records: each is honoured, makes the sample bad, or is counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.chat_templates import QWEN3, SPECIALS
+from tests.support.shards import CHATML, GENERATION, image_bytes, tokenizer_folder, write_shard
+from tests.unit.test_chat_tokens import text_in_loss, write
+from tests.unit.test_shard_samples import opened, shard_spec
+
+from mimo_launch.cli.data_tables import as_text
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.survey.reading_speed import survey
+
+ASKED = {"role": "user", "content": "What?"}
+FIRST, SECOND = ({"role": "assistant", "content": text} for text in ("One.", "Two."))
+
+
+def answers(folder: Path, first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    turns = [ASKED, {**FIRST, **first}, ASKED, {**SECOND, **second}]
+    return text_in_loss(folder, write(folder, {"messages": turns}, template="chat"))
+
+
+SWITCHES = {
+    "loss": (False, True), "weight": (0, 1), "train": (False, True), "training": (False, True),
+    "loss_scale": (0.0, 1.0), "masked": (True, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SWITCHES)
+@pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (GENERATION, "</s>")])
+def test_an_answer_that_says_so_is_not_learnt(
+    tmp_path: Path, key: str, template: str, end: str
+) -> None:
+    """With blocks in the template and without, in the words of several other programs."""
+    folder = tokenizer_folder(tmp_path, template)
+    off, on = ({key: value} for value in SWITCHES[key])
+    assert answers(folder, off, {}) == ["Two." + end]
+    assert answers(folder, {}, off) == ["One." + end]
+    assert answers(folder, on, on) == ["One." + end, "Two." + end]
+    with pytest.raises(BadSample, match="no token to learn from"):
+        answers(folder, off, off)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"weight": 0.5}, r"`weight` of message 2 \(assistant\) is 0.5.*write true or false"),
+        ({"loss": "no"}, r'`loss` of message 2 \(assistant\) is "no"'),
+        ({"loss": True, "weight": 0}, "`loss` and `weight` of message 2.*contradict"),
+        ({"mask": 1}, "unclear what `mask` of message 2.*write `loss: true` or `loss: false`"),
+        ({"lossMask": 1}, "unclear what `lossMask` of message 2"),
+        ({"train_detail": []}, "`train_detail` of message 2.*cut it into messages"),
+        ({"refusal": "I cannot."}, "`refusal` of message 2.*as `content`"),
+        ({"thinking": "a", "reasoning": "b"}, "different reasoning under several keys"),
+        ({"role": "user", "loss": True}, r"message 2 \(user\) is to be learnt, but only answers"),
+        ({"role": "tool_call"}, r"message 2 \(tool_call\) is no call of a tool: write JSON"),
+        ({"content": [{"type": "text", "text": "x", "loss": False}]}, "write that in the message"),
+        ({"content": [{"type": "output_text", "text": "x"}]}, "known are `text`, `image`"),
+    ],
+)
+def test_a_key_that_cannot_be_honoured_makes_the_sample_bad_with_what_to_write(
+    tmp_path: Path, message: dict[str, Any], why: str
+) -> None:
+    turns = [ASKED, {**FIRST, **message}, ASKED, SECOND]
+    with pytest.raises(BadSample, match=why):
+        write(tokenizer_folder(tmp_path), {"messages": turns}, template="chat")
+
+
+@pytest.mark.parametrize(
+    ("record", "template", "why"),
+    [
+        (
+            {"messages": [ASKED, SECOND], "weight": 0.5},
+            "chat",
+            "`weight: 0.5`, but a sample counts",
+        ),
+        ({"text": "a cat", "train": False}, "caption", "`train: false`.*take it out of the shards"),
+        (
+            {"messages": [{"role": "system", "content": "x"}, SECOND], "system": "y"},
+            "chat",
+            "leave",
+        ),
+        ({"messages": [{"role": "user", "text": "x"}, SECOND]}, "chat", r"1 \(user\) has no `cont"),
+    ],
+)
+def test_a_record_that_cannot_be_honoured_is_bad(
+    tmp_path: Path, record: dict[str, Any], template: str, why: str
+) -> None:
+    with pytest.raises(BadSample, match=why):
+        write(tokenizer_folder(tmp_path), record, template=template)
+
+
+FUNCTION = {"name": "f", "arguments": {"a": 1}}
+CALL = {"type": "function", "function": FUNCTION}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+RESULT = {"role": "tool", "content": "4"}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TEXT = json.dumps(FUNCTION)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (
+            [{"from": "function_call", "value": TEXT}, {"from": "observation", "value": "4"}],
+            [CALLED, RESULT],
+        ),
+        (
+            [
+                {**FIRST, "content": "Let me look."},
+                {"role": "tool_call", "content": TEXT},
+                {"role": "tool_call", "content": TEXT},
+                {"role": "tool_response", "content": "4"},
+            ],
+            [{**CALLED, "content": "Let me look.", "tool_calls": [CALL, CALL]}, RESULT],
+        ),
+        (
+            [
+                {"role": "assistant", "content": "", "function_call": FUNCTION},
+                {"role": "function", "content": "4"},
+            ],
+            [CALLED, RESULT],
+        ),
+    ],
+    ids=["llama-factory", "ms-swift", "openai"],
+)
+def test_calls_in_other_words_are_calls_and_learnt(
+    tmp_path: Path, written: list[dict[str, Any]], meant: list[dict[str, Any]]
+) -> None:
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    found, want = (
+        write(folder, {"messages": [ASKED, *turns, SECOND], **tools}, template="chat")
+        for turns, tools in (
+            (written, {"functions": [TOOLS[0]["function"]]}), (meant, {"tools": TOOLS})
+        )
+    )  # fmt: skip
+    assert found.tokens.tolist() == want.tokens.tolist()
+    assert found.loss_mask.tolist() == want.loss_mask.tolist()
+    assert "<tool_call>" in text_in_loss(folder, found)[0]
+
+
+def test_a_call_for_which_the_template_has_no_words_is_bad(tmp_path: Path) -> None:
+    turns = [ASKED, {"role": "function_call", "content": TEXT}, RESULT, SECOND]
+    with pytest.raises(BadSample, match="does not write `tool_calls` of message 2"):
+        write(tokenizer_folder(tmp_path), {"messages": turns}, template="chat")
+
+
+def test_a_system_prompt_beside_the_messages_is_that_of_the_record(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    template = {"kind": "chat", "system": "Be long."}
+    beside = {"messages": [ASKED, SECOND], "system": "Be short."}
+    inside = {"messages": [{"role": "system", "content": "Be short."}, ASKED, SECOND]}
+    found, want = (write(folder, each, template=template) for each in (beside, inside))
+    assert found.tokens.tolist() == want.tokens.tolist()
+
+
+NAMED = CHATML.replace("message['content']", "message.get('name', '') + message['content']")
+
+
+def test_what_nobody_reads_is_counted_and_shown(tmp_path: Path) -> None:
+    critic = {"role": "critic", "content": "No!"}
+    part = {"type": "text", "text": "?", "cache_control": {"type": "x"}}
+    records: list[tuple[str, dict[str, Any]]] = [
+        ("a", {"json": {"messages": [ASKED, {**SECOND, "name": "Bo"}], "source": "web"}}),
+        ("b", {"json": {"messages": [ASKED, critic, SECOND], "source": "web", "images": []}}),
+        ("c", {"json": {"messages": [{**ASKED, "content": [part]}, SECOND]}, "svg": b"<svg/>"}),
+        ("d", {"json": {"messages": [ASKED, SECOND], "conversations": [1]}, "txt": "text"}),
+        ("e", {"json": {"messages": [ASKED, SECOND], "weight": "70 kg", "mask": "m.png"}}),
+    ]
+    want = {
+        "`source`": 2, "`.svg`": 1, "`.txt`": 1, "`cache_control` of parts of messages": 1,
+        "`conversations`": 1, "`weight`": 1, "`mask`": 1, "`name` of messages": 1,
+        "the role `critic`, which is not learnt,": 1,
+    }  # fmt: skip
+    for template in (CHATML, NAMED):
+        folder = tmp_path / str(len(template))
+        tokenizer_folder(folder / "tokenizer", template)
+        write_shard(folder / "0.tar", records[:2])
+        write_shard(folder / "1.tar", records[2:])
+        made = shard_spec(folder)
+        found = opened(made)
+        if template == NAMED:
+            del want["`name` of messages"]
+        assert found.splits["train"].index.ignored == want
+        assert next(iter(want)) == "`source`"
+    text = as_text(survey(made, found, records=9, steps=1, show=0), None)
+    assert "ignored    `source` in 2 records, " in text
+    assert "the role `critic`, which is not learnt, in 1 record" in text
+    assert "ignored, which `mimo-launch data` counts" in found.splits["train"].summary()
+
+
+def test_the_text_that_a_caption_is_not_taken_from_is_counted(tmp_path: Path) -> None:
+    image = image_bytes(8, 8)
+    write_shard(tmp_path / "0.tar", [("a", {"png": image, "txt": "a cat", "json": {"text": "b"}})])
+    write_shard(tmp_path / "1.tar", [("b", {"png": image, "json": {"text": "b", "caption": "c"}})])
+    found = opened(shard_spec(tmp_path, template="caption"))
+    assert found.splits["train"].index.ignored == {"`.json`": 1, "`caption`": 1}
+
+
+def test_counts_of_keys_that_differ_in_every_record_stay_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mimo_launch.data.webdataset.indexer._MOST_IGNORED", 3)
+    records = [(f"{n}", {"json": {"messages": [ASKED, SECOND], f"key{n}": 1}}) for n in range(9)]
+    write_shard(tmp_path / "0.tar", records)
+    ignored = opened(shard_spec(tmp_path)).splits["train"].index.ignored
+    assert sum(ignored.values()) == 9
+    assert ignored["other keys"] == 6
