@@ -2,25 +2,30 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.poison import POISONED_STEP, PoisonedImages, poison_backward, poison_shard
 from tests.support.specs import box, spec
 
+from mimo_launch.checkpoint.folder import all_checkpoints
+from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import build_layout, world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop, prefetch
-from mimo_launch.train.events import NonFinite, RunFinished, StepFinished
-from mimo_launch.train.loop import train
+from mimo_launch.train.events import CheckpointSaved, NonFinite, RunFinished, StepFinished
+from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.non_finite import NonFiniteRun, NoUpdate
 from mimo_launch.train.rank_session import RankSession
 
 Arm = Callable[[RankSession], None]
+ON = "to resume there, delete later ones"
 STEPS = {"steps": 3, "precision": "fp64"}
 
 
@@ -224,6 +229,45 @@ def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
     for events, error, _ in run_ranks(ending, made, poison_steps({0, 1}, made), world_size=4):
         assert error.startswith("NonFiniteRun: all 2 steps were skipped")
         assert not any(isinstance(event, RunFinished) for event in events)
+
+
+EXPERT = "language.layers.1.mlp.experts.2.up.weight"
+
+
+def spoil_an_expert(made: Spec, folder: Path) -> tuple[str, list[Any]]:
+    """Make a weight NaN on the one rank that holds it, before step 4 is saved; return the end."""
+    update, events = RankSession.update, list[Any]()
+
+    def then_spoil(session: RankSession, step: int, metrics: Any) -> None:
+        update(session, step, metrics)
+        for part in local_segments(session.declared("language"), lambda weight: weight.detach()):
+            if step == 3 and part.name == EXPERT:
+                part.local.view(-1)[-1] = float("nan")
+
+    RankSession.update = then_spoil  # type: ignore[method-assign]
+    with RankSession(Plan.of(made)) as session:
+        state, saver = start_run(session, folder, events.append)
+        with pytest.raises(NonFiniteRun) as end:
+            train(session, events.append, Hooks(saver=saver), state)
+    return str(end.value), [event for event in events if isinstance(event, CheckpointSaved)]
+
+
+@pytest.mark.usefixtures("late")
+def test_a_weight_that_is_not_finite_is_named_with_its_rank_and_the_last_sound_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Parallelism: dp 2, ep 2. `keep: 1` would leave the checkpoint that cannot be used."""
+    moe = {"experts": 4, "top_k": 4, "width": 8}
+    language = box(0, dp=2, model={"layers": 2, "moe": moe}, experts={"ep": 2})
+    steps = {"steps": 9, "max_skipped": 2, "precision": "fp64"}
+    made = spec({"language": language}, train=steps, checkpoint={"every": 2, "keep": 1})
+    [(words, saves), (same, _)] = run_ranks(spoil_an_expert, made, tmp_path, world_size=2)
+    assert words == same
+    assert f"\nnot finite: {EXPERT} (rank 1)\n" in words
+    sound = tmp_path / "checkpoints" / "step-00000002"
+    assert words.endswith(f"newest checkpoint with finite weights: {sound}; {ON}")
+    assert [(save.step, save.not_finite) for save in saves] == [(2, ()), (4, (EXPERT,))]
+    assert [path.name[-1] for path in all_checkpoints(tmp_path)] == ["4", "2"]
 
 
 def no_labels() -> None:

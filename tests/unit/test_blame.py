@@ -134,7 +134,7 @@ def test_a_good_step_starts_the_count_again_and_one_without_labels_does_not() ->
         watch.bad(origin(*range(20)))
     text = str(caught.value)
     assert (
-        "step 7, gradient of vision on rank 3, samples 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in text
+        "step 7, gradient of vision on rank 3, samples 0, 1, 2, 3, 4, 5, 6, 7, and 12 more" in text
     )
     assert not caught.value.restartable
 

@@ -142,8 +142,16 @@ OTHERS: list[tuple[Event, str]] = [
         "stopped by SIGINT after step 7; no checkpoint was saved",
     ),
     (
-        CheckpointSaved(step=4, checkpoint="c/4", num_bytes=2_340_000, stall_s=0.1, seconds=2.0),
-        "saved     4  c/4  2.3 MB, stalled 0.10 s, written in 2.00 s",
+        CheckpointSaved(
+            step=4,
+            checkpoint="c/4",
+            num_bytes=2_340_000,
+            stall_s=0.1,
+            seconds=2.0,
+            not_finite=("a.weight", "b.weight"),
+        ),
+        "saved     4  c/4  2.3 MB, stalled 0.10 s, written in 2.00 s\n"
+        "warning: weights in it are not finite: a.weight, b.weight",
     ),
     (
         CheckpointFailed(step=4, reason="No space left"),

@@ -39,7 +39,8 @@ class Marker:
 
     `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
     `updates` the number of optimizer updates of each segment, `spec` the resolved spec and `plan`
-    its hash.
+    its hash. `not_finite` names the weights that hold a NaN or an infinity, None if an earlier
+    release saved them.
     """
 
     format: int
@@ -49,6 +50,7 @@ class Marker:
     spec: dict[str, Any]
     torch: str
     files: dict[str, tuple[int, int]]
+    not_finite: list[str] | None = None
 
 
 def folder_name(step: int) -> str:
@@ -85,7 +87,9 @@ def read_marker(path: Path) -> Marker:
         for name, count in {**raw["counts"], **raw["updates"]}.items():
             if type(count) is not int or not 0 <= count <= MAX_INTEGER:
                 raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is not a count")
-        marker = Marker(**{field.name: raw[field.name] for field in fields(Marker)})
+        marker = Marker(
+            **{each.name: raw[each.name] for each in fields(Marker) if each.name in raw}
+        )
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) != marker.counts["step"]:
             raise DamagedCheckpoint(f"{MARKER} is that of step {marker.counts['step']}")
         for name, (size, _) in marker.files.items():
@@ -95,6 +99,14 @@ def read_marker(path: Path) -> Marker:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"it cannot be read: {error!r}") from error
     return marker
+
+
+def is_finite(path: Path) -> bool:
+    """Return whether all weights of a checkpoint were seen to be finite when it was saved."""
+    try:
+        return read_marker(path).not_finite == []
+    except DamagedCheckpoint:
+        return False
 
 
 def _checksum(content: dict[str, Any]) -> int:
@@ -152,10 +164,14 @@ def set_aside(path: Path) -> None:
 def delete_old(run: Path, keep: int) -> None:
     """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps.
 
-    Damaged ones stay: a user may rescue parts of them.
+    If all of these hold a weight that is not finite, the newest one without stays, too. Damaged
+    ones stay: a user may rescue parts of them.
     """
     found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
-    kept = [path for path in found if is_complete(path)][:keep]
+    whole = [path for path in found if is_complete(path)]
+    kept = whole[:keep]
+    if not any(map(is_finite, kept)):
+        kept += [path for path in whole[keep:] if is_finite(path)][:1]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
             # Rename first: after an interrupted deletion, no rest may look like a checkpoint.

@@ -20,19 +20,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo_launch.checkpoint.boxes import Box, state_boxes, update_counts
+from mimo_launch.checkpoint.boxes import WEIGHTS, Box, plain, state_boxes, update_counts
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
     PARTIAL,
+    all_checkpoints,
     complete,
     crc_of,
     delete_old,
     folder_name,
+    is_finite,
 )
 from mimo_launch.checkpoint.index import TENSORS
 from mimo_launch.checkpoint.storage import CheckpointError, write_boxes
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.collectives import from_first, gather_objects
+from mimo_launch.comm.finite_flags import not_finite
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
@@ -44,10 +47,14 @@ Outcome = CheckpointSaved | CheckpointFailed
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers at the moment of a save: those of the run, and the updates of each segment here."""
+    """Numbers at the moment of a save: those of the run, and the updates of each segment here.
+
+    `not_finite` names the weights here that hold a NaN or an infinity.
+    """
 
     run: dict[str, int]
     updates: dict[str, int]
+    not_finite: list[str]
 
 
 class CheckpointSaver:
@@ -85,7 +92,13 @@ class CheckpointSaver:
         self._collect()
         session = self._session
         boxes = [c for c in state_boxes(session.modules, session.updates) if c.counted]
-        counts = Counts(asdict(state), update_counts(session.modules, session.updates))
+        counts = Counts(
+            run=asdict(state),
+            updates=update_counts(session.modules, session.updates),
+            not_finite=not_finite(
+                [(plain(c.name), c.tensor) for c in boxes if c.name.startswith(WEIGHTS)]
+            ),
+        )
         if not self._settings.asynchronous:
             self._note(self._write(boxes, counts, started, None))
             return
@@ -102,6 +115,14 @@ class CheckpointSaver:
             self._collect()
         outcomes, self._outcomes = self._outcomes, []
         return list(outcomes)
+
+    def newest_finite(self) -> str | None:
+        """Return the newest checkpoint of which all weights are finite. Ranks: collective."""
+        found = None
+        if dist.get_rank(self._group) == 0:
+            found = next((str(p) for p in all_checkpoints(self._run) if is_finite(p)), None)
+        best: str | None = from_first(found, self._group)
+        return best
 
     def finish(self) -> None:
         """Wait for the save under way."""
@@ -140,7 +161,7 @@ class CheckpointSaver:
         try:
             write_boxes(unfinished, boxes, self._group, self._beat)
             files = self._files(unfinished)
-            self._complete(unfinished, final, counts, files)
+            bad = self._complete(unfinished, final, counts, files)
         except CheckpointError as error:
             self._discard(unfinished)
             return CheckpointFailed(step=step, reason=str(error))
@@ -151,6 +172,7 @@ class CheckpointSaver:
             num_bytes=sum(size for size, _ in files.values()),
             stall_s=seconds if stall is None else stall,
             seconds=seconds,
+            not_finite=tuple(bad),
         )
 
     def _discard(self, unfinished: Path) -> None:
@@ -185,11 +207,16 @@ class CheckpointSaver:
 
     def _complete(
         self, unfinished: Path, final: Path, counts: Counts, files: dict[str, tuple[int, int]]
-    ) -> None:
-        """Complete the folder on the first rank. Raises: CheckpointError on all ranks."""
+    ) -> list[str]:
+        """Complete the folder on the first rank; return the weights that are not finite.
+
+        Raises: CheckpointError on all ranks.
+        """
         updates: dict[str, int] = {}
-        for part in gather_objects(counts.updates, self._group):
+        bad: set[str] = set()
+        for part, names in gather_objects((counts.updates, counts.not_finite), self._group):
             updates |= part
+            bad.update(names)
         failed = ""
         if dist.get_rank(self._group) == 0:
             marker = {
@@ -200,6 +227,7 @@ class CheckpointSaver:
                 "spec": dump_spec(self._session.spec),
                 "torch": torch.__version__,
                 "files": files,
+                "not_finite": sorted(bad),
             }
             try:
                 # The first rank may not see what the others wrote.
@@ -218,3 +246,4 @@ class CheckpointSaver:
                     delete_old(self._run, self._settings.keep)
         if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
+        return sorted(bad)

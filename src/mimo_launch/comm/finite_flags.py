@@ -8,6 +8,7 @@ A plain sum reads a tensor once, without a copy of it and without waiting for th
 finite numbers can overflow; that matters only when a step is bad already.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import torch_internals
 from mimo_launch.comm.collectives import reduce_scatter_into
+
+
+def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of tensors that hold a NaN or an infinity. Waits for the device."""
+    if not named:
+        return []
+    largest = torch_internals.norms([tensor for _, tensor in named], math.inf)
+    fine = torch.stack([each.double() for each in largest]).isfinite().tolist()
+    return [name for (name, _), is_fine in zip(named, fine, strict=True) if not is_fine]
 
 
 class FiniteFlag:

@@ -88,7 +88,7 @@ class LocalKernels:
 
 
 def norms(
-    tensors: list[Tensor], order: int, dtype: torch.dtype | None = None
+    tensors: list[Tensor], order: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, ...]:
     """Return the norm of each tensor, summed in `dtype`.
 

@@ -27,6 +27,7 @@ from mimo_launch.runtime.progress import Cause, Phase
 
 MAX_GROUPS = 8
 MAX_FRAMES = 3
+MAX_OWN_LINES = 5
 MAX_MESSAGE = 80
 MAX_LINE = 500
 _AGAIN = "the same command would end in the same way; first change what is said above"
@@ -150,7 +151,9 @@ def _said(failure: Failure, state: RankState) -> list[str]:
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]
     message = [line for line in state.message.splitlines() if line.strip()] or ["(no message)"]
-    return [_cut(line) for line in message[:MAX_FRAMES]]
+    # What a run says of itself is all ours; other messages may go on and on.
+    most = MAX_OWN_LINES if failure.verdict.final else MAX_FRAMES
+    return [_cut(line) for line in message[:most]]
 
 
 def _cut(line: str) -> str:

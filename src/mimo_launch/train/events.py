@@ -152,13 +152,17 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is complete. Training waited for `stall_s`, the write took `seconds`."""
+    """A checkpoint is complete. Training waited for `stall_s`, the write took `seconds`.
+
+    `not_finite` names its weights that hold a NaN or an infinity.
+    """
 
     step: int
     checkpoint: str
     num_bytes: int
     stall_s: float
     seconds: float
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from mimo_launch.train.events import (
     RunStarted,
     RunStopped,
 )
+from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession
@@ -44,6 +45,9 @@ class Saver(Protocol):
 
     def poll(self) -> list[Event]:
         """Return the outcomes of saves since the last call."""
+
+    def newest_finite(self) -> str | None:
+        """Return the newest checkpoint of which all weights are finite. Ranks: collective."""
 
     def finish(self) -> None:
         """Wait for the last save."""
@@ -97,11 +101,13 @@ def train(
         steps = StepRunner(session, reader, emit, hooks.profiler)
         try:
             stop_signal_seen = _steps(session, steps, reader, order, emit, hooks, state)
-        except EndOfRun:
+        except EndOfRun as error:
             # A save under way must not be lost: all ranks wait for it.
             if hooks.saver is not None:
                 hooks.saver.finish()
                 _tell(hooks.saver, emit)
+                if isinstance(error, NonFiniteRun) and error.in_weights:
+                    raise error.with_checkpoint(hooks.saver.newest_finite()) from None
             raise
         saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
     if stop_signal_seen:

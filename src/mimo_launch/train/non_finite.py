@@ -1,6 +1,7 @@
 """Finds the rank where a loss or gradient was first not finite, and ends runs with too many.
 
-Decides: which rank is named, by causality, and how many bad steps a run may have.
+Decides: which rank is named, by causality; how many bad steps a run may have; that the weights of
+all ranks are looked at once such a run ends.
 Relies on: flags that each rank keeps about its own losses and gradients, before any sum mixes them.
 Leaves: skipping the step to `step`.
 
@@ -11,7 +12,7 @@ finite is named last: its numbers come from all samples of the step.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,9 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.finite_flags import not_finite
+from mimo_launch.diag.quantities import named_ranks, some
+from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
@@ -29,7 +33,19 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 class NonFiniteRun(EndOfRun):
-    """Too many steps had a loss or a gradient that is not finite."""
+    """Too many steps had a loss or a gradient that is not finite.
+
+    `in_weights` says that weights hold a NaN or an infinity.
+    """
+
+    def __init__(self, message: str, *, in_weights: bool = False) -> None:
+        super().__init__(message)
+        self.in_weights = in_weights
+
+    def with_checkpoint(self, newest: str | None) -> "NonFiniteRun":
+        """Return this error with the newest checkpoint of which all weights are finite."""
+        found = "none" if newest is None else f"{newest}; to resume there, delete later ones"
+        return NonFiniteRun(f"{self}\nnewest checkpoint with finite weights: {found}")
 
 
 class NoUpdate(EndOfRun):
@@ -39,6 +55,10 @@ class NoUpdate(EndOfRun):
 _ADVICE = (
     "Look at these samples. If others are named each time, try a lower `optimizer.lr`, a longer "
     "warmup, `optimizer.clip` or `train.precision: fp32`. `train.max_skipped` allows more."
+)
+_ADVICE_ON_WEIGHTS = (
+    "Every sample that meets such a weight fails: `optimizer.lr` is too high, or that rank, its "
+    "memory or a kernel is at fault."
 )
 _MOST_LISTED = 8
 
@@ -166,8 +186,11 @@ def _origin(
 class NonFiniteWatch:
     """Counts bad steps in a row, and ends a run that has too many of them."""
 
-    def __init__(self, max_skipped: int) -> None:
-        self._max, self._in_a_row = max_skipped, 0
+    def __init__(
+        self, max_skipped: int, weights: Callable[[], Mapping[str, Sequence[int]]] = dict
+    ) -> None:
+        """Of a run that ends, `weights` returns those that are not finite, with their ranks."""
+        self._max, self._in_a_row, self._weights = max_skipped, 0, weights
         self._last: NonFinite | None = None
 
     def good(self) -> None:
@@ -178,7 +201,8 @@ class NonFiniteWatch:
         """Note a bad step. Raises: NonFiniteRun if there are too many in a row."""
         self._in_a_row, self._last = self._in_a_row + 1, origin
         if self._in_a_row >= self._max:
-            raise _failure(f"{self._in_a_row} steps in a row were skipped", origin)
+            what = f"{self._in_a_row} steps in a row were skipped"
+            raise _failure(what, origin, self._weights())
 
     def finish(self, steps: int, skipped: int) -> None:
         """Judge a whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
@@ -189,19 +213,35 @@ class NonFiniteWatch:
                 f"all {steps} steps were skipped, so no weight has changed: none of them had a "
                 "label. `bad_samples` in metrics.jsonl counts samples that could not be read."
             )
-        raise _failure(f"all {steps} steps were skipped, {self._in_a_row} of them", self._last)
+        what = f"all {steps} steps were skipped, {self._in_a_row} of them"
+        raise _failure(what, self._last, self._weights())
 
 
-def _failure(what: str, last: NonFinite) -> NonFiniteRun:
+def bad_weights(session: RankSession) -> dict[str, list[int]]:
+    """Return the weights that hold a NaN or an infinity, each with the ranks that hold it so.
+
+    Ranks: collective over the world. Waits for the device.
+    """
+    parts = [
+        (part.name, part.local)
+        for name in session.modules
+        for part in local_segments(session.declared(name), lambda weight: weight.detach())
+    ]
+    found: dict[str, list[int]] = {}
+    for rank, names in enumerate(gather_objects(sorted(set(not_finite(parts))))):
+        for name in names:
+            found.setdefault(name, []).append(rank)
+    return found
+
+
+def _failure(what: str, last: NonFinite, weights: Mapping[str, Sequence[int]]) -> NonFiniteRun:
+    advice = _ADVICE
+    if weights:
+        held = [f"{name} ({named_ranks(ranks)})" for name, ranks in weights.items()]
+        advice = f"not finite: {some(held, _MOST_LISTED, sep=', ')}\n{_ADVICE_ON_WEIGHTS}"
     return NonFiniteRun(
         f"{what} because a loss or a gradient was not finite\n"
         f"the last one: step {last.step}, {last.what} of {last.module} on rank {last.rank}, "
-        f"samples {listed(last.samples)}\n{_ADVICE}"
+        f"samples {some(last.samples, _MOST_LISTED, sep=', ')}\n{advice}",
+        in_weights=bool(weights),
     )
-
-
-def listed(samples: tuple[int, ...]) -> str:
-    """Return ids as text, or only the first few of many."""
-    text = ", ".join(str(sample) for sample in samples[:_MOST_LISTED])
-    more = len(samples) - _MOST_LISTED
-    return f"{text} and {more} more" if more > 0 else text

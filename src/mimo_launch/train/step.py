@@ -12,6 +12,7 @@ nothing. Evaluations, saves and the end need them: before these, the metrics of 
 from collections import deque
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -29,7 +30,13 @@ from mimo_launch.optimizer.module_optimizers import rate_at
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
-from mimo_launch.train.non_finite import NonFiniteWatch, PendingFlags, find_origin, note_flags
+from mimo_launch.train.non_finite import (
+    NonFiniteWatch,
+    PendingFlags,
+    bad_weights,
+    find_origin,
+    note_flags,
+)
 from mimo_launch.train.rank_session import RankSession, has_terms
 from mimo_launch.train.run_state import EndOfRun, RunState
 
@@ -85,7 +92,7 @@ class StepRunner:
     ) -> None:
         self._session, self._reader, self._emit = session, reader, emit
         self._profiler = profiler
-        self._watch = NonFiniteWatch(session.spec.train.max_skipped)
+        self._watch = NonFiniteWatch(session.spec.train.max_skipped, partial(bad_weights, session))
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
         self._peak = peak_tflops(device_name(session.device), session.spec.train.precision)

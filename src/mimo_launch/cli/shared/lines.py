@@ -104,6 +104,8 @@ def other_lines(event: Event) -> list[str]:
             size = _size(event.num_bytes)
             times = f"stalled {event.stall_s:.2f} s, written in {event.seconds:.2f} s"
             lines = [f"saved {event.step:>5}  {event.checkpoint}  {size}, {times}"]
+            bad = event.not_finite
+            lines += [f"warning: weights in it are not finite: {_names(bad)}"] if bad else []
         case WeightsLoaded():
             lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
             for names, words in (
