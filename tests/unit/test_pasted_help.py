@@ -268,6 +268,11 @@ def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> No
             )
         ),
         ("bf16=true", "write `--set train.precision=bf16`"),
+        (
+            "fp16=true",
+            "write `--set train.precision=bf16` (fp16 needs loss scaling, "
+            "which is not here; bf16 takes as much memory and needs none)",
+        ),
         ("warmup_ratio=0.03", "write `--set optimizer.schedule.warmup=3`"),
         ("micro_batch_size=4", "write `--set schedule.microbatches=4`"),
         ("modules.language.fsdp=true", "write `--set modules.language.sharding=full`"),

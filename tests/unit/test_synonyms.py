@@ -162,7 +162,8 @@ NO_KEYS = (
 def words_of_the_page() -> list[tuple[str, str]]:
     """Return each word of the left columns, with the text of the right column."""
     found = []
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    keys = PAGE.read_text(encoding="utf-8").partition("## Megatron-LM")[2]
+    for line in keys.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 2:
             for code in re.findall(r"`([^`]+)`", cells[0]):

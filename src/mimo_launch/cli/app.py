@@ -10,6 +10,7 @@ import gc
 import importlib
 import inspect
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -20,7 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from mimo_launch import __version__
-from mimo_launch.cli.shared.console import Color, Console, open_closed_streams
+from mimo_launch.cli.shared.console import Color, Console, open_closed_streams, wrapped
 from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -145,13 +146,25 @@ def _was_interrupted(error: BaseException) -> bool:
     return False
 
 
+def _meant(args: list[str]) -> str:
+    """Return what to write in place of a wrong command line; "" if nobody knows."""
+    from mimo_launch.cli.shared.wrong_usage import help_for
+
+    group: Any = get_command(build_app())
+    return help_for(args, group.commands)
+
+
 def _report(error: Exception, args: list[str], console: Console) -> int:
     # typer contains click or depends on it, by version; both mark usage errors like this.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         message = str(error.format_message())
         context = getattr(error, "ctx", None)
+        help_ = f"{context.command_path if context else 'mimo-launch'} --help"
+        if meant := _meant(args):
+            # Without guesses of names that are only spelt alike.
+            message, help_ = re.split(r"; | \(Possible", message, maxsplit=1)[0], meant
         console.note(f"error[usage]: {message[:1].lower()}{message[1:]}")
-        console.note(f"   = help: {context.command_path if context else 'mimo-launch'} --help")
+        console.note(wrapped(f"   = help: {help_}", indent=11))
         return EXIT_USAGE
     console.note(f"internal error: {type(error).__name__}: {error}")
     console.note(f"   = version: {__version__}")

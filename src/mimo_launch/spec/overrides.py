@@ -84,7 +84,7 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
         for path in meant_paths(dotted, data)
         for each in _meant_values(path, dotted, value_text, data)
     ]
-    help_ = f"write {listing(lines)}" if lines else ""
+    help_ = f"write {listing(lines)}{_why(dotted, value_text)}" if lines else ""
     if not all(keys):
         raise _BadPathError(f"the path `{dotted}` is empty or has an empty part", help_)
     if help_:
@@ -161,6 +161,13 @@ def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
     if known is None or field is None or not (known.values or known.derive):
         return [text]
     return our_values(known, keys, field, parse_value(text)[0], data)
+
+
+def _why(dotted: str, text: str) -> str:
+    """Return why our value for that of a word is not quite the same thing, in brackets."""
+    known = synonym("", dotted.rpartition(".")[2])
+    why = known.why if known is not None and known.values.get(text.lower()) else ""
+    return f" ({why})" if why else ""
 
 
 def set_line(dotted: str, value: str) -> str:

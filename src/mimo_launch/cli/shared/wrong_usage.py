@@ -1,0 +1,254 @@
+"""Says what a wrong command line was meant to be.
+
+Decides: which words are options, values and settings of the spec; that a line is offered only if
+the command takes it, and otherwise words.
+Relies on: `foreign_usage` for words of other launchers; `spec.overrides`, through a `--set` of the
+same name, for settings of the spec.
+Leaves: printing to `app`, which imports this file only after an error.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.cli.shared.foreign_usage import COMMANDS, NO_COMMAND, OPTIONS, VALUES
+from mimo_launch.spec.load import load_spec, load_text
+from mimo_launch.spec.meant import meant
+
+# Stands in for a spec that cannot be read.
+_NO_SPEC = "version: 1\nmodules: {language: {}}\n"
+_SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
+
+
+def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
+    """Return what to write in place of a wrong command line; "" if nobody knows.
+
+    `commands` are those of click, by name.
+    """
+    here = _Line(commands)
+    try:
+        here.read(list(args))
+    except _OnlyWords as words:
+        return str(words)
+    if here.words:
+        return "; ".join(dict.fromkeys(here.words))
+    written = [*here.front, here.command, *here.rest]
+    if not here.command or written == list(args) or not here.is_taken():
+        return ""
+    return " ".join([f"write `mimo-launch {shlex.join(written)}`", *dict.fromkeys(here.why)])
+
+
+class _OnlyWords(Exception):
+    """No command line does what was meant."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A command line while it is written anew: options in front, a command, and the rest.
+
+    `words` say what no option does, `why` what is not quite the same.
+    """
+
+    commands: Mapping[str, Any]
+    front: list[str] = field(default_factory=list)
+    command: str = ""
+    rest: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
+    plans_only: bool = False
+
+    def is_taken(self) -> bool:
+        """Return whether the program takes what is written."""
+        if "--version" in self.front or {"--help", "-h"} & {*self.rest}:
+            return True
+        try:
+            self.commands[self.command].make_context(self.command, list(self.rest))
+        except Exception as error:
+            if hasattr(error, "format_message"):
+                return False
+            raise
+        return True
+
+    def read(self, args: list[str]) -> None:
+        """Translate every word of a command line. Raises: _OnlyWords."""
+        args = self._without_command(args)
+        spec = next((arg for arg in args if _is_file(arg)), "")
+        while args:
+            word = args.pop(0)
+            name, equals, value = word.partition("=")
+            ours = self._our_option(name)
+            if word == "--" or ours == "--help":
+                self.rest += [word, *args]
+                break
+            if ours:
+                self._take(ours, value if equals else None, args)
+            elif word.startswith("-") and len(word) > 1:
+                self._translate(word, args, spec)
+            elif (setting := _SETTING.fullmatch(word)) and not Path(word).exists():
+                self._set(setting[1], setting[2], spec)
+            else:
+                self.rest.append(word)
+        if self.plans_only:
+            self._plan_instead()
+
+    def _without_command(self, args: list[str]) -> list[str]:
+        """Find the command, perhaps by another name, and return the words around it."""
+        theirs = {word: ours for ours, words in COMMANDS.items() for word in words.split()}
+        for place, word in enumerate(args):
+            if word in ("help", "version") and len(args) <= 2:
+                end = ["--help"] if word == "help" else ["--version"]
+                raise _OnlyWords(f"write `mimo-launch {shlex.join([*args[place + 1 :], *end])}`")
+            if word in self.commands or word in theirs:
+                self.command = word if word in self.commands else theirs[word]
+                return self._front_of(args[:place]) + args[place + 1 :]
+            for words, said in NO_COMMAND.items():
+                if word in words.split():
+                    raise _OnlyWords(said)
+            if _is_file(word):
+                line = shlex.join(["mimo-launch", "train", *args[place:]])
+                raise _OnlyWords(f"name a command: `{line}` trains, `plan` shows what it would do")
+            if not word.startswith("-") and not (place and args[place - 1].startswith("-")):
+                raise _OnlyWords("")  # A slip of a command.
+        return self._front_of(args)
+
+    def _front_of(self, args: list[str]) -> list[str]:
+        """Keep the options of all commands in front; return the others."""
+        left = []
+        for place, word in enumerate(args):
+            is_color = word.startswith("--color") or "--color" in args[place - 1 : place]
+            if is_color or word in ("-v", "-vv", "--verbose"):
+                self.front.append(word)
+            else:
+                left.append(word)
+        return left
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of the command by name."""
+        if self.command not in self.commands:
+            return {}
+        parameters = self.commands[self.command].params
+        options = [each for each in parameters if each.param_type_name == "option"]
+        return {
+            "--help": None,
+            "-h": None,
+            **{name: each for each in options for name in (*each.opts, *each.secondary_opts)},
+        }
+
+    def _our_option(self, name: str) -> str:
+        """Return an option of the command that differs at most in its strokes and capitals."""
+        known = self._options()
+        if name in known:
+            return name
+        plain = f"--{name.lstrip('-').lower().replace('_', '-')}"
+        return plain if name.startswith("-") and len(name) > 2 and plain in known else ""
+
+    def _take(self, name: str, value: str | None, args: list[str]) -> None:
+        """Keep an option of the command, with its value as it is written here."""
+        option = self._options()[name]
+        if option.is_flag or option.count:
+            self.rest.append(name)
+            if name == "--resume" and args and not _is_file(args[0]) and args[0][:1] != "-":
+                self._translate("--load", args, "")
+            return
+        if value is None:
+            value = args.pop(0) if args else ""
+        ours = VALUES.get(name, {}).get(value, value)
+        # Versions of typer and click name the type differently.
+        of = str(getattr(option, "type_descriptor", getattr(option, "type", "")))
+        if re.search(r"class 'int'|INT|IntRange", of) and not value.lstrip("-").isdecimal():
+            ours = next(iter(meant("", value, {"type": "integer"})), ours)
+        self.rest += [] if ours is None else [name, ours]
+
+    def _translate(self, word: str, args: list[str], spec: str) -> None:
+        """Write another option as what stands for it here."""
+        name, equals, value = word.partition("=")
+        plain = name.lstrip("-").replace("-", "_")
+        found = next((each for words, each in OPTIONS.items() if plain in words.split()), None)
+        template = None if found is None else self._first_of(found)
+        if template is None:
+            is_value = bool(args) and not args[0].startswith("-") and args[0] != spec
+            value = value if equals else args.pop(0) if is_value else "true"
+            self._set(name.lstrip("-"), value, spec)
+            return
+        if "{}" in template and not equals:
+            value = args.pop(0) if args else ""
+        head, _, tail = template.partition(" ")
+        tail = tail.replace("{}", value)
+        if head == "<":
+            self.front += tail.split()
+        elif head == "@plan":
+            self.plans_only = True
+        elif head == "--set" and tail == value:
+            self._set(*value.partition("=")[::2], spec)
+        elif head == "{}":
+            self.rest.append(value)
+        elif head.startswith("--"):
+            self.rest += [head, tail] if tail else [head]
+        elif head != "#":
+            self.words.append(template.replace("{}", shlex.quote(value)))
+
+    def _first_of(self, templates: Sequence[str]) -> str | None:
+        """Return the first template that the command can take; None if it can take none."""
+        known = self._options()
+        for template in templates:
+            head = template.partition(" ")[0]
+            if head.startswith("--") and head not in known:
+                continue
+            if head == "{}" and not self._takes_file():
+                continue
+            if head == "@plan" and self.command not in ("train", "bench", "verify"):
+                continue
+            return template
+        return None
+
+    def _takes_file(self) -> bool:
+        parameters = self.commands[self.command].params if self.command else ()
+        return any(each.param_type_name == "argument" for each in parameters)
+
+    def _plan_instead(self) -> None:
+        """Name `plan` in place of the command, without options that say how a run is started."""
+        before, self.rest = self.rest, []
+        theirs, self.command = self._options(), "plan"
+        while before:
+            word = before.pop(0)
+            option = theirs.get(word)
+            value = [] if option is None or option.is_flag else [before.pop(0)]
+            if option is None or self._our_option(word):
+                self.rest += [word, *value]
+
+    def _set(self, path: str, value: str, spec: str) -> None:
+        """Write a setting of the spec as the `--set` that is meant, or say what it is here."""
+        if "--set" not in self._options():
+            raise _OnlyWords("")
+        line = f"{path}={value}"
+        loaded = (
+            load_spec(spec, [line])
+            if Path(spec).is_file()
+            else load_text(_NO_SPEC, overrides=[line])
+        )
+        faults = [
+            item
+            for item in loaded.diagnostics
+            if item.is_error and loaded.source.place_of(item).override == line
+        ]
+        if not faults:
+            self.rest += ["--set", line]
+            return
+        said = faults[0].help
+        offers = re.findall(r"`--set ([^`]+)`", said)
+        if said.startswith(("none of", "did you mean")):
+            raise _OnlyWords("")  # Of no trainer: rather a slip of an option.
+        if len(offers) == 1:
+            self.rest += ["--set", shlex.split(offers[0])[0]]
+            self.why += re.findall(r"` (\([^`]+\))$", said)
+        else:
+            each = "each module has its own: " if said.startswith("write `--set modules.") else ""
+            self.words.append(each + said)
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word names a spec."""
+    return not word.startswith("-") and word.endswith((".yaml", ".yml"))
