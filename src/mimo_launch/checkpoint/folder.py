@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.data.contents import Contents, contents_from
 from mimo_launch.spec.base import MAX_INTEGER
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import MARKER
@@ -40,7 +41,8 @@ class Marker:
     `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
     `updates` the number of optimizer updates of each segment, `spec` the resolved spec and `plan`
     its hash. `not_finite` names the weights that hold a NaN or an infinity, None if an earlier
-    release saved them.
+    release saved them. `data` are the contents of the data by split, None if they were not
+    recorded.
     """
 
     format: int
@@ -51,6 +53,7 @@ class Marker:
     torch: str
     files: dict[str, tuple[int, int]]
     not_finite: list[str] | None = None
+    data: dict[str, Contents] | None = None
 
 
 def folder_name(step: int) -> str:
@@ -87,6 +90,8 @@ def read_marker(path: Path) -> Marker:
         for name, count in {**raw["counts"], **raw["updates"]}.items():
             if type(count) is not int or not 0 <= count <= MAX_INTEGER:
                 raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is not a count")
+        if (data := raw.pop("data", None)) is not None:
+            raw["data"] = {split: contents_from(files) for split, files in data.items()}
         marker = Marker(
             **{each.name: raw[each.name] for each in fields(Marker) if each.name in raw}
         )

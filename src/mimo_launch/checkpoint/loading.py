@@ -2,13 +2,14 @@
 
 Decides: that a run resumes from its newest usable checkpoint, and otherwise takes the weights that
 `init_from` names; which checkpoint is usable; that a tensor that does not fit is an error, except
-in `init_from` where the spec allows it.
+in `init_from` where the spec allows it, as are
+other data than it was saved with.
 Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for weights of others.
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,12 +45,20 @@ from mimo_launch.checkpoint.index import read_index
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.contents import Contents, changed_files
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
+from mimo_launch.train.run_state import EndOfRun, RunState
+
+
+class DataHasChanged(EndOfRun):
+    """A run would go on with other samples than it was saved with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +216,13 @@ def _first_damage(
 
 
 def start_run(
-    session: RankSession, run: Path, emit: Listener
+    session: RankSession, run: Path, emit: Listener, dataset: Dataset | None = None
 ) -> tuple[RunState, CheckpointSaver | None]:
     """Load from the run folder or `init_from`; return the state of the run, and its saver.
 
-    Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit.
+    `dataset` is that of the spec; without it, it is built.
+
+    Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit, DataHasChanged.
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
@@ -221,15 +232,22 @@ def start_run(
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
     # Hosts may see a shared folder at different moments: the first rank says what is there.
     has_checkpoints = from_first((run / CHECKPOINTS).is_dir(), group)
-    saver = None if spec.saving is None else CheckpointSaver(session, run, group)
+    data: dict[str, Contents] = {}
+    if has_checkpoints or spec.saving is not None:
+        dataset = dataset or build_dataset(spec)
+        splits: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
+        data = {split: dataset.contents(split) for split in splits}
+    saver = None if spec.saving is None else CheckpointSaver(session, run, group, data)
     usable = None
     if has_checkpoints:
         usable = newest_usable(run, group, emit, session.progress.beat, own=True)
     if usable is not None:
         session.progress.enter(Phase.LOADING)
+        changed = _changes_of_data(session, usable, data, group)
         state, fresh = load_state(session, usable, group)
         changes = (
             *_changes(usable.marker.spec, dump_spec(spec), ""),
+            *changed,
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )
         emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))
@@ -245,6 +263,32 @@ def start_run(
             raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")
         emit(load_weights(session, name, usable, group))
     return RunState(), saver
+
+
+def _changes_of_data(
+    session: RankSession, usable: Usable, data: Mapping[str, Contents], group: dist.ProcessGroup
+) -> list[str]:
+    """Return what differs from the data that a checkpoint was saved with.
+
+    Ranks: collective over `group`. Raises: DataHasChanged if that is not allowed for `train`.
+    """
+    old = usable.marker.data
+    if old is None:
+        return ["data: not recorded in the checkpoint"] * any(data.values())
+    # Hosts may have copies: the first rank says what there is.
+    train, heldout = from_first(
+        [changed_files(old.get(split, ()), data.get(split, ())) for split in ("train", "heldout")],
+        group,
+    )
+    if train and not session.spec.train.allow_changed_data:
+        raise DataHasChanged(
+            f"the samples of `data` are not those that {usable.path} was saved with: "
+            f"{'; '.join(train)}\n`--set train.allow_changed_data=true` goes on, and some samples "
+            "of the epoch may come twice or not at all; `--no-resume` starts a new run"
+        )
+    if not {"heldout"} <= old.keys() & data.keys():
+        heldout = []  # It was not evaluated, or is not: the settings say so.
+    return [*(f"data.shards {each}" for each in train), *(f"data.eval_shards {h}" for h in heldout)]
 
 
 def _changes(old: Any, new: Any, path: str) -> Iterator[str]:

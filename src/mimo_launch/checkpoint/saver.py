@@ -9,10 +9,10 @@ Leaves: when to save to the loop.
 
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from mimo_launch.checkpoint.index import TENSORS
 from mimo_launch.checkpoint.storage import CheckpointError, write_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.comm.finite_flags import not_finite
+from mimo_launch.data.contents import Contents
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
@@ -60,8 +61,16 @@ class Counts:
 class CheckpointSaver:
     """Keeps the checkpoints of a run; all ranks call every method."""
 
-    def __init__(self, session: RankSession, run: Path, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        session: RankSession,
+        run: Path,
+        group: dist.ProcessGroup,
+        data: Mapping[str, Contents] | None = None,
+    ) -> None:
         """Save under `run/checkpoints`; `group` holds all ranks, and only this object uses it.
+
+        `data` are the contents of the data by split; without them, a resumed run cannot compare.
 
         Raises: ValueError if the spec says to save nothing.
         """
@@ -70,6 +79,9 @@ class CheckpointSaver:
             raise ValueError("the spec says `checkpoint: none`")
         self._settings, self._session, self._run = settings, session, run
         self._group = group
+        self._data = None
+        if data is not None:
+            self._data = {split: [astuple(each) for each in files] for split, files in data.items()}
         # While training runs beside a save, only training counts as progress.
         self._beat = partial(session.progress.beat, Phase.SAVING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -228,6 +240,7 @@ class CheckpointSaver:
                 "torch": torch.__version__,
                 "files": files,
                 "not_finite": sorted(bad),
+                "data": self._data,
             }
             try:
                 # The first rank may not see what the others wrote.

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.contents import Contents
 from mimo_launch.data.random_draws import Split
 from mimo_launch.layout.step_data import SampleData
 
@@ -49,6 +50,10 @@ class Dataset(Protocol):
 
     def num_samples(self, split: Split) -> int:
         """Return the number of samples: one epoch for "train"."""
+        ...
+
+    def contents(self, split: Split) -> Contents:
+        """Return what files hold; nothing of samples that are made as the settings say."""
         ...
 
     def name(self, split: Split, index: int) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.contents import Contents
 from mimo_launch.data.dataset import Media
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
@@ -143,6 +144,10 @@ class DigitStrips:
         images = tuple(pool[pick(word, len(pool))] for word in words[2 : 2 + shape.num_digits])
         text_only = not shape.is_drawn and not shape.spans
         return Strip(images, text_only=text_only, is_drawn=shape.is_drawn)
+
+    def contents(self, split: Split) -> Contents:
+        """Return nothing: there are no files."""
+        return ()
 
     def name(self, split: Split, index: int) -> str:
         """Return the number of a sample."""

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.contents import Contents
 from mimo_launch.data.dataset import Media
 from mimo_launch.data.random_draws import (
     Draws,
@@ -112,6 +113,10 @@ class SyntheticSamples:
     def num_samples(self, split: Split) -> int:
         """Return the number of samples in the split."""
         return self._data.samples if split == "train" else HELDOUT_SAMPLES
+
+    def contents(self, split: Split) -> Contents:
+        """Return nothing: there are no files."""
+        return ()
 
     def name(self, split: Split, index: int) -> str:
         """Return the number of a sample."""

@@ -88,16 +88,18 @@ class Training:
     ) -> int:
         """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
         from mimo_launch.checkpoint.loading import start_run
+        from mimo_launch.data.build import build_dataset
         from mimo_launch.train.loop import Hooks, train
         from mimo_launch.train.profiling import Profiler, Traced
 
-        profiler = None
-        state, saver = start_run(session, run_dir, emit)
+        profiler, dataset = None, build_dataset(session.spec)
+        state, saver = start_run(session, run_dir, emit, dataset)
         if self.profiled:
             traced = Traced(ranks=self.traced, memory=self.memory)
             profiler = Profiler(session, run_dir / "profile", self.profiled, traced, emit)
             profiler.tell_missing(state.step)
-        return train(session, emit, Hooks(saver=saver, stop=stop, profiler=profiler), state)
+        hooks = Hooks(saver=saver, stop=stop, profiler=profiler, dataset=dataset)
+        return train(session, emit, hooks, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,11 @@ class TrainSpec(Strict):
         "continue",
         description="What a run does when a checkpoint or a log cannot be written (a full disk).",
     )
+    allow_changed_data: bool = Field(
+        False,
+        description="Go on from a checkpoint although the samples of the shards have changed "
+        "since; some samples of that epoch may come twice or not at all.",
+    )
 
 
 HeldOut = Samples | Literal["all"]

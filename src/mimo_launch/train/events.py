@@ -142,7 +142,8 @@ class RunStopped:
 class RunResumed:
     """State was taken from the checkpoint `resumed_from` after `step` steps.
 
-    `changes` names settings that differ from those it was saved with, as `path: old -> new`.
+    `changes` names settings and data that differ from those it was saved with, as
+    `path: old -> new`.
     """
 
     step: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import SampleOrder, global_order
 from mimo_launch.optimizer.gradients import StepMetrics
 from mimo_launch.runtime.progress import Phase
@@ -63,12 +64,14 @@ class CheckpointNotWritten(EndOfRun):
 class Hooks:
     """What a run may have besides its session.
 
-    `stop` returns the number of a signal that this rank got, or 0.
+    `stop` returns the number of a signal that this rank got, or 0. `dataset` is that of the spec,
+    if it is open.
     """
 
     saver: Saver | None = None
     stop: Callable[[], int] | None = None
     profiler: Profiler | None = None
+    dataset: Dataset | None = None
 
 
 def train(
@@ -83,7 +86,7 @@ def train(
     TooManyBadSamples.
     """
     spec, hooks, state = session.spec, hooks or Hooks(), state or RunState()
-    dataset = build_dataset(spec)
+    dataset = hooks.dataset or build_dataset(spec)
     order = global_order(spec, dataset)
     emit(
         RunStarted(

@@ -23,12 +23,12 @@ from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 Column = npt.NDArray[Any]
 
 META, BAD = "index.json", "bad.jsonl"
-VERSION = 11
+VERSION = 12
 
 # Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
-# Per sample.
-SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4"}
+# Per sample; `content` is a checksum of its members.
+SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4"}
 # Per member of a sample that training reads, per run of rows of one image (or per target, with the
 # number of tokens that it is made of; of a video, with one more than the places by which it is
 # later; with the number that its text is written from), per run of learned tokens, and per byte of

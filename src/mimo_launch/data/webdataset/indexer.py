@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
@@ -87,7 +88,8 @@ class IndexedSample:
     """What the index holds of one sample.
 
     `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
-    its images, clips and targets, in order. `ignored` is what it has that is not read.
+    its images, clips and targets, in order. `ignored` is what it has that is not read. `checksum`
+    is of its text and the first bytes of these.
     """
 
     num_tokens: int
@@ -95,6 +97,7 @@ class IndexedSample:
     placed: list[PlacedMedium]
     members: dict[Marker, list[str]]
     ignored: tuple[str, ...] = ()
+    checksum: int = 0
 
 
 class SampleIndexer:
@@ -158,7 +161,10 @@ class SampleIndexer:
         ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
         if len(texts := [each for each in TEXT_SUFFIXES if each in suffixes]) > 1:
             ignored.add(_named(*(each for each in texts if each != record.member)))
-        return IndexedSample(len(is_row), runs, placed, members, tuple(sorted(ignored)))
+        checksum = _checksum(
+            [*texts, *(each for found in members.values() for each in found)], read
+        )
+        return IndexedSample(len(is_row), runs, placed, members, tuple(sorted(ignored)), checksum)
 
     def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium_of(suffix) == "audio":
@@ -193,6 +199,15 @@ def _ignored(suffixes: Sequence[str]) -> str:
     if any(each.endswith((".json", ".txt")) for each in suffixes):
         words += ": a key ends at the first dot of a name, so write `_` for the dots of keys"
     return words
+
+
+def _checksum(suffixes: Sequence[str], read: Callable[[str, int | None], bytes]) -> int:
+    """Return the CRC-32 of texts and of the first bytes of media."""
+    found = 0
+    for suffix in suffixes:
+        first = read(suffix, None if suffix in TEXT_SUFFIXES else _HEADS[0])
+        found = crc32(suffix.encode() + b"\0" + first, found)
+    return found
 
 
 def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
@@ -269,14 +284,17 @@ class _Rows:
         """Append one sample."""
         rows, runs = self.values, seen.runs
         count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
-        per_sample = (seen.num_tokens, int((runs[:, 1] - runs[:, 0]).sum()), self.number)
-        for name, value in zip(SAMPLES, per_sample, strict=True):
-            rows[name].append(value)
         kept = [
             suffix
             for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
             if suffix in member.places
         ]
+        num_labels = int((runs[:, 1] - runs[:, 0]).sum())
+        sizes = str([member.places[suffix].size for suffix in kept])
+        content = crc32(sizes.encode(), seen.checksum)
+        per_sample = (seen.num_tokens, num_labels, self.number, content)
+        for name, value in zip(SAMPLES, per_sample, strict=True):
+            rows[name].append(value)
         for suffix in kept:
             rows["member_offset"].append(member.places[suffix].offset)
             rows["member_size"].append(member.places[suffix].size)

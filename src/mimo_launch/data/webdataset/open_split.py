@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import TypeVar
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.contents import Contents, FileContents
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode_media import marker_of
@@ -132,6 +134,21 @@ class OpenSplit:
             for row in np.flatnonzero(lengths > self._seq).tolist():
                 lengths[row] = self.end(row)
         return lengths if self._rows is None else lengths[self._rows]
+
+    def contents(self) -> Contents:
+        """Return the samples of each shard that has any, in order."""
+        columns, rows = self.index.columns, self._rows
+        shards = columns["shard"] if rows is None else columns["shard"][rows]
+        content = columns["content"] if rows is None else columns["content"][rows]
+        # Samples of a shard stand one after another.
+        ends = np.searchsorted(shards, np.arange(len(self._shards)), side="right").tolist()
+        found = []
+        for shard, first, end in zip(self._shards, [0, *ends], ends, strict=False):
+            if end > first:
+                checksum = crc32(content[first:end].tobytes())
+                checksum = crc32(self.lengths[first:end].tobytes(), checksum)
+                found.append(FileContents(shard.path.name, end - first, checksum))
+        return tuple(found)
 
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""

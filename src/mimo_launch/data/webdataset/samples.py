@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.contents import Contents
 from mimo_launch.data.dataset import BadSample, Media
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.webdataset.decode_media import Marker, marker_of
@@ -61,6 +62,10 @@ class ShardSamples:
         found = self.splits[split]
         found.row(index)
         return int(found.lengths[index])
+
+    def contents(self, split: Split) -> Contents:
+        """Return the samples of each shard that has any."""
+        return self.splits[split].contents()
 
     def name(self, split: Split, index: int) -> str:
         """Return shard and key of a sample."""

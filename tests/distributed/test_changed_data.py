@@ -1,0 +1,88 @@
+"""A run that goes on from a checkpoint over shards that have changed since."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.running_ranks import run_on_running_ranks
+from tests.support.shard_runs import shard_spec
+from tests.support.shards import write_shard
+
+from mimo_launch.checkpoint.loading import DataHasChanged, start_run
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train.events import RunResumed
+from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.metrics_file import MetricsFile
+from mimo_launch.train.rank_session import RankSession
+
+
+def run_on_rank(spec: Spec, folder: Path) -> tuple[list[Any], str]:
+    """Train; return the events, and why the run refused to go on, if it did."""
+    events: list[Any] = []
+    metrics = MetricsFile(folder / "metrics.jsonl", events.append)
+
+    def emit(event: Any) -> None:
+        events.append(event)
+        metrics(event)
+
+    with RankSession(Plan.of(spec)) as session:
+        try:
+            state, saver = start_run(session, folder, emit)
+        except DataHasChanged as error:
+            return events, str(error)
+        train(session, emit, Hooks(saver=saver), state)
+    return events, ""
+
+
+def text(number: int) -> dict[str, Any]:
+    asked, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": str(number)}
+    return {"json": {"messages": [asked, said]}}
+
+
+@pytest.mark.parametrize("change", ["a shard added", "held-out only"])
+def test_a_run_goes_on_with_other_data_only_if_it_is_told_to(tmp_path: Path, change: str) -> None:
+    shards, runs = tmp_path / "shards", tmp_path / "run"
+    runs.mkdir()
+    write_shard(shards / "000.tar", [(f"a{n}", text(n)) for n in range(12)])
+    write_shard(tmp_path / "held" / "h.tar", [("h0", text(0))])
+
+    def go_on(steps: int, **train_settings: Any) -> tuple[list[str] | None, str]:
+        """The changes that the run tells, and why it stops."""
+        made = shard_spec(
+            shards, 1, placed="same", eval={"samples": 1}, checkpoint={"every": 1},
+            train={"steps": steps, "precision": "fp32", **train_settings},
+        )  # fmt: skip
+        held = {"eval_shards": str(tmp_path / "held" / "*.tar")}
+        made = made.model_copy(update={"data": made.data.model_copy(update=held)})
+        [(events, refused)] = run_on_running_ranks(run_on_rank, made, runs, world_size=1)
+        told = [list(each.changes) for each in events if isinstance(each, RunResumed)]
+        return (told[0] if told else None), refused
+
+    assert go_on(1) == (None, "")
+    assert go_on(2) == (["train.steps: 1 -> 2"], "")
+    if change == "held-out only":
+        write_shard(tmp_path / "held" / "h.tar", [("h0", text(0)), ("h1", text(1))])
+        told = "data.eval_shards h.tar: 1 sample -> 2 samples"
+        assert go_on(3) == (["train.steps: 2 -> 3", told], "")
+        return
+    write_shard(shards / "001.tar", [("b0", text(50))])
+    told, refused = go_on(3)
+    assert told is None
+    assert "step-00000002 was saved with: 001.tar: none -> 1 sample\n" in refused
+    assert "`--set train.allow_changed_data=true` goes on" in refused
+    told, refused = go_on(3, allow_changed_data=True)
+    assert (told, refused) == (
+        ["train.steps: 2 -> 3", "train.allow_changed_data: false -> true",
+         "data.shards 001.tar: none -> 1 sample"],
+        "",
+    )  # fmt: skip
+    lines = (runs / "metrics.jsonl").read_text().splitlines()
+    assert [each["changes"] for line in lines if "changes" in (each := json.loads(line))][
+        -1
+    ] == told
+    # What is saved from now on is compared with the data that there are now.
+    assert go_on(4) == (
+        ["train.steps: 3 -> 4", "train.allow_changed_data: true -> false"], ""
+    )  # fmt: skip
