@@ -310,7 +310,7 @@ DECODER = {**SIZES, "vocab": 50, "vocab_multiple": 8}
     ("vision", "language", "text_only"),
     [
         (box(0, dp=2), box(0, tp=2), 0.0),
-        (box(0, tp=2), box(2, pp=2, model={"tied": True}), 1.0),
+        (box(0, tp=2, sequence_parallel=True), box(2, pp=2, model={"tied": True}), 1.0),
         (box(0, frozen=True), box(1, dp=2, sharding="full"), 1.0),
     ],
     ids=["colocated tp", "pp tied", "frozen"],

@@ -1,7 +1,11 @@
 """Initial values follow from the seed, the name and the place."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.support.specs import box, spec
 
 from mimo_launch.comm.process_groups import Group
@@ -12,6 +16,7 @@ from mimo_launch.layers.parameter_segments import (
     Segment,
     SegmentedModule,
     declared_parameters,
+    local_segments,
     replicated,
     sharded,
 )
@@ -134,3 +139,97 @@ def test_a_host_is_shared_by_its_workers(monkeypatch: pytest.MonkeyPatch) -> Non
     for workers, threads in ((1, 6), (16, 4), (128, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(workers))
         assert initial_weights._threads() == threads
+
+
+WIDTH, HALF = 64, {"hidden": 64, "layers": 2}
+EXPERTS = {"experts": 2, "top_k": 1, "width": 48, "bias": True, "shared": 1}
+KINDS = {
+    "vision": {**HALF, "heads": 2, "positions": "learned", "image": [16, 16], "class_token": True},
+    "audio": {"kind": "audio", **HALF},
+    "decoder": {**HALF, "qkv_bias": True, "qk_norm": True, "moe": EXPERTS, "mtp": {"depth": 1}},
+    "tied": {**HALF, "tied": True, "mlp": 256},
+    "hybrid": {
+        "kind": "hybrid",
+        "hidden": WIDTH,
+        "pattern": "MG*E-",
+        "mamba": {"heads": 8, "head_dim": 16, "state": 16, "groups": 2},
+        "deltanet": {"key_heads": 2, "heads": 4, "head_dim": 16},
+        "moe": {**EXPERTS, "bias": False},
+    },
+}
+
+
+def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
+    """Return the deviation that a matrix should start with; by name, as the models are drawn.
+
+    Outputs keep their size where inputs of a map are independent. What each layer adds to the
+    stream is smaller, so that the sum of all has size one: two additions a block, one in a hybrid.
+    """
+    layer = name.removesuffix(".weight").split(".")[-1]
+    inputs = math.prod(shape[1:])
+    if name == "embedding.weight":
+        return WIDTH**-0.5 if kind == "tied" else 0.5
+    if ".conv." in name:
+        # Uniform of Conv1d, with the same deviation.
+        return (3 * inputs) ** -0.5
+    if layer == "class_token":
+        return WIDTH**-0.5
+    added = layer in ("o", "down") or (layer == "out" and kind == "hybrid")
+    if added and not name.startswith("projector"):
+        return (5 if kind == "hybrid" else 2 * 2) ** -0.5 * inputs**-0.5
+    return inputs**-0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_weight_has_its_distribution(kind: str) -> None:
+    """Measured on what a parameter is filled with, not on what is declared."""
+    is_encoder = kind in ("vision", "audio")
+    name = kind if is_encoder else "language"
+    modules = {name: box(0, model=KINDS[kind])} | ({"language": box(1)} if is_encoder else {})
+    [stage] = build_layout(made := spec(modules))[name].stages
+    network = build_network(made, stage, ParallelContext())
+    init_parameters(name, network, 11)
+    seen = set()
+    for item in local_segments(declared_parameters("", network), torch.Tensor.detach):
+        values, inner = item.local.double(), item.name
+        seen.add(".".join(part for part in inner.split(".") if not part.isdigit()))
+        if inner.endswith(("A_log", "dt_bias")) or (kind == "audio" and "positions" in inner):
+            continue  # They have tests of their own.
+        if values.dim() > 1 or inner.startswith("class_token"):
+            std = expected_std(inner, tuple(values.shape), kind)
+            noise = 5 * (2 * values.numel()) ** -0.5
+            assert values.std().item() == pytest.approx(std, rel=noise), inner
+            assert abs(values.mean().item()) < 5 * std * values.numel() ** -0.5, inner
+        else:
+            ones = inner.endswith(("norm.weight", ".D"))
+            assert values.unique().tolist() == [float(ones)], inner
+    assert len(seen) > 10
+
+
+@pytest.mark.parametrize(
+    ("init", "inverse", "least", "most"),
+    [
+        # A is uniform between -16 and -1, as in Mamba-2.
+        ("log_decay", torch.exp, 1.0, 16.0),
+        # Softplus of it is log-uniform between 0.001 and 0.1, as in Mamba.
+        ("time_step", lambda x: F.softplus(x).log(), math.log(0.001), math.log(0.1)),
+    ],
+)
+def test_decays_and_time_steps_are_spread_as_in_mamba(
+    init: str, inverse: Callable[[torch.Tensor], torch.Tensor], least: float, most: float
+) -> None:
+    segment = sharded("x", (20_000,), 0, range(20_000), init=init)
+    found = inverse(initial_values("m.x", segment, 3)).sort().values
+    uniform = torch.linspace(least, most, 20_000, dtype=torch.float64)
+    # Kolmogorov and Smirnov: 1.63 / sqrt(n) is exceeded once in a hundred draws.
+    assert (found - uniform).abs().max() < 1.63 * 20_000**-0.5 * (most - least)
+
+
+def test_mamba_and_deltanet_start_with_decays_and_time_steps() -> None:
+    made = spec({"language": box(0, model=KINDS["hybrid"])})
+    [stage] = build_layout(made)["language"].stages
+    declared = declared_parameters("", build_network(made, stage, ParallelContext()))
+    inits = {placed.name: placed.segment.init for each in declared for placed in each.placed}
+    for layer in ("layers.0.mamba", "layers.1.deltanet"):
+        assert inits[f"{layer}.A_log"] == "log_decay"
+        assert inits[f"{layer}.dt_bias"] == "time_step"
