@@ -160,13 +160,12 @@ class Executor:
         with torch.no_grad():
             for number in range(max(passes.values(), default=0)):
                 self.progress.beat()
-                for slot in program:
-                    name = slot[0].module
-                    if number >= passes[name]:
-                        continue
-                    if slot[0].kind is Kind.SHARE:
-                        self._share_found(name, drawing)
-                    else:
+                for whole in program:
+                    # Transfers of a generator that is done may share a slot with those of another.
+                    slot = tuple(action for action in whole if number < passes[action.module])
+                    if slot and slot[0].kind is Kind.SHARE:
+                        self._share_found(slot[0].module, drawing)
+                    elif slot:
                         self._run_slot(slot, step)
         self._end()
         step.drawing = None
