@@ -316,16 +316,22 @@ def test_talkers_behind_language(name: str) -> None:
 
 
 def test_a_run_that_reads_and_draws_digits_is_evaluated_as_one_rank_would() -> None:
-    """Of the held-out samples, some have an answer and some none."""
+    """Of the held-out samples, some have an answer and the others ask for several pictures."""
     modules = {
         "vision": box(0, model={"patch": 4}),
         "language": box(0, model={"vocab": "digits"}),
         "adapter": box(1, **connector("language", queries=2)),
         "drawer": box(1, **flow(model={"kind": "flow", "patch": 4}, reads=["adapter"])),
     }
-    data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 2}
-    made = made_of(modules, {"eval": {"samples": 6}}, data=data)
-    assert failures(training_verdicts(made)) == []
+    data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 4}
+    made = made_of(modules, {"eval": {"samples": 6}}, data=data, seed=1)
+    found = training_verdicts(made)
+    assert failures(found) == []
+    numbers = {(v.what, v.module): v.tensors for v in found}
+    # Loss, accuracy, and the share of digits that are recognised.
+    assert numbers["evaluation", "all modules"] == 3
+    assert numbers["evaluation", "drawer"] == 1
+    assert numbers["images and codes", "drawer"] > 3
 
 
 def test_a_talker_that_says_digits_is_proved() -> None:

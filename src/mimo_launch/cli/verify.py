@@ -33,10 +33,11 @@ placement and schedule but small widths and depths, and the same on one rank of 
 plain loop. First two steps: compare the loss, the gradient norm of each module, every gradient by
 name and the weights after an SGD step. Then training with your optimizer, learning rates and
 evaluation: a few steps, one of which is skipped, a checkpoint, and a run that goes on from it;
-compare every reported number, and weights and moments at the end. All to a relative error of 1e-10.
-In float32 only gradients are compared, to 1e-3: a weaker proof, of the kernels that float64 does
-not use. Lists what the proof leaves out or scales down. Exits with 0 when everything agrees, 1 when
-it does not, 2 when the spec is wrong.
+compare every reported number, and at the end weights, moments and what generators make of held-out
+samples. All to a relative error of 1e-10, pictures to that of float32. In float32 only gradients
+are compared, to 1e-3: a weaker proof, of the kernels that float64 does not use. Lists what the
+proof leaves out or scales down. Exits with 0 when everything agrees, 1 when it does not, 2 when the
+spec is wrong.
 """
 
 

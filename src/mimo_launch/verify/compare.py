@@ -51,6 +51,8 @@ class Bound:
 EXACT = Bound(1e-10, 1e-6, 1e-3)
 # AdamW divides by the size of a gradient: where that is zero, by `eps`, noise becomes a move.
 TRAINED = Bound(1e-10, 1e-6, 1.0)
+# Pictures are fp32 numbers; a code is another one or the same.
+MADE = Bound(1e-6, 0.0, 0.0)
 BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1, 1e-6)}
 MAX_FLOOR_SHARE = 0.05
 EXEMPT_SUFFIX = ".attention.k.bias"

@@ -165,7 +165,7 @@ def _never_proved(spec: Spec) -> Iterator[Remark]:
     yield Remark("run", "updates of weights", "unequal once a resume thaws a module", "equal")
     for name, module in spec.generators.items():
         kind = kind_of(module.model)
-        if kind.computes_loss:
+        if kind.draws and spec.eval is None:
             made = "codes" if kind.codes else "images"
             yield Remark("run", f"what `{name}` makes", made, "nothing")
 

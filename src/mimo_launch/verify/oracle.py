@@ -2,7 +2,7 @@
 
 Decides: what the right loss, gradients and update are.
 Relies on: names, shapes and initial values of the weights, and on the data set; `oracle_encoders`
-for rows.
+for rows, `oracle_generators` for what is made of rows.
 It shares no layer, routing, schedule or scaling code with the product: rows go where the
 placeholder tokens are, the loss is one division at the end, gradients are autograd's.
 Leaves: judging the differences to `compare`.
@@ -10,7 +10,7 @@ Leaves: judging the differences to `compare`.
 Legend: S tokens of a sample, D width, H heads, K head size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.random_draws import Noise, Split, noise_of
+from mimo_launch.data.random_draws import Split, noise_of
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Shown
@@ -28,6 +28,7 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_siz
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.encoder_inputs import reader
@@ -42,8 +43,9 @@ from mimo_launch.spec.spec import (
 )
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_custom import OneRankEncoder
-from mimo_launch.verify.oracle_encoders import connect, encode, velocity_loss
-from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, speech_loss
+from mimo_launch.verify.oracle_encoders import connect, encode
+from mimo_launch.verify.oracle_generators import LOSSES, MAKERS, Draw
+from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
@@ -55,8 +57,6 @@ from mimo_launch.verify.oracle_layers import (
     text_angles,
 )
 from mimo_launch.verify.oracle_mtp import losses_ahead
-
-GENERATORS = {"flow": velocity_loss, "talker": speech_loss}
 
 
 class _Seen(NamedTuple):
@@ -192,27 +192,56 @@ class Oracle:
         found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
         if split == "train":
             found |= zip(self._names_ahead, self._losses_ahead(index, x_SD, load), strict=True)
-        spans = self.dataset.describe(split, index).spans
-        text_SD = self._embedded(tokens)
-        generators = self.losses.keys() - {LANGUAGE, *self._names_ahead}
-        for name in (each for each in self.losses if each in generators):
-            (source,) = self.spec.sources_of(name)
+        for name in self._generators:
             total, number = loss.new_zeros(()), 0
-            reads_text = kind_of(self.spec.modules[name].model).reads_text
-            sent_SD = x_SD + text_SD if reads_text and source == LANGUAGE else x_SD
-            images = self.dataset.images(split, index, name)
-            for place, (image, span) in enumerate(zip(images, spans.get(name, ()), strict=True)):
-                first = span.position
-                read_rD = self._sent(source, sent_SD[first : first + span.num_positions])
-                draw = partial(
-                    noise_of, self.spec.train.seed, step, index, place, heldout=split == "heldout"
-                )
-                made = self._generated(name, image, read_rD, draw)
-                total = total + made[0]
-                self.right_codes += made[1]
-                number += span.rows
+            for array, span, read, draw in self._asked(split, index, name, x_SD, step):
+                lost, right = self._lost(name, array, read, draw)
+                total, number = total + lost, number + span.rows
+                self.right_codes += right
             found[name] = total, number
         return found
+
+    def made(self, index: int, num_steps: int) -> dict[str, list[np.ndarray]]:
+        """Return the images and clips that each generator makes for a held-out record, in order.
+
+        Flows take `num_steps` steps. Those of users' own classes make nothing.
+        """
+        tokens = torch.from_numpy(self.dataset.text("heldout", index)[0])
+        x_SD, found = self.stream("heldout", index, tokens, Load()), {}
+        for name in self._generators:
+            model = self.spec.modules[name].model
+            if make := MAKERS.get(model.kind):
+                found[name] = [
+                    make(self.weights, name, model, like, read, draw, num_steps)
+                    for like, _, read, draw in self._asked("heldout", index, name, x_SD, 0)
+                ]
+        return {name: arrays for name, arrays in found.items() if arrays}
+
+    @property
+    def _generators(self) -> list[str]:
+        """The modules other than language with a loss, by name."""
+        return [name for name in self.spec.modules if name in self.losses and name != LANGUAGE]
+
+    def _asked(
+        self, split: Split, index: int, name: str, x_SD: Tensor, step: int
+    ) -> Iterator[tuple[np.ndarray, ImageSpan, Mapping[str, Tensor], Draw]]:
+        """Yield what a generator is to make of a record, the rows that it reads, and its noise.
+
+        `x_SD` is the stream of language; rows are given by the module that sends them.
+        """
+        (source,) = self.spec.sources_of(name)
+        spans = self.dataset.describe(split, index).spans.get(name, ())
+        images = self.dataset.images(split, index, name)
+        sent_SD = x_SD
+        if kind_of(self.spec.modules[name].model).reads_text and source == LANGUAGE:
+            tokens = torch.from_numpy(self.dataset.text(split, index)[0])
+            sent_SD = x_SD + self._embedded(tokens)
+        seed, heldout = self.spec.train.seed, split == "heldout"
+        for place, (image, span) in enumerate(zip(images, spans, strict=True)):
+            first = span.position
+            read_rD = self._sent(source, sent_SD[first : first + span.num_positions])
+            draw = partial(noise_of, seed, step, index, place, heldout=heldout)
+            yield image, span, {source: read_rD}, draw
 
     def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
         """Return the loss of each depth of multi-token prediction, from a normed stream."""
@@ -235,18 +264,14 @@ class Oracle:
         read = {source: self._sent(source, read_rD) for source in self.spec.sources_of(name)}
         return connect(self.weights, name, model, read)
 
-    def _generated(
-        self,
-        name: str,
-        image: np.ndarray,
-        read_rD: Tensor,
-        draw: Callable[[tuple[int, int]], Noise],
+    def _lost(
+        self, name: str, array: np.ndarray, read: Mapping[str, Tensor], draw: Draw
     ) -> tuple[Tensor, int]:
         """Return the loss of a generator for one image or clip, and its right codes."""
-        model, (source,) = self.spec.modules[name].model, self.spec.sources_of(name)
         if name in self.custom:
-            return self.custom[name].loss(self.weights, image, {source: read_rD}, draw), 0
-        return GENERATORS[model.kind](self.weights, name, model, image, {source: read_rD}, draw)
+            return self.custom[name].loss(self.weights, array, read, draw), 0
+        model = self.spec.modules[name].model
+        return LOSSES[model.kind](self.weights, name, model, array, read, draw)
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the logits behind each token of a record, [S, words]; see `stream`."""

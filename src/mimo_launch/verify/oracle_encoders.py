@@ -1,14 +1,13 @@
-"""Encoders, connectors and flows of the oracle: one image or clip at a time, whole.
+"""Encoders and connectors of the oracle: one image or clip at a time, whole.
 
-Decides: what the rows of an image or a clip are, and the velocity of a flow.
+Decides: what the rows of an image or a clip are.
 Relies on: `oracle_blocks` and `oracle_layers`.
-Leaves: where rows go, and what language computes from them, to `oracle`; users' own encoders to
-`oracle_custom`.
+Leaves: where rows go, and what language computes from them, to `oracle`; generators to
+`oracle_generators`; users' own encoders to `oracle_custom`.
 
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -16,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.tiles import Frame, Shown
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import AudioModel, ConnectorModel, FlowModel, Model, VitModel
+from mimo_launch.spec.spec import AudioModel, ConnectorModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import activated, block, blocks, project
 from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
 
@@ -153,12 +151,12 @@ def _embedded(
     weights: Weights, encoder: str, model: VitModel, image: np.ndarray
 ) -> tuple[Tensor, tuple[int, int]]:
     """Return the tokens in front of the first layer, and height and width in patches."""
-    patches, (height, width) = _patches(image, model.patch, frames=model.temporal_patch)
+    patches, (height, width) = patches_of(image, model.patch, frames=model.temporal_patch)
     x_ND = linear(weights, patches, f"{encoder}.patch")
     if model.patch_norm:
         x_ND = NORMS[model.norm](weights, x_ND, f"{encoder}.patch_norm", model.norm_eps)
     if model.positions == "sincos":
-        x_ND = x_ND + _sincos(height, width, model.hidden)
+        x_ND = x_ND + sincos(height, width, model.hidden)
     if model.positions in ("learned", "learned+rope2d"):
         if model.image is None:
             raise TypeError(f"no grid of positions for encoder {encoder}")
@@ -229,45 +227,11 @@ def connect(
     return project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
-def velocity_loss(
-    weights: Weights,
-    name: str,
-    model: Model,
-    image: np.ndarray,
-    read: Mapping[str, Tensor],
-    draw: Callable[[tuple[int, int]], Noise],
-) -> tuple[Tensor, int]:
-    """Return the loss of a flow generator for one image, summed over its patches, and 0.
-
-    `read` are the rows that it reads of a module. Raises: TypeError for another model.
-    """
-    if not isinstance(model, FlowModel):
-        raise TypeError(f"no oracle for generator {name} of kind {model.kind}")
-    patches_NP, (height, width) = _patches(image, model.patch)
-    noise, time = draw((len(patches_NP), patches_NP.shape[1]))
-    noise_NP = torch.from_numpy(noise).double()
-    x_ND = linear(weights, (1 - time) * noise_NP + time * patches_NP, f"{name}.patch")
-    x_ND = x_ND + _sincos(height, width, model.hidden) + _embedded_time(weights, name, model, time)
-    rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
-    x_ND = blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: height * width]
-    velocity = linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
-    return (velocity - (patches_NP - noise_NP)).square().mean(dim=1).sum(), 0
-
-
-def _embedded_time(weights: Weights, name: str, model: FlowModel, time: float) -> Tensor:
-    half = model.hidden // 2
-    angles = [1000 * time * 10000.0 ** (-i / half) for i in range(half)]
-    waves = [math.cos(angle) for angle in angles] + [math.sin(angle) for angle in angles]
-    waves += [0.0] * (model.hidden - 2 * half)
-    x_D = linear(weights, torch.tensor(waves, dtype=torch.float64), f"{name}.time.up")
-    return linear(weights, x_D * torch.sigmoid(x_D), f"{name}.time.down")
-
-
 NORMS = {"layer": layer_norm, "rms": rms_norm}
 ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
 
 
-def _patches(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
+def patches_of(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
     """Return the patches of an image, row after row, and how many there are each way.
 
     Each has `frames`: those of the image [channels, frames, height, width], or [channels, height,
@@ -315,7 +279,7 @@ def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
     return torch.stack(joined)
 
 
-def _sincos(height: int, width: int, size: int) -> Tensor:
+def sincos(height: int, width: int, size: int) -> Tensor:
     """Return 2-D sine-cosine embeddings: y sine, y cosine, x sine, x cosine."""
     quarter = size // 4
     rows = []

@@ -1,7 +1,6 @@
-"""Language models and talkers of the oracle: one sequence at a time, whole.
+"""Language models of the oracle: one sequence at a time, whole.
 
-Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition; what
-a talker makes of codes.
+Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition.
 Relies on: `oracle_layers`, and `oracle_recurrent` for Mamba and DeltaNet.
 Leaves: embedding, the last norm and the loss of language to `oracle`.
 
@@ -11,27 +10,22 @@ Legend: S tokens, D width, H heads of K numbers, r rows of width E, N frames.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
-from mimo_launch.spec.spec import DecoderModel, LanguageModel, Model, TalkerModel
-from mimo_launch.verify.oracle_blocks import GATES, Load, RecordText, mixture, mlp
+from mimo_launch.spec.spec import DecoderModel, LanguageModel
+from mimo_launch.verify.oracle_blocks import GATES, RecordText, mixture, mlp
 from mimo_launch.verify.oracle_layers import (
     Weights,
     attend,
     attention_factor,
-    frequencies,
     linear,
     query_growth,
     rms_norm,
-    text_angles,
     turned,
 )
 from mimo_launch.verify.oracle_recurrent import deltanet, mamba
@@ -144,41 +138,6 @@ def _pairs_in_halves(x: Tensor, size: int) -> Tensor:
     """Return x with the first numbers of its `size` / 2 first pairs in front of the second ones."""
     order = [*range(0, size, 2), *range(1, size, 2), *range(size, x.shape[-1])]
     return x[..., order]
-
-
-def speech_loss(
-    weights: Weights,
-    name: str,
-    model: Model,
-    codes: np.ndarray,
-    read: Mapping[str, Tensor],
-    draw: Callable[[tuple[int, int]], Noise],
-) -> tuple[Tensor, int]:
-    """Return the loss of a talker for one clip, summed over its rows, and its right codes.
-
-    `codes` are [codebooks, frames]. A talker draws no noise. Raises: TypeError for another model.
-    """
-    if not isinstance(model, TalkerModel):
-        raise TypeError(f"no oracle for talker {name} of kind {model.kind}")
-    clip = [[model.start_code] * len(codes), *codes.T.tolist(), [model.end_code] * len(codes)]
-    (read_rE,) = read.values()
-    table = weights[f"{name}.codes.weight"]
-    frames = [
-        torch.stack([table[book * model.vocab + code] for book, code in enumerate(frame)]).sum(0)
-        for frame in clip[:-1]
-    ]
-    x_SD = linear(weights, torch.cat([read_rE, torch.stack(frames)]), f"{name}.project")
-    text = RecordText(torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0, Load())
-    turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
-    angles = text_angles(len(x_SD), turns)
-    x_SD = decoder_layers(weights, x_SD, model, text, angles, name=name)
-    x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
-    losses, right = [], 0
-    for book, said in enumerate(torch.tensor(clip[1:]).T):
-        logits = linear(weights, x_ND, f"{name}.heads.{book}")
-        losses.append(F.cross_entropy(logits, said, reduction="sum"))
-        right += int((logits.argmax(dim=1) == said).sum())
-    return torch.stack(losses).mean(), right
 
 
 def hybrid_layers(

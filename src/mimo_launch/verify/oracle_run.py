@@ -17,6 +17,7 @@ from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.spec.spec import HeldOut, LrSchedule, Spec
+from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_blocks import Load
 
@@ -25,6 +26,9 @@ TABLES = tuple(
     f".{table}.weight"
     for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
+
+# Steps of a flow from noise to the pictures that are compared one by one.
+MADE_IN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,15 @@ class RightEvaluation:
     losses: dict[str, float]
     accuracy: float | None
     code_accuracy: float | None
+    recognised: float | None
 
 
 @dataclass(slots=True)
 class RightRun:
     """Steps in order, evaluations by the number of steps before, tensors at the end.
+
+    `made` has what generators make of held-out samples in `MADE_IN` steps, with the weights at the
+    end: "generator.record.place" -> an image or clip.
 
     `second` is the root of the second moment, as large as a gradient; `summed` is what `first`
     would be if no gradients cancelled. All three are empty for SGD.
@@ -65,6 +73,7 @@ class RightRun:
     first: dict[str, Tensor] = field(default_factory=dict)
     second: dict[str, Tensor] = field(default_factory=dict)
     summed: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
 
 
 def right_run(spec: Spec, skipped: int) -> RightRun:
@@ -107,6 +116,15 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
             found.evaluations[number] = _evaluate(oracle, spec.eval.samples)
     found.weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
     found.second = {name: moment.sqrt() for name, moment in found.second.items()}
+    if spec.eval is not None:
+        for index in _held_out(oracle, spec.eval.samples):
+            with torch.no_grad():
+                made = oracle.made(index, MADE_IN)
+            found.made |= {
+                f"{name}.{index}.{place}": torch.tensor(array).double()
+                for name, arrays in made.items()
+                for place, array in enumerate(arrays)
+            }
     return found
 
 
@@ -177,12 +195,11 @@ def _decay(oracle: Oracle, name: str) -> float:
 def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
     """Return the mean losses over all held-out terms, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
-    there = dataset.num_samples("heldout")
     sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
-    right, total, end = 0, 0, dataset.answer_end
+    right, total, recognised, judged, end = 0, 0, 0, 0, dataset.answer_end
     oracle.right_codes = codes = 0
     with torch.no_grad():
-        for index in range(there if samples == "all" else min(samples, there)):
+        for index in _held_out(oracle, samples):
             for name, (own, num) in oracle.record_losses("heldout", index, Load(), 0).items():
                 sums[name], terms[name] = sums[name] + float(own), terms[name] + num
                 said = kind_of(spec.modules[name].model).codes
@@ -191,10 +208,20 @@ def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
                 greedy = _say(oracle, index, len(answer), end)
                 right += sum(a == b for a, b in zip(greedy, answer, strict=False))
                 total += len(answer)
+            made = oracle.made(index, DRAWING_STEPS) if dataset.judges else {}
+            for images in made.values():
+                found = dataset.recognised("heldout", index, images)
+                recognised, judged = recognised + found[0], judged + found[1]
     losses = {name: sums[name] / terms[name] for name in sums if terms[name]}
     loss = sum(oracle.losses[name] * mean for name, mean in losses.items())
-    accuracy = right / total if total else None
-    return RightEvaluation(loss, losses, accuracy, oracle.right_codes / codes if codes else None)
+    shares = ((right, total), (oracle.right_codes, codes), (recognised, judged))
+    return RightEvaluation(loss, losses, *(part / of if of else None for part, of in shares))
+
+
+def _held_out(oracle: Oracle, samples: HeldOut) -> range:
+    """Return the held-out samples that an evaluation takes."""
+    there = oracle.dataset.num_samples("heldout")
+    return range(there if samples == "all" else min(samples, there))
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:

@@ -9,7 +9,7 @@ Leaves: the right run to `oracle_run`, judging to `compare`.
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import hypot, nan
 from pathlib import Path
@@ -22,6 +22,8 @@ from torch import Tensor
 from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.checkpoint.boxes import MOMENTS, resharded_parameters
 from mimo_launch.comm.world import device_for
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import heldout_batches
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
@@ -31,10 +33,14 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
+from mimo_launch.train.evaluation import draw
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
+from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.run_state import RunState
 from mimo_launch.verify.compare import (
     EXACT,
+    MADE,
     TRAINED,
     ModuleVerdict,
     TensorPiece,
@@ -42,7 +48,7 @@ from mimo_launch.verify.compare import (
     compare_tensors,
     module_pieces,
 )
-from mimo_launch.verify.oracle_run import RightEvaluation, RightRun
+from mimo_launch.verify.oracle_run import MADE_IN, RightEvaluation, RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"
@@ -53,10 +59,11 @@ STOP_AFTER = 3
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """The events of a run on one rank, and its parts of the tensors at the end."""
+    """The events of a run on one rank, its parts of the tensors at the end, and what it `made`."""
 
     events: list[Event]
     tensors: dict[str, list[TensorPiece]]
+    made: list[TensorPiece] = field(default_factory=list)
 
     @property
     def steps(self) -> list[StepFinished]:
@@ -119,7 +126,7 @@ def second_part(spec: Spec, run: Path, kind: RankDevice) -> RankRun:
     """Resume from the checkpoint, which must give all weights, and train to the end."""
     with RankSession(Plan.of(spec), device=device_for(kind, dist.get_rank())) as session:
         events = _train(session, run, lambda: 0)
-        return RankRun(events, _tensors(session))
+        return RankRun(events, _tensors(session), list(_made(session)))
 
 
 def _train(session: RankSession, run: Path, stop: Callable[[], int]) -> list[Event]:
@@ -147,6 +154,22 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     return found
 
 
+def _made(session: RankSession) -> Iterator[TensorPiece]:
+    """Yield the images and clips that generators make of held-out samples, each on one rank."""
+    spec, dataset = session.spec, build_dataset(session.spec)
+    if spec.eval is None:
+        return
+    there = dataset.num_samples("heldout")
+    with StepReader(session, dataset, RunState(), lambda event: None) as reader:
+        for ids in heldout_batches(spec.eval.samples, spec.batch.global_, there):
+            inputs = reader.read("heldout", ids, 0)
+            forwarded = session.executor.run_forward(session.mine.evaluation, inputs)
+            for made in draw(session, forwarded, inputs.data, MADE_IN):
+                for place, array in enumerate(made.images):
+                    name, values = f"{made.generator}.{made.record}.{place}", torch.tensor(array)
+                    yield TensorPiece(name, None, 0, len(values), values.double())
+
+
 def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[ModuleVerdict]:
     """Return verdicts over all numbers and tensors of a run."""
     counts = ModuleVerdict(ALL, NUMBERS)
@@ -159,6 +182,9 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
     verdicts = [counts]
     for run in {repr(_told(run)): run for run in ranks}.values():
         verdicts += _compare_numbers(spec, run, right)
+    pieces = [piece for run in ranks for piece in run.made]
+    makers = {name.partition(".")[0] for name in (*right.made, *(each.name for each in pieces))}
+    verdicts += compare_tensors("images and codes", sorted(makers), pieces, right.made, MADE)
     for what, key, want in (
         ("weights after training", "weights", right.weights),
         ("moments after training", MOMENTS[0], right.first),
@@ -195,7 +221,14 @@ def _told(run: RankRun) -> list[object]:
     return [
         steps,
         [
-            (e.step, e.eval_loss, e.eval_losses, e.digit_accuracy, e.code_accuracy)
+            (
+                e.step,
+                e.eval_loss,
+                e.eval_losses,
+                e.digit_accuracy,
+                e.code_accuracy,
+                e.drawn_recognised,
+            )
             for e in run.evaluations
         ],
     ]
@@ -240,9 +273,10 @@ def _compare_evaluation(got: EvalFinished, want: RightEvaluation) -> Iterator[Mo
     for name, share, right in (
         ("digit accuracy", got.digit_accuracy, want.accuracy),
         ("code accuracy", got.code_accuracy, want.code_accuracy),
+        ("drawn recognised", got.drawn_recognised, want.recognised),
     ):
-        if right is not None:
-            yield _number(name, ALL, share, right, EVALUATION)
+        if share is not None or right is not None:
+            yield _number(name, ALL, share, nan if right is None else right, EVALUATION)
 
 
 def _number(
