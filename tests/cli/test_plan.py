@@ -144,9 +144,70 @@ def test_a_spec_that_does_not_fit_gets_changes_that_do(
     assert "1. " in out
     assert "language: {" in out
     assert max(map(len, out.splitlines())) <= 60
-    for more in ("--no-advice", "--json"):
-        assert run([*arguments, more]) == 2
-        assert capsys.readouterr().out == ""
+    assert run([*arguments, "--no-advice"]) == 2
+    out = capsys.readouterr().out
+    assert "does not fit: " in out
+    assert "What fits" not in out
+
+
+def test_json_has_the_changes_by_which_a_spec_fits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`--apply` writes one that does: no error is left, and the command succeeds."""
+    arguments = ["plan", "topologies/bench/r1_dp2_dp2.yaml", "--set", "nodes.gpu_memory=60GB"]
+    assert run([*arguments, "--json"]) == 2
+    plan = json.loads(capsys.readouterr().out)
+    changes, tried = plan["fitting"]["changes"], plan["fitting"]["tried"]
+    assert plan["answer"]["fit"]["needed_bytes"] > plan["answer"]["fit"]["gpu_memory"]
+    assert all(each["needed_bytes"] < 60e9 for each in changes)
+    assert tried["placement"] > 9 < tried["microbatches"]
+    for number, change in enumerate(changes, 1):
+        new = tmp_path / f"{number}.yaml"
+        assert run([*arguments, "--apply", str(number), "-o", str(new)]) == 0
+        capsys.readouterr()
+        assert run(["plan", str(new), "--json", "--no-advice"]) == 0
+        step = json.loads(capsys.readouterr().out)["answer"]["step_seconds"]
+        assert step == pytest.approx(change["step_seconds"], abs=1e-8)
+    assert run([*arguments, "--json", "--no-advice"]) == 2
+    assert "fitting" not in json.loads(capsys.readouterr().out)
+
+
+def test_apply_writes_the_change_of_a_number_and_what_was_set(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["plan", "topologies/quickstart.yaml", "--set", "optimizer.lr=0.5"]
+    new = tmp_path / "new.yaml"
+    assert run([*arguments, "--apply", "1", "-o", str(new), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"wrote {new}\n"
+    change = json.loads(out)["answer"]["losses"][0]["change"]
+    assert run(["plan", str(new), "--json", "--no-advice"]) == 0
+    answer = json.loads(capsys.readouterr().out)["answer"]
+    assert answer["step_seconds"] == pytest.approx(change["step_seconds"], abs=1e-8)
+    made = load_spec(new).spec
+    assert made is not None
+    assert made.optimizer.lr == 0.5
+    text = (ROOT / "topologies" / "quickstart.yaml").read_text()
+    assert new.read_text().partition("\n")[0] == text.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--apply", "1"], "into which file? Add -o new.yaml"),
+        (["-o", "new.yaml"], "with which change? Add --apply 1"),
+        (["--apply", "1", "-o", "new.yaml", "--rank", "0"], "--rank shows no changes"),
+        (["--apply", "1", "-o", "new.yaml", "--no-advice"], "--no-advice shows no changes"),
+        (["--apply", "1", "-o", "topologies/quickstart.yaml"], "be written over the spec"),
+        (["--apply", "7", "-o", "new.yaml"], "there is no change 7 = help: write --apply 1 or 2"),
+    ],
+)
+def test_a_change_that_cannot_be_written_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "topologies/quickstart.yaml", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not Path("new.yaml").exists()
 
 
 def test_calibration_changes_the_estimates(

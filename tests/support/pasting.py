@@ -1,9 +1,9 @@
-"""Pastes the lines that the help of a finding offers, as its reader would."""
+"""Pastes the lines that the help of a finding, or an advice, offers, as its reader would."""
 
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mimo_launch.checks.load_and_check import check_text
@@ -76,6 +76,27 @@ def _pasted_in_line(text: str, item: Diagnostic) -> Iterator[str]:
         key = code.partition(":")[0]
         line = re.sub(rf"\b{key}:\S+", code, lines[item.line - 1])
         yield "\n".join([*lines[: item.line - 1], line, *lines[item.line :]])
+
+
+def pasted_advice(text: str, lines: Iterable[str], *, deep: bool) -> str:
+    """Return the text of a spec with lines of an advice, for each module and each other section.
+
+    With `deep`, sizes of a grid that they do not name stay, too; else its line is replaced.
+    """
+    data, written = read_text(text).data, read_text("\n".join(lines)).data
+    assert data is not None
+    assert written is not None
+    modules = {("modules", name): each for name, each in written.pop("modules", {}).items()}
+    for path, section in (*modules.items(), *(((key,), each) for key, each in written.items())):
+        place = _at(data, path[:-1])
+        if not isinstance(section, dict):
+            place[path[-1]] = section
+            continue
+        own = place.setdefault(path[-1], {})
+        for key, value in section.items():
+            both = deep and isinstance(value, dict) and isinstance(own.get(key), dict)
+            own[key] = {**own[key], **value} if both else value
+    return _dump(data)
 
 
 def _dump(data: Any) -> str:

@@ -2,24 +2,32 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import Phase, given, settings
 from tests.support.best_layouts import BEST
+from tests.support.pasting import pasted_advice
 from tests.support.poor_specs import POOR, answer, fits, followed, seconds, with_settings
-from tests.support.specs import box, spec
+from tests.support.specs import box, layout_specs, spec
 from tests.support.wide_search import WideSearch
 
-from mimo_launch.checks.all_checks import check, is_legal
+from mimo_launch.checks.all_checks import check, idle_settings, is_legal
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import first_changes, further_changes
-from mimo_launch.search.changes import Change
+from mimo_launch.search.changes import Change, changed
 from mimo_launch.search.setting_changes import (
     recomputing_changes,
     setting_ideas,
     smaller_changes,
 )
+from mimo_launch.spec.editing import edited, lines_of, merged, tree_of
+from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.wording import flow
+from mimo_launch.spec.yaml_source import read_text
 
 OF_8, OF_64 = (next(each for each in POOR if each.startswith(start)) for start in ("8,", "64, 30B"))
 
@@ -58,6 +66,66 @@ def test_offers_are_legal_fit_and_give_what_they_say() -> None:
         assert seconds(other) == pytest.approx(offer.step_seconds)
         assert offer.gain == pytest.approx(given.step_seconds / offer.step_seconds - 1)
     assert offers[0].gain == max(offer.gain for offer in offers)
+
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted(TOPOLOGIES.glob("*.yaml")),
+        *(pytest.param(each, marks=pytest.mark.sweep) for each in TOPOLOGIES.glob("bench/*.yaml")),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_every_advice_for_a_topology_gives_what_it_says(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    comments = {line for line in text.splitlines() if line.lstrip().startswith("#")}
+    for after in advised(text):
+        assert comments <= set(after.splitlines())
+
+
+@settings(max_examples=30, phases=[Phase.generate])
+@given(made=layout_specs(supported_only=False))
+def test_every_advice_for_a_random_spec_gives_what_it_says(made: Spec) -> None:
+    data = made.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    advised(yaml.safe_dump(data, sort_keys=False))
+
+
+def advised(text: str) -> list[str]:
+    """Return a spec after each advice, edited; both ways to paste it, and `--set`, give the same.
+
+    Nothing that is set does nothing after it, unless it did nothing before.
+    """
+    before = load_text(text).spec
+    assert before is not None
+    found = []
+    for change in (loss.change for loss in answer(before).losses):
+        if change is None:
+            continue
+        tree = tree_of(change.settings)
+        applied = edited(text, merged(read_text(text).data, tree))
+        pasted = [pasted_advice(text, lines_of(tree), deep=deep) for deep in (False, True)]
+        by_set = [f"{path}={flow(value)}" for path, value in change.settings.items()]
+        after, *others = (
+            load_text(text, overrides=by_set).spec,
+            *(load_text(each).spec for each in (applied, *pasted)),
+        )
+        assert after is not None
+        assert all(other == after for other in others)
+        assert seconds(after) == pytest.approx(change.step_seconds)
+        assert is_legal(after)
+        assert idle_settings(after) <= idle_settings(before)
+        found.append(applied)
+    return found
+
+
+def test_sizes_of_a_grid_that_become_1_are_in_a_change_and_others_are_not() -> None:
+    made = spec({"language": box(0, tp=2, pp=2, dp=2)}, microbatches=4)
+    change = changed(made, "grid", {"modules.language.grid": {"pp": 1, "dp": 4}})
+    assert change is not None
+    assert change.settings == {"modules.language.grid": {"tp": 2, "pp": 1, "dp": 4}}
 
 
 def gained(poor: str) -> tuple[list[float], float]:

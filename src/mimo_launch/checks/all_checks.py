@@ -28,7 +28,7 @@ from mimo_launch.checks import (
 )
 from mimo_launch.checks.proposals import with_grids, with_shares
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
-from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -248,6 +248,12 @@ def is_legal(spec: Spec, *, files: bool = True) -> bool:
     """
     rules = RULES if files else _LAYOUT_RULES
     return not any(found.is_error for found in run_rules(spec, rules))
+
+
+def idle_settings(spec: Spec) -> frozenset[YamlPath]:
+    """Return the settings that do nothing, as far as that is known without files."""
+    found = run_rules(spec, _LAYOUT_RULES)
+    return frozenset(each.path for each in found if each.code == "setting-without-effect")
 
 
 def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:

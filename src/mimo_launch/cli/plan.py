@@ -36,6 +36,7 @@ Examples:
   mimo-launch plan spec.yaml --full
   mimo-launch plan spec.yaml --rank 3
   mimo-launch plan spec.yaml --set schedule.microbatches=8
+  mimo-launch plan spec.yaml --apply 1 -o new.yaml
   mimo-launch plan spec.yaml --json > plan.json
   mimo-launch plan spec.yaml --html plan.html
   mimo-launch plan spec.yaml --timeline step.svg --trace step.json
@@ -44,7 +45,8 @@ Examples:
 Say whether a job fits, how fast it is, where its time goes and what would make it faster: other
 layouts are planned, too. --full shows what every rank will do: coordinates, groups, stages, bridges
 and the schedule in model time. Starts nothing and needs no GPU.
-Exits with 0, with 2 when the spec has a mistake, or with 1 when a file cannot be written.
+Exits with 0, with 2 when the spec has a mistake or the job does not fit, unless --apply writes one
+that does, or with 1 when a file cannot be written.
 """
 
 
@@ -92,10 +94,18 @@ def plan(
     advice: Annotated[
         bool, typer.Option("--advice/--no-advice", help="Plan changes, to find better ones.")
     ] = True,
+    apply: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Write the spec with change N to --output."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.yaml", help="The file for --apply."),
+    ] = None,
 ) -> None:
     """Show what every rank will do; start nothing."""
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.plan_files import Drawings, check_targets, write_drawings
+    from mimo_launch.cli.plan_files import Drawings, check_targets, write_change, write_drawings
     from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
     from mimo_launch.drawing.plan_report import json_parts
     from mimo_launch.estimate.estimates import Estimator
@@ -103,38 +113,54 @@ def plan(
     from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     console = console_of(ctx)
-    drawings = Drawings(
-        svg=timeline, trace=trace, page=html, rank=rank, ranks=trace_ranks, model_units=model_units
+    wanted = Drawings(
+        svg=timeline,
+        trace=trace,
+        page=html,
+        spec=output,
+        change=apply,
+        rank=rank,
+        ranks=trace_ranks,
+        model_units=model_units,
     )
-    check_targets(file, drawings)
+    check_targets(file, wanted, seeks=advice)
     constants = constants_of(calibration)
     number = None if tokens is None else _count(tokens)
     world = None if nproc is None else nproc * nnodes
     checked = load_and_check(file, overrides or (), world, constants=constants)
     show_findings(checked, console)
-    if checked.spec is None:
-        if checked.unfit is not None and advice and not as_json:
-            unfit = checked.plan or Plan.of(checked.unfit)
-            _answer(_what_fits(unfit, constants, worst=worst), console)
+    spec = checked.spec or checked.unfit
+    if spec is None:
         raise typer.Exit(2)
-    job = checked.plan or Plan.of(checked.spec)
+    job = checked.plan or Plan.of(spec)
     # The tables of --full do not show changes.
-    shows_changes = as_json or html is not None or not full
+    shows_changes = as_json or html is not None or not full or apply is not None
     try:
         report = _report_of(
-            job, rank, constants, worst=worst, tokens=number, advice=advice and shows_changes
+            job,
+            rank,
+            constants,
+            worst=worst,
+            tokens=number,
+            advice=advice and (shows_changes or checked.spec is None),
+            fits=checked.spec is not None,
         )
     except DeadlockError as error:
         show_deadlock(error, file, console)
         raise typer.Exit(2) from None
     estimator = Estimator.of(job, constants, worst=worst)
-    write_drawings(job, report, console, drawings, estimator)
+    write_drawings(job, report, console, wanted, estimator)
+    is_written = write_change(file, overrides or (), report, console, wanted)
     if as_json:
         console.answer_in_parts(json_parts(report))
     else:
         from mimo_launch.cli.plan_tables import parts_of
 
-        _answer(parts_of(report, table_width(), full=full), console)
+        parts = parts_of(report, table_width(), full=full, fits=checked.spec is not None)
+        _answer(parts, console)
+    # What does not fit is a mistake that the change mends.
+    if checked.spec is None and not is_written:
+        raise typer.Exit(2)
 
 
 def _report_of(
@@ -145,12 +171,13 @@ def _report_of(
     worst: bool,
     tokens: int | None,
     advice: bool,
+    fits: bool,
 ) -> "Report | RankReport":
     """Return the report of all ranks, or of one. Raises: typer.BadParameter; DeadlockError."""
     from mimo_launch.drawing.plan_report import build_rank_report, build_report
 
     if rank is None:
-        return build_report(job, constants, worst=worst, tokens=tokens, advice=advice)
+        return build_report(job, constants, worst=worst, tokens=tokens, advice=advice, fits=fits)
     try:
         return build_rank_report(job, rank, constants, worst=worst)
     except ValueError as error:
@@ -169,20 +196,6 @@ def _count(text: str) -> int:
         message = f"{text} is no number of tokens; write it as 15B, 1.5T or 1000000000"
         raise typer.BadParameter(message, param_hint="--tokens") from None
     return round(count)
-
-
-def _what_fits(
-    plan: "Plan", constants: "Calibration | None", *, worst: bool
-) -> "Iterator[RenderableType]":
-    """Return the screen of changes by which a spec fits into the memory of its GPUs."""
-    from mimo_launch.cli.plan_tables import fitting_screen
-    from mimo_launch.drawing.plan_report import build_report
-    from mimo_launch.estimate.estimates import Estimator
-    from mimo_launch.search.fitting import what_fits
-
-    report = build_report(plan, constants, worst=worst, advice=False)
-    found = what_fits(Estimator.of(plan, constants, worst=worst))
-    return fitting_screen(report, found, table_width())
 
 
 def _answer(parts: "Iterator[RenderableType]", console: Console) -> None:

@@ -1,7 +1,8 @@
-"""The files that `plan --timeline`, `plan --trace` and `plan --html` write.
+"""The files that `plan --timeline`, `plan --trace`, `plan --html` and `plan --apply` write.
 
-Decides: that they are written before the answer, so that a failure prints none; the messages.
-Relies on: `drawing.svg`, `drawing.trace` and `drawing.plan_page` for the content.
+Decides: that they are written before the answer, so that a failure prints none; the messages; which
+change a number means.
+Relies on: `drawing.svg`, `drawing.trace`, `drawing.plan_page` and `spec.editing` for the content.
 Leaves: nothing.
 """
 
@@ -17,20 +18,25 @@ from mimo_launch.drawing.spans import Unit, planned, simulated
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.simulation_result import Simulation
+from mimo_launch.spec.wording import listing
 
 EXIT_UNWRITABLE = 1
+APPLY = "--apply"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """The files to write: a picture, of one rank if `rank` is given; a trace; a page of the job.
+    """The files to write: a picture, of one rank if `rank` is given; a trace; a page; a spec.
 
-    `ranks` is the text of `--trace-ranks`. Times are estimated, or in `model_units`.
+    The spec is that of the job with a `change` of the answer, by its number. `ranks` is the text
+    of `--trace-ranks`. Times are estimated, or in `model_units`.
     """
 
     svg: Path | None
     trace: Path | None
     page: Path | None
+    spec: Path | None
+    change: int | None
     rank: int | None
     ranks: str | None
     model_units: bool
@@ -56,8 +62,10 @@ class Drawings:
         return ranks
 
 
-def check_targets(spec_file: Path, wanted: Drawings) -> None:
+def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
     """Refuse to overwrite the spec, or one file with the other, before anything is read.
+
+    Refuse a change, too, if none is sought or no file is named.
 
     Raises: typer.BadParameter.
     """
@@ -66,8 +74,22 @@ def check_targets(spec_file: Path, wanted: Drawings) -> None:
             "a page shows all ranks; leave out --rank, or give --timeline for a picture of one"
         )
         raise typer.BadParameter(message, param_hint="--html")
+    if wanted.spec is None and wanted.change is not None:
+        message = "into which file? Add -o new.yaml"
+        raise typer.BadParameter(message, param_hint=APPLY)
+    if wanted.spec is not None and wanted.change is None:
+        raise typer.BadParameter(f"with which change? Add {APPLY} 1", param_hint="--output")
+    if wanted.change is not None and (wanted.rank is not None or not seeks):
+        other = "--no-advice" if wanted.rank is None else "--rank"
+        message = f"{other} shows no changes; leave it out"
+        raise typer.BadParameter(message, param_hint=APPLY)
     taken = {spec_file.resolve(): "the spec"}
-    options = ((wanted.svg, "--timeline"), (wanted.trace, "--trace"), (wanted.page, "--html"))
+    options = (
+        (wanted.svg, "--timeline"),
+        (wanted.trace, "--trace"),
+        (wanted.page, "--html"),
+        (wanted.spec, "--output"),
+    )
     for path, option in options:
         if path is None:
             continue
@@ -136,9 +158,40 @@ def _write_step(
             )
 
 
+def write_change(
+    file: Path,
+    overrides: Sequence[str],
+    report: Report | RankReport,
+    console: Console,
+    wanted: Drawings,
+) -> bool:
+    """Write the spec of a file with `--set` and the change that was asked for; return if one was.
+
+    Raises: typer.Exit if there is no such change, or the spec cannot be written.
+    """
+    if wanted.spec is None or wanted.change is None or not isinstance(report, Report):
+        return False
+    from mimo_launch.spec.editing import with_settings
+
+    changes = [loss.change for loss in report.answer.losses]
+    if report.fitting is not None:
+        changes = list(report.fitting.changes)
+    numbers = [number for number, change in enumerate(changes, 1) if change is not None]
+    if wanted.change not in numbers:
+        known = f"write {APPLY} {listing([str(each) for each in numbers])}"
+        console.refuse(
+            f"there is no change {wanted.change}",
+            help_=known if numbers else "leave --apply out: nothing of what was tried helps",
+        )
+    change = changes[wanted.change - 1]
+    text = with_settings(file, overrides, {} if change is None else change.settings)
+    _write(wanted.spec, text, "--output", console)
+    return True
+
+
 def _write(path: Path, text: str, option: str, console: Console) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         console.refuse(
             f"cannot write {path}: {error.strerror or error}",

@@ -47,6 +47,7 @@ from mimo_launch.drawing.answer_text import (
     losses_of,
     times_of,
     title_of,
+    tried_of,
 )
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
@@ -68,7 +69,6 @@ from mimo_launch.drawing.rows import (
     Report,
 )
 from mimo_launch.drawing.timeline import bubble_lines, grid_lines
-from mimo_launch.search.fitting import WhatFits
 
 _WIDEST = 80
 _BAR = 50
@@ -76,10 +76,14 @@ _BAR = 50
 _MARKS = {"computing": "#", "communicating": "+", "waiting": ".", "updating": "="}
 
 
-def parts_of(report: Report | RankReport, width: int, *, full: bool) -> Iterator[RenderableType]:
-    """Return what is shown of a job, with `full` in all tables, or of one rank."""
+def parts_of(
+    report: Report | RankReport, width: int, *, full: bool, fits: bool
+) -> Iterator[RenderableType]:
+    """Return what is shown of a job, with `full` in all tables if it fits, or of one rank."""
     if isinstance(report, RankReport):
         return rank_parts(report, width)
+    if not fits:
+        return fitting_screen(report, width)
     return job_parts(report, width) if full else first_screen(report, width)
 
 
@@ -99,7 +103,7 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
         yield from _part(LOSSES_TITLE)
         for loss in losses_of(report.answer):
             yield from _loss(loss, width)
-        if sentence := how_to_use(report.answer):
+        for sentence in how_to_use(report.answer):
             yield from _lines(sentence, width)
     yield from _part(RANKS_TITLE)
     for holder in holders_of(report):
@@ -116,19 +120,21 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
     )
 
 
-def fitting_screen(report: Report, found: WhatFits, width: int) -> Iterator[RenderableType]:
-    """Yield the answer for a spec that does not fit, and changes by which it does."""
+def fitting_screen(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the answer for a spec that does not fit, and changes by which it does, if sought."""
     width = min(width, _WIDEST)
     yield ""
     yield from _facts(report, width)
     yield from _part(RANKS_TITLE)
     for holder in holders_of(report):
         yield from _lines(holder.text, width, indent=2)
+    if (found := report.fitting) is None:
+        return
     yield from _part(FITS_TITLE)
     for change in fitting_of(report, found):
         yield from _loss(change, width)
-    if found.changes:
-        yield from _lines(KEYS_STAY, width)
+    for sentence in (*[KEYS_STAY][: len(found.changes)], *tried_of(found.tried)):
+        yield from _lines(sentence, width)
 
 
 def _facts(report: Report, width: int) -> Iterator[RenderableType]:

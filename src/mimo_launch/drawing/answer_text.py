@@ -7,7 +7,6 @@ Leaves: lines, bars and colours to `cli` and `plan_page`.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.diag.quantities import (
@@ -25,11 +24,20 @@ from mimo_launch.search.answer import MemoryFit, PlanAnswer
 from mimo_launch.search.fitting import WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.wording import flow
+from mimo_launch.spec.editing import lines_of, tree_of
 
 TIME_TITLE = "Where the time goes (mean over all GPUs)"
 LOSSES_TITLE = "Largest losses, and what helps most; the best change first"
-KEYS_STAY = "Write these lines into the spec; keys that they do not name stay as they are."
+KEYS_STAY = (
+    "Write these lines into the spec; keys that they do not name stay as they are. "
+    "Or add --apply 1 -o new.yaml, which writes a spec with change 1."
+)
+# Words for kinds of changes that were planned; other kinds name a grid.
+KINDS = {
+    "encoder_microbatches": "microbatches encoded at once",
+    "memory": "settings that save memory",
+    "recompute": "recomputing",
+}
 ONE_BY_ONE = "Each was planned by itself, so gains do not add up: make the first, then plan again."
 FITS_TITLE = "What fits, the fastest first"
 RANKS_TITLE = "Ranks by what they hold"
@@ -149,12 +157,24 @@ def details_of(answer: PlanAnswer) -> dict[str, str]:
     return found
 
 
-def how_to_use(answer: PlanAnswer) -> str | None:
-    """Say what to do with the lines of changes, and how several go together; None without any."""
+def how_to_use(answer: PlanAnswer) -> Iterator[str]:
+    """Yield what to do with the lines of changes, how several go together, and what was tried."""
     changes = sum(loss.change is not None for loss in answer.losses)
-    if not changes:
-        return None
-    return KEYS_STAY if changes == 1 else f"{KEYS_STAY} {ONE_BY_ONE}"
+    if changes:
+        yield KEYS_STAY if changes == 1 else f"{KEYS_STAY} {ONE_BY_ONE}"
+    yield from tried_of(answer.tried)
+
+
+def tried_of(tried: Mapping[str, int]) -> Iterator[str]:
+    """Yield how many changes of which kinds were planned; nothing if none was."""
+    if not tried:
+        return
+    kinds = sorted(tried.items(), key=lambda each: -each[1])
+    words = ", ".join(f"{KINDS.get(kind, kind)} {number}" for kind, number in kinds)
+    yield (
+        f"Tried: {sum(tried.values())} plans, by what each changes first (the best of them with "
+        f"other changes, too): {words}."
+    )
 
 
 def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
@@ -166,8 +186,8 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
             head += f" ({percent(loss.of_all)} of all GPU time)"
         change = loss.change
         if change is None:
-            none = "no other kind of change helps by 2% or more" if answer.planned else None
-            yield LossText(head=head, helps=none, settings=())
+            none = "nothing of another kind that was tried helps here by 2% or more"
+            yield LossText(head=head, helps=none if answer.planned else None, settings=())
             continue
         times = 1 + change.gain
         faster = f"{times:.{1 if times >= 2 else 2}f} times as fast"
@@ -175,16 +195,19 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
         sizes = map(bytes_text, (answer.fit.needed_bytes, change.needed_bytes))
         needed = " -> ".join(dict.fromkeys(sizes))
         free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
-        lines = tuple(_yaml(change.settings))
+        lines = tuple(lines_of(tree_of(change.settings)))
         helps = f"{faster}, {step}, {needed}{free}: {change.text}"
         yield LossText(head=head, helps=helps, settings=lines)
 
 
 def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
-    """Yield what makes a spec fit, numbered; one line of text if nothing does."""
+    """Yield what makes a spec fit, numbered; one line of text if nothing does.
+
+    The numbers are those of `--apply`.
+    """
     tokens, memory = report.header.global_batch * report.header.seq, report.answer.fit.gpu_memory
     if not found.changes:
-        none = f"none of the {found.planned} changes that were planned: take more GPUs"
+        none = "nothing of what was tried; take more GPUs"
         yield LossText(head=none, helps=None, settings=())
     for number, change in enumerate(found.changes, 1):
         free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
@@ -192,26 +215,8 @@ def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
         speed = f"{tokens / change.step_seconds:,.0f} tokens/s"
         step = f"{seconds_text(change.step_seconds)} a step"
         head = f"{number}. {change.text}"
-        lines = tuple(_yaml(change.settings))
+        lines = tuple(lines_of(tree_of(change.settings)))
         yield LossText(head=head, helps=f"{needs}, {step}, {speed}", settings=lines)
-
-
-def _yaml(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings as lines of a spec, one for each module and section."""
-    tree: dict[str, Any] = {}
-    for path, value in settings.items():
-        *keys, last = path.split(".")
-        place = tree
-        for key in keys:
-            place = place.setdefault(key, {})
-        place[last] = value
-    modules = tree.pop("modules", {})
-    if modules:
-        yield "modules:"
-    for name, module in modules.items():
-        yield f"  {name}: {flow(module)}"
-    for key, section in tree.items():
-        yield f"{key}: {flow(section)}"
 
 
 def holders_of(report: Report) -> Iterator[HolderText]:

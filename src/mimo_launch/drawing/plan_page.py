@@ -133,8 +133,7 @@ def _answer(report: Report) -> Iterator[str]:
         settings = html_text("\n".join(loss.settings))
         lines = f"<pre>{settings}</pre>" if settings else ""
         yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
-    if sentence := how_to_use(report.answer):
-        yield f"<p>{html_prose(sentence)}</p>"
+    yield from (f"<p>{html_prose(each)}</p>" for each in how_to_use(report.answer))
     yield f"<h2>{RANKS_TITLE}</h2>"
     for holder in holders_of(report):
         yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"

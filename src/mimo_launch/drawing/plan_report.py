@@ -37,6 +37,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
 from mimo_launch.search.answer import answer_of
+from mimo_launch.search.fitting import what_fits
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
@@ -48,11 +49,13 @@ def build_report(
     worst: bool = False,
     tokens: int | None = None,
     advice: bool = False,
+    fits: bool = True,
 ) -> Report:
     """Return the report of all ranks; without a calibration, estimates are for the spec's device.
 
     With `worst`, samples are the largest that the data can give. With `advice`, the answer offers
-    changes, which takes the time of some plans. `tokens` are those of the whole training.
+    changes, which takes the time of some plans: for a job that does not fit, changes by which it
+    does. `tokens` are those of the whole training.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
@@ -93,8 +96,9 @@ def build_report(
             decoding=program_rows(layout, plan.decoding) if spec.eval else (),
         ),
         estimates=estimates,
-        answer=answer_of(estimator, estimates, tokens=tokens, seeks=advice),
+        answer=answer_of(estimator, estimates, tokens=tokens, seeks=advice and fits),
         losses=_loss_rows(layout, step),
+        fitting=None if fits or not advice else what_fits(estimator),
     )
 
 

@@ -16,6 +16,7 @@ from mimo_launch.estimate.rows import Estimates
 
 if TYPE_CHECKING:  # Ranks that train import this file, and none of the checks and the search.
     from mimo_launch.search.answer import PlanAnswer
+    from mimo_launch.search.fitting import WhatFits
 
 Ranks = tuple[int, ...]
 
@@ -209,7 +210,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything about all ranks."""
+    """Everything about all ranks; `fitting` is for a job that does not fit its GPUs."""
 
     header: Header
     modules: tuple[ModuleRow, ...]
@@ -223,6 +224,7 @@ class Report:
     estimates: Estimates
     answer: "PlanAnswer"
     losses: tuple[LossRow, ...] = ()
+    fitting: "WhatFits | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

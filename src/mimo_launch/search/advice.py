@@ -7,11 +7,12 @@ Relies on: `setting_changes` and `grid_changes` for the changes, `checks` for wh
 Leaves: the words of losses to `wastes`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 
-from mimo_launch.checks.all_checks import is_legal
+from mimo_launch.checks.all_checks import idle_settings, is_legal
 from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -26,6 +27,8 @@ from mimo_launch.search.setting_changes import (
     smaller_changes,
 )
 from mimo_launch.search.wastes import Waste, wastes
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.places import field_at
 from mimo_launch.spec.spec import Spec
 
 # A change that saves less is not offered: estimates are not that exact.
@@ -35,6 +38,8 @@ LEAST_STEP = 0.01
 # A setting that gains less than this is left out in the end; a part of all plans is kept for that.
 LEAST_SETTING = 0.003
 FOR_SIMPLER = 0.15
+# Of a spec that does not fit, several changes are offered, each with many settings at first.
+FOR_SIMPLER_THAT_FIT = 0.4
 # No plan may take a larger part of what is left.
 MOST_AT_ONCE = 0.25
 # Plans of more ranks, stages, actions or layers take longer, so fewer are made.
@@ -77,7 +82,10 @@ class Planned:
 
 @dataclass
 class Search:
-    """Plans changes of a spec until it has planned as many as its size allows."""
+    """Plans changes of a spec until it has planned as many as its size allows.
+
+    `tried` counts them by their kind: what they change first.
+    """
 
     base: Estimator
     estimates: Estimates
@@ -85,6 +93,7 @@ class Search:
     left: float
     found: list[Planned] = field(default_factory=list)
     seen: dict[str, Planned | None] = field(default_factory=dict)
+    tried: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, base: Estimator, estimates: Estimates, gpu_memory: int) -> "Search":
@@ -106,32 +115,65 @@ class Search:
         return [each for each in self._best() if self.gain(each) >= LEAST_GAIN]
 
     def that_fit(self) -> list[Planned]:
-        """Return changes of a spec that does not fit itself, the fastest first, one of a kind."""
+        """Return changes of a spec that does not fit itself, the fastest first.
+
+        Of those that change the same keys only the fastest is returned, and none has a setting that
+        it neither needs to fit nor is faster by. Of several that are about as fast, the one with
+        the fewest settings is first.
+        """
         spec = self.base.spec
         as_it_is = Change("memory", {}, spec)
         for change in (*recomputing_changes(spec), *smaller_changes(spec, as_it_is)):
             self._plan(change)
-        self._seek()
+        self._seek(FOR_SIMPLER_THAT_FIT)
         kinds: dict[str, Planned] = {}
         for each in self._best():
             kinds.setdefault(each.change.kind, each)
-        return list(kinds.values())
+        by_keys: dict[frozenset[str], Planned] = {}
+        for each in _fastest([self.simplest(each, LEAST_GAIN) for each in kinds.values()]):
+            by_keys.setdefault(frozenset(each.change.settings), each)
+        left, found = list(by_keys.values()), list[Planned]()
+        while left:
+            most = (1 + LEAST_GAIN) * left[0].estimates.step_seconds
+            alike = [each for each in left if each.estimates.step_seconds <= most]
+            found += sorted(alike, key=lambda each: len(each.change.settings))
+            left = left[len(alike) :]
+        return found
 
-    def simplest(self, planned: Planned) -> Planned:
-        """Return a change without the settings that make it hardly faster."""
-        most = (1 + LEAST_SETTING) * planned.estimates.step_seconds
-        for path in planned.change.settings:
-            own = planned.change
-            fewer = {key: value for key, value in own.settings.items() if key != path}
-            if (other := changed(self.base.spec, own.kind, fewer)) is not None:
-                self._plan(other)
-                found = self.seen.get(_text(other))
-                if found is not None and found.estimates.step_seconds <= most:
-                    planned = found
-        return planned
+    def simplest(self, planned: Planned, loss: float = LEAST_SETTING) -> Planned:
+        """Return a change without settings that make it hardly faster, or do nothing after it.
 
-    def _seek(self) -> None:
-        reserve = self.left * FOR_SIMPLER
+        It may take longer by a share of `loss` for that.
+        """
+        most, before = (1 + loss) * planned.estimates.step_seconds, None
+        while planned is not before:  # Without one setting another may be needed no more.
+            before = planned
+            for path in before.change.settings:
+                own = planned.change
+                fewer = {key: value for key, value in own.settings.items() if key != path}
+                shorter = changed(self.base.spec, own.kind, fewer)
+                planned = self._if_as_fast(shorter, most) or planned
+        return self._if_as_fast(self._without_idle(planned.change), most) or planned
+
+    def _if_as_fast(self, change: Change | None, most: float) -> Planned | None:
+        """Plan a change; return it if it fits and takes so many seconds at most."""
+        if change is None:
+            return None
+        self._plan(change)
+        found = self.seen.get(_text(change))
+        return found if found is not None and found.estimates.step_seconds <= most else None
+
+    def _without_idle(self, change: Change) -> Change | None:
+        """Return a change that takes settings back which do nothing any more."""
+        spec, data = self.base.spec, dump_spec(change.spec)
+        settings = dict(change.settings)
+        for path in idle_settings(change.spec) - idle_settings(spec):
+            if (field := field_at(path, data)) is not None:
+                settings[".".join(map(str, path))] = field.get_default(call_default_factory=True)
+        return changed(spec, change.kind, settings)
+
+    def _seek(self, for_simpler: float = FOR_SIMPLER) -> None:
+        reserve = self.left * for_simpler
         self._try(first_changes(self.base.spec, self._work()), self.left / 2)
         grown: set[int] = set()
         while self.left > reserve:
@@ -163,7 +205,7 @@ class Search:
         return self.estimates.step_seconds / planned.estimates.step_seconds - 1
 
     def _best(self) -> list[Planned]:
-        return sorted(self.found, key=lambda each: each.estimates.step_seconds)
+        return _fastest(self.found)
 
     def _try(self, changes: Iterable[Change], reserve: float) -> None:
         """Plan changes that are legal, with less memory if they do not fit."""
@@ -186,6 +228,7 @@ class Search:
         if cost > self.left * MOST_AT_ONCE:
             return None
         self.seen[text] = None
+        self.tried[change.kind] += 1
         self.left -= cost / 2
         estimator = Estimator.of(plan, base.constants, worst=base.worst)
         if any(estimator.memory(each).total > self.limit for each in estimator.classes):
@@ -194,6 +237,10 @@ class Search:
         self.seen[text] = planned = Planned(change, estimator.estimates())
         self.found.append(planned)
         return True
+
+
+def _fastest(found: Iterable[Planned]) -> list[Planned]:
+    return sorted(found, key=lambda each: each.estimates.step_seconds)
 
 
 def _text(change: Change) -> str:

@@ -29,7 +29,7 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedChange:
-    """A change that was planned: what `--set` takes, by path, and what it is expected to give.
+    """A change that was planned: every key that it changes, by path, and what it should give.
 
     `gain` is the share by which speed rises; `needed_bytes` is the memory of the fullest ranks.
     """
@@ -44,21 +44,13 @@ class OfferedChange:
     def of(cls, planned: Planned, before: Estimates) -> "OfferedChange":
         """Return a change that was planned, compared with the estimates before it."""
         seconds = planned.estimates.step_seconds
-        settings = planned.change.settings
         return cls(
             text=planned.change.text,
-            settings={path: _without_ones(value) for path, value in settings.items()},
+            settings=dict(planned.change.settings),
             step_seconds=seconds,
             gain=before.step_seconds / seconds - 1,
             needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
         )
-
-
-def _without_ones(value: Any) -> Any:
-    """Return a setting; of a grid only the axes of several ranks."""
-    if not isinstance(value, dict):
-        return value
-    return {axis: size for axis, size in value.items() if size > 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +88,8 @@ class PlanAnswer:
     """The first screen of `plan`.
 
     `sample` is `mean` or `largest`: what every sample of the step is taken to be. `planned` is the
-    number of changes that were planned to find the best ones.
+    number of changes that were planned to find the best ones, `tried` the same by what they change
+    first.
     """
 
     sample: str
@@ -110,6 +103,7 @@ class PlanAnswer:
     time: TimeShares
     losses: tuple[LostTime, ...]
     planned: int
+    tried: dict[str, int]
 
 
 def answer_of(
@@ -119,13 +113,13 @@ def answer_of(
     world = estimator.layout.world_size
     tightest = max(estimates.ranks, key=lambda row: row.total_bytes)
     lost = wastes(estimator.spec, estimates, estimator.constants, world)
-    planned = 0
+    tried = dict[str, int]()
     advice = [Advice(waste, None) for waste in lost[:MAX_WASTES]]
     if seeks and advice:
         memory = estimates.gpu_memory or GPUS[MEASURED].memory
         search = Search.of(estimator, estimates, memory)
         advice = advise(search, lost, estimator.constants)
-        planned = len(search.seen)
+        tried = dict(search.tried)
     speed = estimates.tokens_per_second_per_gpu * world
     return PlanAnswer(
         sample="largest" if estimator.worst else "mean",
@@ -143,5 +137,6 @@ def answer_of(
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
         losses=tuple(LostTime.of(each, estimates) for each in advice),
-        planned=planned,
+        planned=sum(tried.values()),
+        tried=tried,
     )

@@ -15,6 +15,7 @@ from typing import Any
 from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.editing import merged
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import ExpertGrid, Spec
 
@@ -33,6 +34,7 @@ _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
         f"{'' if value else 'no '}sequence parallelism of {names}"
     ),
     "sharding": lambda value, names: f"sharding {value} for {names}",
+    "balance": lambda value, names: f"balance {value} for {names}",
 }
 
 
@@ -109,6 +111,8 @@ class Change:
                 yield "encode all microbatches at once"
             else:
                 yield f"encode {_counted(at_once or 1)} at once"
+        if "schedule.generator_microbatches" in settings:
+            yield "no groups of microbatches for generators"
 
 
 def _counted(number: int) -> str:
@@ -124,13 +128,17 @@ def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
 
 
 def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
-    """Return a spec with other settings; None if they are no spec, or change nothing."""
+    """Return a spec with other settings; None if they are no spec, or change nothing.
+
+    Of a grid, keys that `settings` do not name stay as they are.
+    """
     data = dump_spec(spec)
     different: dict[str, Any] = {}
     for path, value in settings.items():
         place, last = setting_at(data, path)
-        if place.get(last) != value:
-            different[path] = place[last] = value
+        before, after = place.get(last), merged(place.get(last), value)
+        if before != after:
+            place[last], different[path] = after, _sizes(before, after)
     # In the order of the file.
     sections = [*(f"modules.{name}" for name in spec.modules), *data]
     ordered = sorted(different, key=lambda path: sections.index(_section(path)))
@@ -139,6 +147,14 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
         return Change(kind, settings, spec_from_data(data)) if different else None
     except ValueError:
         return None
+
+
+def _sizes(before: Any, after: Any) -> Any:
+    """Return what a setting becomes; of a grid the sizes that are, or were, more than 1."""
+    if not isinstance(after, dict):
+        return after
+    before = before or {}
+    return {axis: size for axis, size in after.items() if max(size, before.get(axis, 1)) > 1}
 
 
 def _section(path: str) -> str:

@@ -15,10 +15,13 @@ from mimo_launch.spec.gpus import GPUS, MEASURED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatFits:
-    """Changes of a spec that does not fit, the fastest first, of `planned` ones."""
+    """Changes of a spec that does not fit, the fastest first.
+
+    `tried` counts those that were planned by what they change first.
+    """
 
     changes: tuple[OfferedChange, ...]
-    planned: int
+    tried: dict[str, int]
 
 
 def what_fits(estimator: Estimator) -> WhatFits:
@@ -26,5 +29,5 @@ def what_fits(estimator: Estimator) -> WhatFits:
     estimates = estimator.estimates()
     search = Search.of(estimator, estimates, estimates.gpu_memory or GPUS[MEASURED].memory)
     found = search.that_fit()[:MAX_WASTES]
-    changes = tuple(OfferedChange.of(search.simplest(each), estimates) for each in found)
-    return WhatFits(changes=changes, planned=len(search.seen))
+    changes = tuple(OfferedChange.of(each, estimates) for each in found)
+    return WhatFits(changes=changes, tried=dict(search.tried))
