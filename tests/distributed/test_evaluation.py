@@ -164,24 +164,6 @@ def test_every_held_out_sample_counts_once_whatever_batch_and_layout(make: Any) 
             assert asdict(right) == told, name
 
 
-def test_samples_weigh_the_same_whatever_batch_they_are_in() -> None:
-    """Three batches of two samples with unequal numbers of labels, and one of all six."""
-    model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": "digits"}
-    found = []
-    for size in (2, 6):
-        made = spec(
-            {"language": box(0, model=model)},
-            batch={"global": size, "seq": 14},
-            data={"kind": "digits", "min_digits": 1, "max_digits": 4},
-        )
-        plans = [build_dataset(made).describe("heldout", index) for index in range(6)]
-        assert len({sum(p.num_labels for p in plans[i : i + 2]) for i in (0, 2, 4)}) > 1
-        found += run_on_running_ranks(held_out_loss, made, 6, world_size=1)
-    small, large = found
-    assert small.eval_loss == pytest.approx(large.eval_loss, rel=1e-12)
-    assert (small.digit_accuracy, small.samples) == (large.digit_accuracy, large.samples)
-
-
 def passes_of_a_flow(made: Spec) -> int:
     """Evaluate one batch of one group; return how often the generator runs."""
     forward, passes = FlowStage.forward, 0
