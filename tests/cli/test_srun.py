@@ -3,13 +3,19 @@
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.cli.test_two_hosts import free_port
 from tests.support.faulty_train import Launcher, gone
 from tests.unit.test_run_folder import add_checkpoint
 
+from mimo_launch.cli.launch import prepare
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher import run_folder
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
@@ -40,12 +46,13 @@ def srun(
     tasks: int,
     nodes: int,
     around: Callable[[int, Callable[[], None]], Callable[[], None]] = lambda number, become: become,
+    fault: tuple[str, int, int] = ("slow", 0, 0),
 ) -> list[Launcher]:
     """Start all tasks of a step, each on a host of its own or not."""
     job = random.randrange(1, 10**6)
     return [
         Launcher(
-            folder, "slow", 0, 0, "train", SPEC, *arguments,
+            folder, *fault, "train", SPEC, *arguments,
             name=f"task{number}",
             enter=around(number, task(job, number, tasks=tasks, nodes=nodes)),
         )
@@ -58,6 +65,8 @@ def test_one_task_per_rank_joins(tmp_path: Path) -> None:
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "2 ranks ready" in ends[0][1]
     assert ends[1][1] == ""
+    assert "".join(err for _, _, err in ends) == ""
+    assert leave_in_time(tmp_path, 2)
 
 
 def test_only_the_first_rank_looks_at_checkpoints(tmp_path: Path) -> None:
@@ -100,6 +109,111 @@ def test_one_task_per_host_launches_there(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tiny" / "logs" / "attempt-0" / "rank-3").is_dir()
 
 
+def watchers(folder: Path) -> list[Path]:
+    """Return the processes that watch ranks of a run in a folder."""
+    found = []
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if name.read_text() == "mimo watcher\n" and name.with_name("cwd").readlink() == folder:
+                found.append(name.parent)
+    return found
+
+
+def leave_in_time(folder: Path, seconds: float) -> bool:
+    """Return whether the watchers leave with their ranks."""
+    until = time.monotonic() + seconds
+    while watchers(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not watchers(folder)
+
+
+def torchrun(folder: Path, *arguments: str, fault: tuple[str, int, int]) -> list[Launcher]:
+    """Start two ranks as torchrun does, but for its agent."""
+    port = str(free_port())
+
+    def become(rank: int) -> Callable[[], None]:
+        def enter() -> None:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", GROUP_RANK="0",
+                MASTER_ADDR="localhost", MASTER_PORT=port, TORCHELASTIC_RUN_ID="none",
+            )  # fmt: skip
+
+        return enter
+
+    return [
+        Launcher(folder, *fault, "train", SPEC, *arguments, name=f"rank{rank}", enter=become(rank))
+        for rank in (0, 1)
+    ]
+
+
+# What ends rank 1, how it is named, and the exit code of the others.
+FAULTS = {
+    "kill": ("stopped first", "killed by SIGKILL", ExitCode.ELSEWHERE),
+    "exit3": ("stopped first", "exited with status 3", ExitCode.FAILED),
+    "raise": ("failed first", "ValueError: no such sample", ExitCode.FAILED),
+    "stop": ("is suspended", "its process is stopped", ExitCode.FAILED),
+    "loader": ("is stuck", "reading samples", ExitCode.FAILED),
+}
+STARTERS: dict[str, Callable[..., list[Launcher]]] = {
+    "torchrun ... -m mimo_launch": torchrun,
+    "srun ... mimo-launch": partial(srun, tasks=2, nodes=1),
+    "srun ... mimo-launch train": partial(srun, tasks=2, nodes=2),
+}
+BY_DEFAULT = {("kill", 0), ("raise", 0), ("stop", 1), ("kill", 2), ("raise", 2)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "program"),
+    [
+        pytest.param(
+            fault, program, marks=() if (fault, number) in BY_DEFAULT else pytest.mark.faults
+        )
+        for fault in FAULTS
+        for number, program in enumerate(STARTERS)
+    ],
+)
+def test_the_rank_that_ended_the_run_is_named(tmp_path: Path, fault: str, program: str) -> None:
+    """One report for each host, as a launcher gives it, though others started the ranks."""
+    how, said, code = FAULTS[fault]
+    arguments = (*LONG, "--set", "train.timeout=5")
+    launchers = STARTERS[program](tmp_path, *arguments, fault=(fault, 1, 3))
+    ends = [launcher.finish(30) for launcher in launchers]
+    ended = time.time()
+    err = "".join(err for _, _, err in ends)
+    assert f"error: rank 1 {how} (language tp 0 cp 0 dp 0 pp 0)" in err
+    assert err.count("error: ") == err.count("error: rank 1") == (2 if "train" in program else 1)
+    assert said in err
+    assert "   = others:  rank 0: " in err
+    assert f"   = resume:  {program} " in err
+    assert ends[0][0] == code
+    run = launchers[0].run
+    assert ended - (run / "metrics.jsonl").stat().st_mtime < 15
+    assert f"error: rank 1 {how}" in (run / "failure.txt").read_text()
+    files = {file.name for file in (run / "logs" / "attempt-0" / "rank-1").iterdir()}
+    assert files == {"stack.txt", "stderr.log"} | ({"error.json"} if fault == "raise" else set())
+    assert leave_in_time(tmp_path, 5)
+
+
+def test_a_rank_that_dies_before_the_run_begins_is_named(tmp_path: Path) -> None:
+    """The first one is at work, so the others wait for it."""
+
+    def around(number: int, become: Callable[[], None]) -> Callable[[], None]:
+        def enter() -> None:
+            become()
+            if number == 0:
+                prepare._nothing_to_run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+        return enter
+
+    launchers = srun(tmp_path, tasks=2, nodes=1, around=around)
+    ends = [launcher.finish(20) for launcher in launchers]
+    assert [code for code, _, _ in ends] == [-signal.SIGKILL, ExitCode.ELSEWHERE], ends
+    err = "".join(err for _, _, err in ends)
+    assert ("error: rank 0 stopped first" in err, "= files" in err) == (True, False)
+    assert "cannot reach" not in err
+    assert leave_in_time(tmp_path, 2)
+
+
 def test_another_number_of_tasks_is_a_usage_error(tmp_path: Path) -> None:
     for launcher in srun(tmp_path, tasks=3, nodes=2):
         code, out, err = launcher.finish()
@@ -120,3 +234,5 @@ def test_a_rank_that_joined_obeys_a_signal(
     assert [found for found, _, _ in ends] == [code, code]
     assert f"stopped by {number.name} after step" in ends[0][1]
     assert all(gone(launcher.pid) for launcher in launchers)
+    assert leave_in_time(tmp_path, 2)
+    assert not (launchers[0].run / "failure.txt").exists()

@@ -15,6 +15,13 @@ from tests.support.histories import TIMES
 STEPS, EVERY, TIMEOUT = 10, 3, 5
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "broken_train.py"
+RANKS = 4
+# How others start the ranks, a program each, before the program of a rank.
+STARTERS = {
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
+    "srun": (str(ROOT / "tests/support/fake_srun.py"), str(RANKS), "1"),
+    "srun on two nodes": (str(ROOT / "tests/support/fake_srun.py"), str(RANKS), "2"),
+}
 
 LAYOUTS = {
     "dp2 to pp2": ("0-1, grid: {dp: 2}", "2-3, grid: {pp: 2}"),
@@ -72,18 +79,23 @@ def run(
     *args: str,
     limit_s: float = 60,
     inside: tuple[str, ...] = (),
+    starter: str = "",
 ) -> Ended:
     """Train in a folder to the end; with a fault, measure what follows it.
 
-    `inside` is a command that the launcher is started by.
+    `inside` is a command that the launcher is started by; a `starter` starts ranks instead of it.
     """
     stamp = folder / "stamp"
     stamp.unlink(missing_ok=True)
-    program = [sys.executable, "-m", "mimo_launch"]
+    program = ["-m", "mimo_launch"]
     if fault is not None:
-        program = [sys.executable, str(DRIVER), json.dumps({**fault, "stamp": str(stamp)})]
+        program = [str(DRIVER), json.dumps({**fault, "stamp": str(stamp)})]
+    if starter:
+        python = [] if starter == "torchrun" else [sys.executable]
+        program = [*STARTERS[starter], *python, *program]
+    program = [sys.executable, *program]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     process = subprocess.Popen(
         [*inside, *program, "train", "spec.yaml", *args],
         cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.runs import EVERY, LAYOUTS, STEPS, TIMEOUT, curve, newest, run, write_spec
+from tests.faults.runs import (
+    EVERY,
+    LAYOUTS,
+    STARTERS,
+    STEPS,
+    TIMEOUT,
+    curve,
+    newest,
+    run,
+    write_spec,
+)
 
 pytestmark = pytest.mark.faults
 SEED = int(os.environ.get("FAULTS_SEED", "1"))
@@ -104,6 +114,35 @@ def test_a_hang(kind: str, number: int, tmp_path: Path, undisturbed: Any) -> Non
     assert (ended.struck, ended.code, ended.blamed) == (True, 1, fault["rank"]), ended.err
     assert ended.after_s < TIMEOUT + 10
     assert ended.orphans == []
+    check_resume(tmp_path, undisturbed(layout), step=fault["step"])
+
+
+# The largest code of a task, as srun returns it; others tell the verdict.
+CODES = {"kill": 137, "segv": 139, "exit3": 3, "stop": 137}
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+@pytest.mark.parametrize("kind", [*DEATHS, *HANGS])
+def test_ranks_that_others_started(
+    kind: str, starter: str, tmp_path: Path, undisturbed: Any
+) -> None:
+    """The watcher of their host names the same rank in the same time; torchrun itself exits with 1.
+
+    One more process of each rank has to import everything.
+    """
+    layout, fault = draw(kind, 0)
+    if kind == "loader":
+        fault["ids"] = step_ids(tmp_path, layout, fault["step"])
+    write_spec(tmp_path, layout)
+    ended = run(tmp_path, fault, starter=starter, limit_s=120)
+    say(f"{kind}, {starter}", layout, fault, ended.after_s)
+    code = 1 if starter == "torchrun" else CODES.get(kind, 1)
+    assert (ended.struck, ended.code, ended.blamed) == (True, code, fault["rank"]), ended.err
+    assert ended.after_s < 10 + (TIMEOUT if kind in HANGS else 0)
+    named = ended.err.count(f"error: rank {fault['rank']} ")
+    assert ended.err.count("error: rank") == named == (2 if "two" in starter else 1), ended.err
+    assert ended.orphans == []
+    assert f"error: rank {fault['rank']} " in (tmp_path / "runs/broken/failure.txt").read_text()
     check_resume(tmp_path, undisturbed(layout), step=fault["step"])
 
 

@@ -132,6 +132,7 @@ KILLED = {"end": Exit(9, "SIGKILL", 0), "ended": 5.0, "process": ""}
     [
         pytest.param({}, {}, hosts()[1:], 75, id="a host that is gone"),
         pytest.param(KILLED, {}, (), 75, id="a rank that was killed"),
+        pytest.param({**KILLED, "end": Exit(None, "", 0)}, {}, (), 75, id="a rank that is gone"),
         pytest.param(LOST, {}, (), 75, id="a connection that broke"),
         pytest.param(LOST, {"frozen_s": 60.0}, (), 75, id="a job that was suspended"),
         pytest.param(KILLED, {"oom_killed": True}, (), 1, id="memory that ran out"),

@@ -255,7 +255,8 @@ def test_a_rank_that_others_started_ignores_the_signal_that_is_sent_twice(
     left, now = [], [100.0]
     monkeypatch.setattr("mimo_launch.launcher.signals.os._exit", left.append)
     monkeypatch.setattr("mimo_launch.launcher.signals.time.monotonic", lambda: now[0])
-    stop = JoinedStop()
+    told: list[tuple[int, bool]] = []
+    stop = JoinedStop(lambda number, at_once: told.append((number, at_once)))
     stop.note(signal.SIGTERM)
     now[0] += 4
     stop.note(signal.SIGTERM)
@@ -263,6 +264,7 @@ def test_a_rank_that_others_started_ignores_the_signal_that_is_sent_twice(
     now[0] += 2
     stop.note(signal.SIGTERM)
     assert left == [143]
+    assert told == [(signal.SIGTERM, False), (signal.SIGTERM, True)]
 
 
 def test_a_second_hangup_is_no_second_wish() -> None:
@@ -378,6 +380,11 @@ def test_a_worker_writes_what_its_launcher_reads() -> None:
     assert mine.stop() == 0
     cells.ask_to_stop(15)
     assert mine.stop() == 15
+    mine.note_signal(15, False)
+    assert not cells.asked_to_end
+    mine.note_signal(15, True)
+    WorkerCells(cells.shared, 0).note_signal(15, False)
+    assert cells.asked_to_end
 
 
 def test_the_watch_notes_who_ended_first_and_how() -> None:
@@ -395,6 +402,28 @@ def test_the_watch_notes_who_ended_first_and_how() -> None:
         process.wait()
     ends = [(rank, end.status, end.killed_by) for rank, end in watch.exits.items()]
     assert ends == [(2, 0, ""), (0, 3, ""), (1, 9, "SIGKILL")]
+
+
+@pytest.mark.parametrize("reaps", [True, False], ids=["reaped", "not yet reaped"])
+@pytest.mark.parametrize(
+    ("command", "end"), [("exit 3", (3, "")), ("kill -9 $$", (9, "SIGKILL")), ("exit 0", (0, ""))]
+)
+def test_the_end_of_a_process_of_another_parent_is_seen(
+    command: str, end: tuple[int, str], reaps: bool
+) -> None:
+    """Once that parent has reaped it, only kernels from 6.15 on know how it ended."""
+    child = f"sh -c 'sleep 0.2; {command}' & echo $!; {'wait' if reaps else ':'}; sleep 1"
+    with subprocess.Popen(["sh", "-c", child], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        with ExitWatch({}) as watch:
+            watch.add(5, int(parent.stdout.readline()))
+            deadline = time.monotonic() + 10
+            while not watch.exits and time.monotonic() < deadline:
+                time.sleep(0.01)
+        parent.kill()
+    found = watch.exits[5]
+    is_known = not reaps or found.status is not None
+    assert (found.status, found.killed_by) == (end if is_known else (None, ""))
 
 
 def test_a_stopped_process_is_seen() -> None:

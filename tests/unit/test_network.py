@@ -12,9 +12,11 @@ import pytest
 
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
 from mimo_launch.launcher.hosts import OneHost
+from mimo_launch.launcher.joined_world import Beginning, JoinedWorld
 from mimo_launch.launcher.network import WorkerStore, answers, listen_at, open_store
 from mimo_launch.launcher.signals import StopRequest
-from mimo_launch.launcher.torchrun_slurm import Joined, JoinedWorld, NodePlace
+from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
+from mimo_launch.launcher.verdict import Host
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"
 
@@ -81,8 +83,9 @@ def test_the_store_of_ranks_that_joined_listens_at_the_masters_address_only(
     monkeypatch.setenv("MASTER_PORT", str(port))
     first, second = (JoinedWorld(Joined(rank, 2), timeout=5) for rank in (0, 1))
     assert not answers(ELSEWHERE, port)
-    first.say(None)
-    assert second.hear() is None
+    begun = Beginning(3, (Host(node=0, name="gpu0", ranks=(0, 1)),), 29501)
+    first.say(begun)
+    assert second.hear() == begun
     first.say(0)
     assert second.hear() == 0
 

@@ -163,8 +163,8 @@ def _cut(line: str) -> str:
 
 def _death(failure: Failure, state: RankState) -> str:
     end = state.end
-    if end is None:
-        return "its process is gone"
+    if end is None or end.status is None:
+        return "its process is gone; the program that started it knows its status"
     if end.killed_by == "SIGKILL":
         if failure.around.oom_killed:
             return "killed by SIGKILL: the kernel's out-of-memory killer ended a process meanwhile"
@@ -233,8 +233,9 @@ def _files(failure: Failure, run: Path, rank: int) -> list[str]:
     state = failure.of(rank)
     names += [STACK] if state is not None and state.frames else []
     lines = [f"{folder}/ ({', '.join(names)})"] if names else []
-    lines.append(f"{attempt_folder(run, failure.attempt)}/ (one folder per rank)")
-    recorder = attempt_folder(run, failure.attempt) / RECORDER
+    attempt = attempt_folder(run, failure.attempt)
+    lines += [f"{attempt}/ (one folder per rank)"] if attempt.is_dir() else []
+    recorder = attempt / RECORDER
     if recorded := recorded_ranks(recorder):
         read = f"read with torchfrtrace {recorder} -p rank_"
         lines.append(f"{recorder}/ (NCCL's flight recorder of {named_ranks(recorded)}; {read})")

@@ -1,7 +1,7 @@
-"""What the launchers of a job know of each other.
+"""What the launchers or watchers of a job know of each other.
 
-Decides: every launcher publishes one set of facts, and node 0 passes them on to all, twice a
-second; a launcher whose facts no longer arrive is silent.
+Decides: every one publishes one set of facts, and node 0 passes them on to all, twice a second; a
+host whose facts do not arrive for `LOST_SECONDS` has left.
 Relies on: a store of torch at node 0.
 Leaves: what the facts mean to `hosts`.
 
@@ -11,9 +11,16 @@ A thread makes all calls of the store: on a broken network they block for minute
 import json
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from mimo_launch.diag.quantities import named_ranks
+from mimo_launch.launcher.verdict import Host
+
 PERIOD_SECONDS = 0.5
+LOST_SECONDS = 10.0
+LEAVE_SECONDS = 5.0
+POLL_SECONDS = 0.05
 # Only node 0 needs these facts, one per attempt; they are too large to pass on.
 PRIVATE = "report"
 
@@ -100,3 +107,67 @@ class HostMessages(threading.Thread):
             if facts.get("beat") != self._heard.get(node, {}).get("beat"):
                 self._moved[node] = time.monotonic()
             self._heard[node] = facts
+
+
+class AllHosts:
+    """All hosts of a job, seen from `node`. A fact belongs to one attempt, or to all.
+
+    Every host says its `name` and its `ranks`.
+    """
+
+    def __init__(self, messages: HostMessages, node: int, num_nodes: int) -> None:
+        self.messages, self.node, self.num_nodes = messages, node, num_nodes
+        self.attempt_number = 0
+
+    @property
+    def others(self) -> list[int]:
+        """All nodes but this one."""
+        return [node for node in range(self.num_nodes) if node != self.node]
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that have been silent for too long."""
+        return [node for node in self.others if self.messages.silence(node) > LOST_SECONDS]
+
+    def say(self, name: str, fact: Any) -> None:
+        """Publish a fact about this attempt."""
+        self.messages.say(**{f"{name} {self.attempt_number}": fact})
+
+    def said(self, node: int, name: str) -> Any:
+        """Return a node's fact about this attempt, or None."""
+        return self.messages.said(node, f"{name} {self.attempt_number}")
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait for a condition, at most this many seconds; return whether it holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def host(self, node: int) -> Host:
+        """Return what is known of a host."""
+        ranks = self.messages.said(node, "ranks") or ()
+        name = self.messages.said(node, "name") or f"node {node}"
+        return Host(node=node, name=name, ranks=tuple(ranks))
+
+    def names(self, nodes: Sequence[int]) -> str:
+        """Return the names of hosts for a message."""
+        known = (self.host(node) for node in nodes)
+        return ", ".join(f"{h.name} (node {h.node}, {named_ranks(h.ranks)})" for h in known)
+
+    def close(self, absent: Sequence[int] = ()) -> None:
+        """Leave; node 0, which serves the store, leaves after all nodes that are not `absent`."""
+        self.messages.say(bye=True)
+        if 0 not in self.silent:
+            self.messages.flush(LEAVE_SECONDS)
+        if self.node == 0:
+            came = [node for node in self.others if self.messages.said(node, "name")]
+            self.until(
+                lambda: all(
+                    self.messages.said(n, "bye") or n in self.silent or n in absent for n in came
+                ),
+                LEAVE_SECONDS,
+            )
+        self.messages.close()

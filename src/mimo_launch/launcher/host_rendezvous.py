@@ -9,15 +9,13 @@ Leaves: what happens after the start to `hosts`.
 import os
 import secrets
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.exit_codes import ExitCode
-from mimo_launch.diag.quantities import named_ranks
 from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.host_messages import HostMessages
+from mimo_launch.launcher.host_messages import LOST_SECONDS, AllHosts, HostMessages
 from mimo_launch.launcher.network import (
     Rendezvous,
     WorkerStore,
@@ -31,14 +29,10 @@ from mimo_launch.launcher.network import (
 )
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
-from mimo_launch.launcher.verdict import Host
 from mimo_launch.launcher.worker_logs import next_attempt
 
-LOST_SECONDS = 10.0
-POLL_SECONDS = 0.05
 # A shared file system may show a new file late.
 FOLDER_SECONDS = 10.0
-LEAVE_SECONDS = 5.0
 
 
 class HostsError(Exception):
@@ -61,8 +55,8 @@ class Dismissed(Exception):
         self.code = code
 
 
-class HostRendezvous:
-    """All launchers of a job. A fact belongs to one attempt, or to all."""
+class HostRendezvous(AllHosts):
+    """All launchers of a job."""
 
     def __init__(
         self, place: NodePlace, ranks: range, plan: str, stop: StopRequest, *, timeout: int
@@ -72,16 +66,16 @@ class HostRendezvous:
         Raises: HostsError if one is not there within `timeout` seconds or has another plan;
         Interrupted.
         """
-        self.node, self.num_nodes = place.node, place.num_nodes
         self._stop, self._timeout = stop, timeout
         self._address, port = parse_endpoint(place.endpoint)
-        self._round = 0
         self._worker_store: WorkerStore | None = None
-        self.messages = HostMessages(self._store(place, port), self.node, self.num_nodes)
+        node, num_nodes = place.node, place.num_nodes
+        messages = HostMessages(self._store(place, port), node, num_nodes)
+        super().__init__(messages, node, num_nodes)
         self.messages.say(
             name=socket.gethostname(),
             plan=plan,
-            ranks=[ranks.start, ranks.stop],
+            ranks=list(ranks),
             route=local_address(self._address, port),
             endpoint=resolved(self._address, port),
         )
@@ -101,63 +95,25 @@ class HostRendezvous:
         import_for_workers()
         import torch.distributed as dist
 
-        if self.node and not self._wait(lambda: answers(self._address, port)):
+        if place.node and not self._wait(lambda: answers(self._address, port)):
             raise HostsError(
                 f"nothing has answered at {place.endpoint} for {self._timeout} s; the launcher of "
                 "node 0 should be there"
             )
         try:
-            listener = None if self.node else listen_at(self._address, port)
+            listener = None if place.node else listen_at(self._address, port)
             tcp = open_store(self._address, port, listener, LOST_SECONDS)
         except (RuntimeError, OSError) as error:
             raise HostsError(f"cannot meet at {place.endpoint}: {error}") from error
         store = dist.PrefixStore(place.run_id, tcp)  # type: ignore[attr-defined]
         mine = secrets.token_hex(8)
-        if store.compare_set(f"claim/{self.node}", "", mine).decode() != mine:
-            raise HostsError(f"another launcher is already node {self.node} of {place.run_id}")
+        if store.compare_set(f"claim/{place.node}", "", mine).decode() != mine:
+            raise HostsError(f"another launcher is already node {place.node} of {place.run_id}")
         return store
-
-    @property
-    def others(self) -> list[int]:
-        """All nodes but this one."""
-        return [node for node in range(self.num_nodes) if node != self.node]
-
-    @property
-    def silent(self) -> list[int]:
-        """Nodes that have been silent for too long."""
-        return [node for node in self.others if self.messages.silence(node) > LOST_SECONDS]
-
-    def say(self, name: str, fact: Any) -> None:
-        """Publish a fact about this attempt."""
-        self.messages.say(**{f"{name} {self._round}": fact})
-
-    def said(self, node: int, name: str) -> Any:
-        """Return a node's fact about this attempt, or None."""
-        return self.messages.said(node, f"{name} {self._round}")
-
-    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a condition, at most this many seconds; return whether it holds."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_SECONDS)
-        return True
-
-    def host(self, node: int) -> Host:
-        """Return what is known of a host."""
-        first, end = self.messages.said(node, "ranks") or (0, 0)
-        name = self.messages.said(node, "name") or f"node {node}"
-        return Host(node=node, name=name, ranks=tuple(range(first, end)))
-
-    def names(self, nodes: Sequence[int]) -> str:
-        """Return the names of hosts for a message."""
-        known = (self.host(node) for node in nodes)
-        return ", ".join(f"{h.name} (node {h.node}, {named_ranks(h.ranks)})" for h in known)
 
     def rendezvous(self, run: Path) -> Rendezvous:
         """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
-        self._round += 1
+        self.attempt_number += 1
         if self.node == 0:
             attempt = next_attempt(run)
             # Kept for as long as the workers need it.
@@ -185,21 +141,6 @@ class HostRendezvous:
                 "the same one; give --runs a shared folder"
             )
         return Rendezvous(attempt, {**place, **self._interface()}, self._worker_store)
-
-    def close(self, absent: Sequence[int] = ()) -> None:
-        """Leave; node 0, which serves the store, leaves after all nodes that are not `absent`."""
-        self.messages.say(bye=True)
-        if 0 not in self.silent:
-            self.messages.flush(LEAVE_SECONDS)
-        if self.node == 0:
-            came = [node for node in self.others if self.messages.said(node, "name")]
-            self.until(
-                lambda: all(
-                    self.messages.said(n, "bye") or n in self.silent or n in absent for n in came
-                ),
-                LEAVE_SECONDS,
-            )
-        self.messages.close()
 
     def _apart(self, message: str) -> HostsError:
         """Leave, so that all hosts have time to see the cause, and return the error."""

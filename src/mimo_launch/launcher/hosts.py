@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mimo_launch.launcher.failure_report import headline
+from mimo_launch.launcher.host_messages import AllHosts
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
 from mimo_launch.launcher.network import Rendezvous, WorkerStore
 from mimo_launch.launcher.run_lock import RunLock
@@ -33,19 +34,33 @@ Examine = Callable[[], list[RankState]]
 REPORT_SECONDS = 5.0
 
 
-class Hosts(Protocol):
-    """All hosts of a job, seen from number `node`, whose workers are `ranks`.
+class FolderCheck(Protocol):
+    """Whoever knows if the run folder still belongs to the run: the holder of its lock."""
 
-    The first host holds the `lock` of the run folder.
+    @property
+    def lost(self) -> str:
+        """What happened to the folder, as far as is known, or nothing."""
+
+    def stopping(self) -> None:
+        """Record that the run was asked to end."""
+
+    def check(self) -> str:
+        """Look now; return what happened to the folder, or nothing."""
+
+
+class Watched(Protocol):
+    """All hosts of a job, seen from whoever watches the workers of host `node`.
+
+    The first host has the `lock` of the run folder.
     """
 
-    node: int
-    ranks: range
-    world_size: int
-    lock: RunLock | None
+    @property
+    def node(self) -> int:
+        """The number of this host."""
 
-    def rendezvous(self) -> Rendezvous:
-        """Wait until all hosts are ready for an attempt, and agree where its workers meet."""
+    @property
+    def lock(self) -> FolderCheck | None:
+        """The lock of the run folder."""
 
     def alarm(self) -> bool:
         """Return whether another host has an alarm, or does not answer."""
@@ -63,6 +78,19 @@ class Hosts(Protocol):
 
     def close(self) -> None:
         """Leave the job."""
+
+
+class Hosts(Watched, Protocol):
+    """All hosts of a job, seen from the launcher of one, which starts the workers `ranks`.
+
+    The launcher of the first host holds the lock of the run folder.
+    """
+
+    ranks: range
+    world_size: int
+
+    def rendezvous(self) -> Rendezvous:
+        """Wait until all hosts are ready for an attempt, and agree where its workers meet."""
 
 
 class OneHost:
@@ -117,64 +145,45 @@ class OneHost:
         """Do nothing: there is no other host to leave."""
 
 
-class ManyHosts:
-    """All hosts of a job, seen from the launcher of one of them."""
+class WatchedHosts:
+    """All hosts of a job, seen from whoever watches the workers of one of them, or of the only one.
 
-    def __init__(
-        self, place: NodePlace, plan: Plan, told: str, run: Path, stop: StopRequest
-    ) -> None:
-        """Meet the launchers of all other hosts, which must have been `told` the same.
+    `lock` tells node 0 whether the run folder still belongs to the run.
+    """
 
-        Raises: HostsError, Interrupted.
-        """
-        self.node, self.world_size = place.node, plan.layout.world_size
-        per_host = self.world_size // place.num_nodes
-        self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
-        self.lock: RunLock | None = None
-        self._run = run
-        self._attempt = 0
+    def __init__(self, everyone: AllHosts, attempt: int, lock: FolderCheck | None = None) -> None:
+        self.node, self.lock = everyone.node, lock
+        self._everyone, self._attempt = everyone, attempt
         self._absent: list[int] = []
-        same = f"{plan.identity} on {told}"
-        timeout = plan.spec.train.timeout
-        self._all = HostRendezvous(place, self.ranks, same, stop, timeout=timeout)
-
-    def rendezvous(self) -> Rendezvous:
-        """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
-        rendezvous = self._all.rendezvous(self._run)
-        self._attempt = rendezvous.attempt
-        return rendezvous
 
     def alarm(self) -> bool:
         """Return whether another host has an alarm or is silent. Raises: Interrupted."""
-        for node in self._all.others:
-            number = self._all.messages.said(node, "interrupted")
+        everyone = self._everyone
+        for node in everyone.others:
+            number = everyone.messages.said(node, "interrupted")
             if number:
                 raise Interrupted(number)
-        return bool(self._all.silent) or any(
-            self._all.said(node, "alarm") for node in self._all.others
-        )
+        return bool(everyone.silent) or any(everyone.said(n, "alarm") for n in everyone.others)
 
     def all_done(self) -> bool:
         """Report the workers of this host as done; return whether all hosts have."""
-        if not self._all.said(self.node, "done"):
-            self._all.say("done", True)
-        return all(self._all.said(node, "done") for node in range(self._all.num_nodes))
+        everyone = self._everyone
+        if not everyone.said(self.node, "done"):
+            everyone.say("done", True)
+        return all(everyone.said(node, "done") for node in range(everyone.num_nodes))
 
     def interrupted(self, signal: int) -> None:
         """Report that this host ends at once."""
-        self._all.messages.say(interrupted=signal)
-        self._all.messages.flush(1.0)
-
-    def dismiss(self, code: int) -> None:
-        """Tell the other hosts that there is nothing to do."""
-        self._all.messages.say(dismissed=code)
+        self._everyone.messages.say(interrupted=signal)
+        self._everyone.messages.flush(1.0)
 
     def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
         """Return node 0's verdict on all reports, or this host's own if node 0 does not answer."""
-        self._all.say("alarm", True)
-        states, oom, everyone = examine(), oom_killed(), self._all
+        everyone = self._everyone
+        everyone.say("alarm", True)
+        states, oom = examine(), oom_killed()
         if self.node:
             everyone.say("report", [to_json(states), oom, frozen_s])
             everyone.until(
@@ -208,7 +217,7 @@ class ManyHosts:
 
     def _reports(self, states: list[RankState]) -> list[int]:
         """Add the reports of other hosts to `states`; return the nodes that do not answer."""
-        everyone = self._all
+        everyone = self._everyone
 
         def missing() -> list[int]:
             return [node for node in everyone.others if everyone.said(node, "report") is None]
@@ -222,4 +231,34 @@ class ManyHosts:
 
     def close(self) -> None:
         """Leave the job."""
-        self._all.close(self._absent)
+        self._everyone.close(self._absent)
+
+
+class ManyHosts(WatchedHosts):
+    """All hosts of a job, seen from the launcher of one of them."""
+
+    def __init__(
+        self, place: NodePlace, plan: Plan, told: str, run: Path, stop: StopRequest
+    ) -> None:
+        """Meet the launchers of all other hosts, which must have been `told` the same.
+
+        Raises: HostsError, Interrupted.
+        """
+        self.world_size = plan.layout.world_size
+        per_host = self.world_size // place.num_nodes
+        self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
+        self._run = run
+        same = f"{plan.identity} on {told}"
+        timeout = plan.spec.train.timeout
+        self._met = HostRendezvous(place, self.ranks, same, stop, timeout=timeout)
+        super().__init__(self._met, 0)
+
+    def rendezvous(self) -> Rendezvous:
+        """Agree on the next attempt. Raises: HostsError, Dismissed, Interrupted."""
+        rendezvous = self._met.rendezvous(self._run)
+        self._attempt = rendezvous.attempt
+        return rendezvous
+
+    def dismiss(self, code: int) -> None:
+        """Tell the other hosts that there is nothing to do."""
+        self._met.messages.say(dismissed=code)

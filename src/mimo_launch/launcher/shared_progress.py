@@ -1,23 +1,27 @@
 """The cells of shared memory in which workers note their progress and learn when to stop.
 
-Decides: a common cell, followed by one block of integers per worker; the memory has no name in the
-file system, so nothing is left behind even when the launcher is killed.
+Decides: two common cells, followed by one block per worker: its integers, and the bytes of a
+message; the memory has no name in the file system, so nothing is left behind even when the launcher
+is killed. Workers inherit the memory, or map the file in memory that they are sent.
 Relies on: `runtime.progress` for the cells of a worker.
 Leaves: the meaning of the cells to `watchdog` and `verdict`.
 """
 
+import mmap
+import os
 from collections.abc import MutableSequence
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import RawArray
-from typing import Any, cast
+from typing import cast
 
 from mimo_launch.runtime.progress import Cause, Cell, Phase, Progress
 
-# The cell that all workers share: the signal after which to stop. The workers' cells follow.
-_STOP = 0
-_COMMON = 1
-# For the message of an error where no file can be written.
+# The cells that all workers share: the signal after which to stop, and whether another came. The
+# blocks of the workers follow.
+_STOP, _AT_ONCE = 0, 1
+_COMMON = 2
+# For the message of an error where no file can be written; whole cells.
 _MESSAGE_BYTES = 1000
+_BLOCK = len(Cell) + _MESSAGE_BYTES // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +38,38 @@ class WorkerProgress:
     alive: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
-    """What launcher and workers share: cells, and the bytes of messages."""
-
-    cells: Any
-    messages: Any
-
-
 class HostCells:
-    """The cells of all workers of one host, by local rank."""
+    """The cells of all workers of one host, by their place in them.
 
-    def __init__(self, num_workers: int) -> None:
-        self.shared = SharedMemory(
-            RawArray("q", _COMMON + num_workers * len(Cell)),
-            RawArray("c", num_workers * _MESSAGE_BYTES),
-        )
+    They lie in `file`, a descriptor of an empty file in memory, if processes need them that this
+    one has not forked.
+    """
+
+    def __init__(self, num_workers: int, file: int = -1) -> None:
+        size = 8 * (_COMMON + num_workers * _BLOCK)
+        if file >= 0:
+            os.ftruncate(file, size)
+        self.shared = mmap.mmap(file, size)
+        self._cells = memoryview(self.shared).cast("q")
 
     def ask_to_stop(self, signal: int) -> None:
         """Ask every worker to stop after its step, as if it had got `signal`."""
-        self.shared.cells[_STOP] = signal
+        self._cells[_STOP] = signal
 
     @property
     def asked_to_stop(self) -> bool:
         """Whether the workers have been asked to stop."""
-        return bool(self.shared.cells[_STOP])
+        return bool(self._cells[_STOP])
 
-    def read(self, local_rank: int) -> WorkerProgress:
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether a second signal told a worker to end at once."""
+        return bool(self._cells[_AT_ONCE])
+
+    def read(self, place: int) -> WorkerProgress:
         """Return the progress of a worker."""
-        start = _COMMON + local_rank * len(Cell)
-        cells = self.shared.cells[start : start + len(Cell)]
+        start = _COMMON + place * _BLOCK
+        cells = self._cells[start : start + len(Cell)].tolist()
         return WorkerProgress(
             phase=Phase(cells[Cell.PHASE]),
             step=cells[Cell.STEP],
@@ -75,30 +81,36 @@ class HostCells:
             alive=cells[Cell.ALIVE],
         )
 
-    def message(self, local_rank: int) -> str:
+    def message(self, place: int) -> str:
         """Return a worker's message about its error, or ""."""
-        start = local_rank * _MESSAGE_BYTES
-        said = self.shared.messages[start : start + _MESSAGE_BYTES]
+        start = _COMMON + place * _BLOCK + len(Cell)
+        said = self._cells[start : start + _MESSAGE_BYTES // 8]
         return bytes(said).rstrip(b"\0").decode(errors="replace")
 
 
 class WorkerCells:
     """One worker's view of its cells."""
 
-    def __init__(self, shared: SharedMemory, local_rank: int) -> None:
-        everything = cast("MutableSequence[int]", memoryview(shared.cells).cast("B").cast("q"))
-        self._messages, self._first = shared.messages, local_rank * _MESSAGE_BYTES
-        start = _COMMON + local_rank * len(Cell)
+    def __init__(self, shared: mmap.mmap, place: int) -> None:
+        everything = memoryview(shared).cast("q")
+        start = _COMMON + place * _BLOCK
         self._common = everything[:_COMMON]
-        self.progress = Progress(everything[start : start + len(Cell)])
+        self._message = everything[start + len(Cell) : start + _BLOCK].cast("B")
+        cells = cast("MutableSequence[int]", everything[start : start + len(Cell)])
+        self.progress = Progress(cells)
 
     def say(self, message: str) -> None:
         """Store the beginning of a message."""
         said = message.encode(errors="backslashreplace")[:_MESSAGE_BYTES]
         # Padded, so that nothing of an earlier message is left.
-        said = said.ljust(_MESSAGE_BYTES, b"\0")
-        self._messages[self._first : self._first + len(said)] = said
+        self._message[:] = said.ljust(_MESSAGE_BYTES, b"\0")
 
     def stop(self) -> int:
         """Return the signal after which this worker should stop, or 0."""
         return self._common[_STOP]
+
+    def note_signal(self, number: int, at_once: bool) -> None:
+        """Note that a signal came to this worker, which others had started."""
+        self._common[_STOP] = number
+        if at_once:
+            self._common[_AT_ONCE] = True

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -60,9 +61,13 @@ class StopRequest:
 
 
 class JoinedStop:
-    """A stop request in a rank that something else started; a second signal ends the process."""
+    """A stop request in a rank that something else started; a second signal ends the process.
 
-    def __init__(self) -> None:
+    `tell` hears of the first signal, and of the second one with True.
+    """
+
+    def __init__(self, tell: Callable[[int, bool], None] = lambda number, at_once: None) -> None:
+        self._tell = tell
         self._signal = 0
         self._since = 0.0
 
@@ -80,7 +85,9 @@ class JoinedStop:
         now = time.monotonic()
         if not self._signal:
             self._signal, self._since = number, now
+            self._tell(number, False)
         elif now - self._since > SAME_SECONDS:
+            self._tell(number, True)
             os._exit(128 + number)
 
 

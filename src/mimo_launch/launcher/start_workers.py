@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from mimo_launch.launcher.network import Rendezvous
 from mimo_launch.launcher.rank_tasks import Job
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.signals import Interrupted, StopRequest
-from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
+from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch, supervise
 from mimo_launch.launcher.worker_logs import (
     STDERR,
     STDOUT,
@@ -44,7 +43,6 @@ from mimo_launch.train.events import Event, Listener, RunWaits
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
 
-POLL_SECONDS = 0.05
 KILL_SECONDS = 5
 
 
@@ -83,24 +81,20 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
         follower = Follower(_followed(job, hosts, rendezvous, audience))
         follower.start()
         outputs.callback(follower.stop)
-        done, tell = False, _Waiting(cells, hosts, pump.tell)
-        while not done:
-            time.sleep(POLL_SECONDS)
+        tell = _Waiting(cells, hosts, pump.tell)
+
+        def meanwhile() -> bool:
             tell.look()
             _obey(stop, cells, hosts, audience.note)
-            done = watch.done() and hosts.all_done()
-            is_failed = watch.alarm() or hosts.alarm()
-            if not is_failed and hosts.lock is not None:
-                # At the end, look at the folder itself: a run that lost it at the last moment
-                # failed.
-                is_failed = bool(hosts.lock.check() if done else hosts.lock.lost)
-            if is_failed:
-                raise hosts.failed_run(
-                    job.plan,
-                    watch.examine,
-                    oom_killed=lambda: oom_kills() > killed_before,
-                    frozen_s=watch.frozen_s,
-                )
+            return False
+
+        supervise(
+            watch,
+            hosts,
+            job.plan,
+            meanwhile=meanwhile,
+            oom_killed=lambda: oom_kills() > killed_before,
+        )
         ended_by = watch.ended_by()
     if pump.error is not None:
         raise pump.error

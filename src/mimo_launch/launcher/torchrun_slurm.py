@@ -1,31 +1,24 @@
-"""Processes that torchrun or srun started: their part in the job, and how ranks find each other.
+"""Processes that torchrun or srun started: their part in the job.
 
 Decides: RANK and WORLD_SIZE together mean a rank, as torchrun sets them. Under srun, one task per
 rank joins as that rank, one task per host acts as that host's launcher; they meet at the first host
-of the list, at a port made from the job's number. The first rank looks at the run folder for all,
-and says whether there is anything to run; its store listens only at MASTER_ADDR.
+of the list, at a port made from the job's number.
 Relies on: the environment of torchrun, or of a step of srun (SLURM_STEP_*), not of the batch script
-around it; under torchrun, the store of its agent.
-Leaves: the process group to `worker`, launchers of several hosts to `host_rendezvous`.
+around it.
+Leaves: how ranks find each other to `joined_world`, launchers of several hosts to
+`host_rendezvous`.
 """
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.network import listen_at, open_store
 
 _UNSET = (
     "torchrun sets them all; to start workers here, unset RANK and WORLD_SIZE, or give --nnodes"
 )
 # Below the ports that the kernel hands out.
 _FIRST_PORT, _NUM_PORTS = 15000, 15000
-POLL_SECONDS = 0.05
-_ENDED, _HEARD = "mimo/ended", "mimo/heard"
 
 
 class WrongEnvironment(ValueError):
@@ -173,42 +166,3 @@ def _expand_item(item: str, hosts: str) -> Iterator[str]:
         for number in range(int(match[1]), int(match[2] or match[1]) + 1):
             for end in _expand_item(tail, hosts) if tail else ("",):
                 yield f"{head}{number:0{len(match[1])}d}{end}"
-
-
-class JoinedWorld:
-    """The ranks of a job, seen from one of them; `timeout` is in seconds."""
-
-    def __init__(self, joined: Joined, *, timeout: int) -> None:
-        """Open the store on the first rank, or wait for it. Raises: OSError, RuntimeError."""
-        import_for_workers()
-        from torch.distributed.rendezvous import rendezvous
-
-        self._joined, self._timeout = joined, timeout
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            self._store: Any = next(rendezvous("env://"))[0]
-            return
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        listener = None if joined.rank else listen_at(host, port)
-        self._store = open_store(host, port, listener, timeout)
-
-    @property
-    def group(self) -> dict[str, Any]:
-        """The arguments of the process group."""
-        joined = self._joined
-        return {"store": self._store, "rank": joined.rank, "world_size": joined.world_size}
-
-    def say(self, ended: int | None) -> None:
-        """Tell all others the exit code if there is nothing to run, and wait until they know."""
-        self._store.set(_ENDED, "" if ended is None else str(ended))
-        until = time.monotonic() + self._timeout
-        others = self._joined.world_size - 1
-        while ended is not None and time.monotonic() < until:
-            if self._store.add(_HEARD, 0) >= others:
-                return
-            time.sleep(POLL_SECONDS)
-
-    def hear(self) -> int | None:
-        """Return the exit code from the first rank if there is nothing to run."""
-        said = self._store.get(_ENDED).decode()
-        self._store.add(_HEARD, 1)
-        return int(said) if said else None

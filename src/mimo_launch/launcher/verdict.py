@@ -68,8 +68,7 @@ class RankState:
         """Whether the process ended too early without an error of its own."""
         if self.end is None or self.error_time:
             return False
-        clean = self.end.status == 0 and not self.end.killed_by
-        return not (clean and self.phase is Phase.FINISHED)
+        return bool(self.end.killed_by) or self.phase is not Phase.FINISHED
 
     @property
     def failed_at(self) -> float:
@@ -212,7 +211,9 @@ class Failure:
         """The exit code: ELSEWHERE if something outside of the run ended it."""
         blamed, kind = self.of(self.verdict.rank), self.verdict.kind
         end = None if blamed is None else blamed.end
-        was_killed = kind is FailureKind.DIED and end is not None and end.killed_by == "SIGKILL"
+        # A process without a word and a status was most likely killed, too.
+        killed = end is not None and (end.killed_by == "SIGKILL" or end.status is None)
+        was_killed = kind is FailureKind.DIED and killed
         outside = kind in _OUTSIDE or (was_killed and not self.around.oom_killed)
         return ExitCode.ELSEWHERE if outside and not self.verdict.final else ExitCode.FAILED
 

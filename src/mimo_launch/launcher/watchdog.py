@@ -1,19 +1,21 @@
-"""Watches the workers of this host, and examines each of them when something is wrong.
+"""Watches the workers of this host, whoever started them, and examines them if something is wrong.
 
 Decides: what is an alarm: a worker that ended or failed, or `timeout` seconds in which no worker
 made progress. Only seconds in which this process ran count: what stops the whole job is no rank's
 fault. Progress is what workers write into their cells; a thread that says "alive" would go on doing
 so in a hung process. In a run that was asked to stop, signs of work within a phase do not count as
 progress, except while it saves.
-Relies on: `shared_progress`, `worker_processes`, and the files that workers write to.
-Leaves: the verdict to `verdict`, killing and restarting to `start_workers`.
+Relies on: `shared_progress`, `worker_processes`, and the files that workers write to; `hosts` for
+the other machines of the job.
+Leaves: the verdict to `verdict`, killing and restarting to `start_workers` and `rank_watcher`.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mimo_launch.launcher.hosts import Watched
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import nccl_watchdog_words, read_error
@@ -25,19 +27,21 @@ from mimo_launch.launcher.worker_processes import (
     process_state,
     take_stacks,
 )
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase
 
 # Failures come in groups; a look a moment later shows more of them.
 SETTLE_SECONDS = 0.2
 # The longest time between two looks of a running process; in the rest, this process stood still.
 SEEN_SECONDS = 1.0
+POLL_SECONDS = 0.05
 # A worker is deaf if its threads get no interpreter for this long, or for the timeout if shorter.
 DEAF_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWorker:
-    """One worker of this host: its rank, its local rank, its process and its folder of logs."""
+    """One worker of this host: rank, process, folder of logs; its cells are at `local_rank`."""
 
     rank: int
     local_rank: int
@@ -46,20 +50,25 @@ class LocalWorker:
 
 
 class WorkerWatch:
-    """The workers of one host; `timeout` is in seconds; workers on GPUs have a `recorder`."""
+    """The workers of one host, to which more may come.
+
+    `timeout` is in seconds. Workers `on_gpus` may have a `recorder`.
+    """
 
     def __init__(
         self,
         cells: HostCells,
-        workers: tuple[LocalWorker, ...],
+        workers: Sequence[LocalWorker],
         exits: ExitWatch,
         *,
         host: int,
         timeout: int,
         recorder: Recorder | None = None,
+        on_gpus: bool = False,
     ) -> None:
-        self._cells, self._workers, self._exits = cells, workers, exits
-        self._host, self._timeout, self._recorder = host, timeout, recorder
+        self._cells, self.workers, self._exits = cells, list(workers), exits
+        self.host, self._timeout, self._recorder = host, timeout, recorder
+        self.on_gpus = on_gpus or recorder is not None
         self._looked = time.monotonic()
         self._signs = self._read_signs()
         # How long no worker has made progress; when this process last stood still, and how long.
@@ -68,23 +77,29 @@ class WorkerWatch:
 
     def alarm(self) -> bool:
         """Return whether a worker failed, or all have stood still for too long."""
+        self.look()
+        # A worker that has finished must leave, too.
+        running = any(self._end(worker) is None for worker in self.workers)
+        return self.failed() or (running and self._still > self._timeout)
+
+    def look(self) -> None:
+        """Note which workers have made progress since the last look."""
         now, signs = time.monotonic(), self._read_signs()
         gap, self._looked = now - self._looked, now
         if gap > SEEN_SECONDS:
             self._froze, self._frozen = now, gap
         self._still = 0.0 if signs != self._signs else self._still + min(gap, SEEN_SECONDS)
         self._signs = signs
-        for worker in self._workers:
+
+    def failed(self) -> bool:
+        """Return whether a worker reported an error or ended too early."""
+        for worker in self.workers:
             seen, end = self._cells.read(worker.local_rank), self._end(worker)
             if seen.error_time:
                 return True
-            if end is not None and (
-                end.killed_by or end.status or seen.phase is not Phase.FINISHED
-            ):
+            if end is not None and (end.killed_by or seen.phase is not Phase.FINISHED):
                 return True
-        # A worker that has finished must leave, too.
-        running = any(self._end(worker) is None for worker in self._workers)
-        return running and self._still > self._timeout
+        return False
 
     @property
     def frozen_s(self) -> float:
@@ -94,7 +109,7 @@ class WorkerWatch:
 
     def _read_signs(self) -> list[tuple[int, ...]]:
         """Return values that change as long as the workers make progress."""
-        seen = [self._cells.read(worker.local_rank) for worker in self._workers]
+        seen = [self._cells.read(worker.local_rank) for worker in self.workers]
         if not self._cells.asked_to_stop:
             return [(s.changed,) for s in seen]
         return [
@@ -106,21 +121,21 @@ class WorkerWatch:
         return all(
             self._end(worker) is not None
             and self._cells.read(worker.local_rank).phase is Phase.FINISHED
-            for worker in self._workers
+            for worker in self.workers
         )
 
     def ended_by(self) -> int:
         """Return the signal that the finished workers obeyed, or 0."""
-        return max(self._cells.read(worker.local_rank).ended_by for worker in self._workers)
+        return max(self._cells.read(worker.local_rank).ended_by for worker in self.workers)
 
     def examine(self) -> list[RankState]:
         """Return what is known of each worker, its stack included. Takes some seconds."""
         time.sleep(SETTLE_SECONDS)
         if self._recorder is not None:
-            self._recorder.ask([w.rank for w in self._workers if self._end(w) is None])
+            self._recorder.ask([w.rank for w in self.workers if self._end(w) is None])
         reachable = {
             worker.pid: worker.folder / STACK
-            for worker in self._workers
+            for worker in self.workers
             # Earlier, a worker has no handler for the signal, which would kill it.
             if self._cells.read(worker.local_rank).phase > Phase.STARTING
             and process_state(worker.pid) not in ("", "Z", "T", "t")
@@ -128,7 +143,7 @@ class WorkerWatch:
         stacks = take_stacks(reachable)
         if self._recorder is not None:
             self._recorder.wait()
-        return [self._state(worker, stacks) for worker in self._workers]
+        return [self._state(worker, stacks) for worker in self.workers]
 
     def _end(self, worker: LocalWorker) -> Exit | None:
         return self._exits.exits.get(worker.rank)
@@ -147,7 +162,7 @@ class WorkerWatch:
             error_time = ended if message else 0.0
         return RankState(
             rank=worker.rank,
-            host=self._host,
+            host=self.host,
             phase=seen.phase,
             step=seen.step,
             position=seen.position,
@@ -159,10 +174,39 @@ class WorkerWatch:
             ended=ended,
             process="" if end is not None else process_state(worker.pid),
             frames=stacks.get(worker.pid, ()),
-            gpu=self._recorder is not None,
+            gpu=self.on_gpus,
             deaf=deaf if deaf > min(DEAF_SECONDS, self._timeout) else 0.0,
             moved_lately=now - seen.changed < self._timeout * 1e9,
         )
+
+
+def supervise(
+    watch: WorkerWatch,
+    hosts: Watched,
+    plan: Plan,
+    *,
+    meanwhile: Callable[[], bool],
+    oom_killed: Callable[[], bool],
+) -> None:
+    """Watch until the workers of all hosts are done, or until `meanwhile`, called often, says so.
+
+    Raises: RunFailed when a worker of any host raises, dies or hangs, or the run folder is lost;
+    what `meanwhile` raises.
+    """
+    done = False
+    while not done:
+        time.sleep(POLL_SECONDS)
+        if meanwhile():
+            return
+        done = watch.done() and hosts.all_done()
+        is_failed = watch.alarm() or hosts.alarm()
+        if not is_failed and hosts.lock is not None:
+            # At the end, look at the folder itself: a run that lost it at the last moment failed.
+            is_failed = bool(hosts.lock.check() if done else hosts.lock.lost)
+        if is_failed:
+            raise hosts.failed_run(
+                plan, watch.examine, oom_killed=oom_killed, frozen_s=watch.frozen_s
+            )
 
 
 def _since_epoch(monotonic_ns: int) -> float:

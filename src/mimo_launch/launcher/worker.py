@@ -6,6 +6,7 @@ Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the
 Leaves: starting workers to `start_workers`, their work to `rank_tasks`.
 """
 
+import mmap
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from mimo_launch.comm.world import DeviceKind, device_for, group_timeout, join_world
 from mimo_launch.launcher.rank_tasks import Job, RankTask
-from mimo_launch.launcher.shared_progress import SharedMemory, WorkerCells
+from mimo_launch.launcher.shared_progress import WorkerCells
 from mimo_launch.launcher.signals import leave_signals_to
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, in_words, write_error
 from mimo_launch.launcher.worker_logs import STACK, make_folder
@@ -40,13 +41,13 @@ ALIVE_SECONDS = 0.5
 MAX_THREADS = 4
 
 
-def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: int) -> NoReturn:
+def worker_main(job: Job, shared: mmap.mmap, events: Connection, launcher: int) -> NoReturn:
     """Run one worker of the process `launcher`; events of rank 0 go into a pipe."""
     leave_signals_to(launcher)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
     cells = WorkerCells(shared, int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=_answer, args=(cells.progress,), name="alive", daemon=True).start()
+    answer_for(cells.progress)
     listeners = [events.send]
     if os.environ["RANK"] != "0":
         events.close()
@@ -57,18 +58,10 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     def report_error_and_stay(error: BaseException) -> None:
         nonlocal is_reported
         is_reported = True
-        cause = Cause.OWN
-        # The launcher must learn of the error even if the disk or the error itself is broken.
-        with suppress(Exception):
-            cause = cause_of(error)
-        with suppress(Exception):
-            cells.say(in_words(error))
-        with suppress(Exception):
-            write_error(error, error_file)
         with suppress(Exception):
             traceback.print_exception(error)
             sys.stderr.flush()
-        cells.progress.failed(cause)
+        tell_error(error, cells, error_file)
         # Peers that lost this rank now would fail too, and so hide what they were doing.
         time.sleep(STAY_SECONDS)
 
@@ -99,15 +92,32 @@ def worker_main(job: Job, shared: SharedMemory, events: Connection, launcher: in
     os._exit(status)
 
 
-def _answer(progress: Progress) -> NoReturn:
-    """Note at intervals that threads of this worker get the interpreter.
+def tell_error(error: BaseException, cells: WorkerCells, *files: Path) -> None:
+    """Tell whoever watches this worker of its error, even if the disk or the error is broken."""
+    cause = Cause.OWN
+    with suppress(Exception):
+        cause = cause_of(error)
+    with suppress(Exception):
+        cells.say(in_words(error))
+    for file in files:
+        with suppress(Exception):
+            write_error(error, file)
+    cells.progress.failed(cause)
+
+
+def answer_for(progress: Progress) -> None:
+    """Start a thread that notes at intervals that threads of this worker get the interpreter.
 
     They do while the main thread waits for a peer, but not while a call outside of Python keeps the
     GIL.
     """
-    while True:
-        progress.alive()
-        time.sleep(ALIVE_SECONDS)
+
+    def answer() -> NoReturn:
+        while True:
+            progress.alive()
+            time.sleep(ALIVE_SECONDS)
+
+    threading.Thread(target=answer, name="alive", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)

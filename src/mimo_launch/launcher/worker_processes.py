@@ -11,10 +11,12 @@ Leaves: reaping workers to torch elastic; the meaning of an end or a stack to `v
 
 import ctypes
 import faulthandler
+import fcntl
 import os
 import re
 import select
 import signal
+import struct
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -37,6 +39,9 @@ _COMMUNICATION = (
 # Here the host waits for its GPU, whose transfers wait for other ranks.
 _DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 ORPHAN_SECONDS = 5.0
+# The first form of `struct pidfd_info` of linux/pidfd.h; it ends with the exit code.
+_PIDFD_INFO_EXIT, _PIDFD_INFO_BYTES = 1 << 3, 64
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 
 
@@ -44,27 +49,42 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 class Exit:
     """The end of one worker, at a time of the monotonic clock in nanoseconds.
 
-    `killed_by` names a signal, or is empty if the worker left with `status`.
+    `killed_by` names a signal, or is empty if the worker left with `status`. The status is None if
+    another parent has taken it.
     """
 
-    status: int
+    status: int | None
     killed_by: str
     at: int
 
 
 class ExitWatch:
-    """Watches workers, given as pids by rank; `exits` has those that ended, in order."""
+    """Watches workers, given as pids by rank; `exits` has those that ended, in order.
+
+    They are children of this process or of another one.
+    """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._stop = threading.Event()
-        self._watched: dict[int, int] = {}  # Rank by pidfd.
-        self._poll = select.poll()
+        self._watched: dict[int, tuple[int, int]] = {}  # Rank and pid by pidfd.
+        self._poll = select.epoll()
         for rank, pid in pids.items():
-            fd = os.pidfd_open(pid)
-            self._watched[fd] = rank
-            self._poll.register(fd, select.POLLIN)
+            self.add(rank, pid)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.exits: dict[int, Exit] = {}
+
+    def add(self, rank: int, pid: int) -> None:
+        """Watch one more worker. Raises: OSError if there is no such process."""
+        fd = os.pidfd_open(pid)
+        self._watched[fd] = rank, pid
+        self._poll.register(fd, select.EPOLLIN)
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """Kill workers with SIGKILL, if they are there."""
+        for fd, (rank, _) in self._watched.items():
+            if rank in ranks:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
 
     def __enter__(self) -> "ExitWatch":
         self._thread.start()
@@ -78,23 +98,48 @@ class ExitWatch:
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
+        self._poll.close()
         for fd in self._watched:
             os.close(fd)
 
     def _run(self) -> None:
-        while not self._stop.is_set() and len(self.exits) < len(self._watched):
-            for fd, _ in self._poll.poll(int(EXIT_POLL_SECONDS * 1000)):
-                self._note(self._watched[fd], fd)
+        while not self._stop.is_set():
+            for fd, _ in self._poll.poll(EXIT_POLL_SECONDS):
+                rank, pid = self._watched[fd]
+                self.exits[rank] = _end(pid, fd)
                 self._poll.unregister(fd)
 
-    def _note(self, rank: int, fd: int) -> None:
-        now = time.monotonic_ns()
-        # Without reaping, which torch elastic does.
+
+def _end(pid: int, fd: int) -> Exit:
+    """Return how a process has ended, without reaping it, which its parent does."""
+    now = time.monotonic_ns()
+    with suppress(ChildProcessError):
         result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
         if result is not None:
             killed = result.si_code != os.CLD_EXITED
             killed_by = signal_name(result.si_status) if killed else ""
-            self.exits[rank] = Exit(result.si_status, killed_by, now)
+            return Exit(result.si_status, killed_by, now)
+    status = _foreign_status(pid, fd)
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    killed_by = signal_name(-code) if code is not None and code < 0 else ""
+    return Exit(None if code is None else abs(code), killed_by, now)
+
+
+def _foreign_status(pid: int, fd: int) -> int | None:
+    """Return the wait status of a process of another parent.
+
+    Until that parent reaps it /proc has it, afterwards its pidfd (Linux 6.15); else None.
+    """
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] == "Z":
+            return int(fields[49])
+    info = bytearray(struct.pack("Q", _PIDFD_INFO_EXIT).ljust(_PIDFD_INFO_BYTES, b"\0"))
+    with suppress(OSError):
+        fcntl.ioctl(fd, _PIDFD_GET_INFO, info)
+        if struct.unpack_from("Q", info)[0] & _PIDFD_INFO_EXIT:
+            return int(struct.unpack_from("i", info, _PIDFD_INFO_BYTES - 4)[0])
+    return None
 
 
 def signal_name(number: int) -> str:

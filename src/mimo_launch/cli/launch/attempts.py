@@ -135,8 +135,13 @@ def interrupted_by(number: int, console: Console) -> int:
     return after_signal(number)
 
 
-def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
-    """Write the report to stderr and append it to `failure.txt`; node 0 does so for all hosts."""
+def show_failure(
+    failed: "RunFailed", job: "Job", console: Console, program: str = "mimo-launch"
+) -> None:
+    """Write the report to stderr and append it to `failure.txt`; node 0 does so for all hosts.
+
+    `program` is what starts the run again.
+    """
     from mimo_launch.launcher.failure_report import report_lines
     from mimo_launch.launcher.run_folder import FAILURE
 
@@ -148,7 +153,7 @@ def show_failure(failed: "RunFailed", job: "Job", console: Console) -> None:
     lines = report_lines(
         failure,
         run,
-        command=resume_command(sys.argv[1:]),
+        command=resume_command(sys.argv[1:], program),
         checkpoint=_newest(run),
         resumable=job.task.resumable,
     )
@@ -182,7 +187,7 @@ def _newest(run: Path) -> str | None:
     return None if saved is None else f"step {saved.step} ({saved.path})"
 
 
-def resume_command(arguments: list[str]) -> str:
-    """Return the command that resumes a run that `arguments` started."""
+def resume_command(arguments: list[str], program: str = "mimo-launch") -> str:
+    """Return the command that resumes a run that `program` started with `arguments`."""
     kept = [argument for argument in arguments if argument != "--no-resume"]
-    return shlex.join(["mimo-launch", *kept])
+    return f"{program} {shlex.join(kept)}"

@@ -6,8 +6,8 @@ Relies on: `drawing`, `checks` and `launcher.host_resources` for the needs of a 
 Leaves: starting to `start`.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.plan.plan import Plan
     from mimo_launch.spec.spec import Spec
-    from mimo_launch.train.events import Listener
+    from mimo_launch.train.events import Event, Listener
 
 
 # Entering it returns the listener that shows the events of an attempt.
@@ -133,6 +133,26 @@ def prepare(
     if folder.saved:
         request.say(f"  resumes after step {folder.saved.step}; --no-resume starts anew")
     return folder
+
+
+@contextmanager
+def screen_of(
+    request: Start, folder: "RunFolder", console: Console, *, plain: bool
+) -> Iterator["Listener"]:
+    """Show the events of an attempt; once the run has its state, write spec and plan."""
+    from mimo_launch.train.events import RunStarted
+
+    with request.show(plain) as listener:
+
+        def hear(event: "Event") -> None:
+            if isinstance(event, RunStarted):
+                try:
+                    folder.write()
+                except OSError as error:
+                    console.note(f"warning: the spec was not written to {folder.path}: {error}")
+            listener(event)
+
+        yield hear
 
 
 def _nothing_to_run(request: "Start", console: Console) -> int | None:
