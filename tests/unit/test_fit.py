@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.specs import box, spec
@@ -18,9 +20,9 @@ from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import LEAST_GAIN
-from mimo_launch.search.changes import changed
-from mimo_launch.search.fitting import what_fits
+from mimo_launch.search.advice import LEAST_GAIN, Planned
+from mimo_launch.search.changes import Change, changed
+from mimo_launch.search.fitting import in_order, what_fits
 from mimo_launch.spec.load import load_spec
 
 SPEC = """
@@ -194,6 +196,23 @@ def test_changes_by_which_a_spec_fits_are_several_and_have_nothing_in_vain(memor
             needed = max(row.total_bytes for row in estimates.ranks)
             is_slower = estimates.step_seconds > change.step_seconds
             assert is_slower or needed > (1 - TOLERANCE) * spec.nodes.memory
+
+
+def test_of_equally_fast_changes_the_shortest_is_first_and_none_sets_the_same_keys() -> None:
+    def planned(seconds: float, *keys: str) -> Planned:
+        estimates: Any = SimpleNamespace(step_seconds=seconds)
+        return Planned(
+            Change("", dict.fromkeys(keys, seconds), spec({"language": box()})), estimates
+        )
+
+    found = [
+        planned(1.0, "a", "b"),
+        planned(1.005, "b", "a"),
+        planned(1.01, "c"),
+        planned(1.03, "d"),
+    ]
+    order = [(each.estimates.step_seconds, *each.change.settings) for each in in_order(found)]
+    assert order == [(1.01, "c"), (1.0, "a", "b"), (1.03, "d")]
 
 
 def test_a_spec_with_another_error_is_not_one_that_does_not_fit(tmp_path: Path) -> None:

@@ -117,9 +117,7 @@ class Search:
     def that_fit(self) -> list[Planned]:
         """Return changes of a spec that does not fit itself, the fastest first.
 
-        Of those that change the same keys only the fastest is returned, and none has a setting that
-        it neither needs to fit nor is faster by. Of several that are about as fast, the one with
-        the fewest settings is first.
+        One of a kind, without settings that it neither needs to fit nor is faster by.
         """
         spec = self.base.spec
         as_it_is = Change("memory", {}, spec)
@@ -129,16 +127,7 @@ class Search:
         kinds: dict[str, Planned] = {}
         for each in self._best():
             kinds.setdefault(each.change.kind, each)
-        by_keys: dict[frozenset[str], Planned] = {}
-        for each in _fastest([self.simplest(each, LEAST_GAIN) for each in kinds.values()]):
-            by_keys.setdefault(frozenset(each.change.settings), each)
-        left, found = list(by_keys.values()), list[Planned]()
-        while left:
-            most = (1 + LEAST_GAIN) * left[0].estimates.step_seconds
-            alike = [each for each in left if each.estimates.step_seconds <= most]
-            found += sorted(alike, key=lambda each: len(each.change.settings))
-            left = left[len(alike) :]
-        return found
+        return _fastest(self.simplest(each, LEAST_GAIN) for each in kinds.values())
 
     def simplest(self, planned: Planned, loss: float = LEAST_SETTING) -> Planned:
         """Return a change without settings that make it hardly faster, or do nothing after it.
