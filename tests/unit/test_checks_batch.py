@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.support.pasting import offers
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.diag.diagnostic import Diagnostic
@@ -44,7 +45,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
             [*APART, "schedule.microbatches=16"],
             ["encoder-share-uneven"],
             "write `encoder_microbatches: 2` in `schedule`, or `microbatches: 8`, or "
-            "`grid: {pp: 2, dp: 2}` for `vision`, or `global: 64`",
+            "`grid: {pp: 2, dp: 2}` for `vision`; `global: 64` is another batch",
         ),
         ([*APART, "schedule={microbatches: 16, encoder_microbatches: 2}"], [], ""),
         (
@@ -68,7 +69,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
         (
             [*SHARED, "schedule.microbatches=2", "batch.global=2"],
             ["encoder-share-uneven"],
-            "write `grid: {pp: 2, dp: 2}` for `vision`, or `global: 4`",
+            "write `grid: {pp: 2, dp: 2}` for `vision`; `global: 4` is another batch",
         ),
         # dp sizes that do not divide each other are legal when the samples split.
         (
@@ -79,7 +80,7 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
         (
             layout(("0-2", 1, 3), ("3-4", 1, 2)),
             ["encoder-share-uneven"],
-            "write `ranks: 0-1` for `vision` with `grid: {dp: 2}`, or `global: 36` (the ",
+            "write `ranks: 0-1` for `vision` with `grid: {dp: 2}`; `global: 36` (the ",
         ),
         # Fan-out 1:3.
         (
@@ -94,6 +95,19 @@ def test_fan_in_and_fan_out(overrides: list[str], expected: list[str], help_: st
     assert [item.code for item in found] == expected
     if help_:
         assert found[0].help.startswith(help_)
+
+
+def test_lines_offered_for_a_batch_leave_it_as_it_is() -> None:
+    """Another batch is named behind them, as what it is, also where nothing else helps."""
+    (found,) = findings(*APART, "schedule.microbatches=16")
+    assert [code for _, code, _ in offers(found.help) if "global" in code] == []
+    found = findings(*layout(("0", 1, 1), ("1-2", 1, 2)), "batch.global=7")[0]
+    assert found.help.endswith("`: another batch, with which a run learns otherwise")
+
+
+def test_groups_of_microbatches_become_smaller_rather_than_one() -> None:
+    (found,) = findings(*SHARED, "schedule={microbatches: 16, encoder_microbatches: 12}")
+    assert found.help == "write `encoder_microbatches: 8`"
 
 
 @pytest.mark.parametrize("overrides", [APART, SHARED, layout(("0-2", 1, 3), ("3-4", 1, 2))])

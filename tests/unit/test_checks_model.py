@@ -176,6 +176,31 @@ def test_tp_groups_inside_hosts(gpus: int, first: int, expected: list[str]) -> N
     assert codes(f"nodes.gpus={gpus}", *ranks, *idle) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpus", "grid", "ranks", "help_"),
+    [
+        (8, "{tp: 2, cp: 8}", "0-15", "write `grid: {cp: 8, dp: 2}`, or choose sizes whose "
+         "product divides 8 (a group of cp lies within tp 2 * cp 8 = 16 ranks)"),
+        (4, "{tp: 4}", "2-5", "write `grid: {tp: 2, dp: 2}`, or choose ranks that start at a "
+         "multiple of 4"),
+        (3, "{tp: 2, dp: 2}", "0-3", "write `grid: {dp: 4}`, or choose sizes whose product "
+         "divides 3 (a group of tp lies within tp 2 ranks)"),
+    ],
+)  # fmt: skip
+def test_groups_that_cross_hosts_get_a_grid_whose_groups_do_not(
+    gpus: int, grid: str, ranks: str, help_: str
+) -> None:
+    settings = [f"nodes.gpus={gpus}", f"{LANGUAGE}.grid={grid}", f"{LANGUAGE}.ranks={ranks}"]
+    settings += [f"{VISION}.ranks=0-3", "batch={global: 64, seq: 64}"]
+    spec = load_text(VALID, overrides=settings).spec
+    assert spec is not None
+    (found,) = check(spec)
+    assert found.code == "group-crosses-nodes"
+    assert found.help.startswith(help_)
+    offered = help_.partition("grid: ")[2].partition("`")[0]
+    assert codes(*settings, f"{LANGUAGE}.grid={offered}") == []
+
+
 def test_slow_tp_axis_crosses_hosts() -> None:
     """With dp fastest the tp partners are two ranks apart."""
     assert codes("nodes.gpus=2", f"{LANGUAGE}.order=[cp, dp, tp, pp]") == ["group-crosses-nodes"]

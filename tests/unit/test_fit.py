@@ -254,6 +254,27 @@ def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
     assert "`sharding: full` for `vision`" not in help_
 
 
+def test_groups_of_microbatches_that_fit_are_offered(tmp_path: Path) -> None:
+    """Half of all microbatches at once would not fit; the largest number that does is named."""
+    text = nodes("16GB").replace("microbatches: 4", "microbatches: 64")
+    text = text.replace("global: 16", "global: 256")
+    text = text.replace("grid:", "sharding: full\n    grid:")
+    text = text.replace("image: [32, 32]", "image: [32, 32], max_images: 1")
+    (found,) = load_and_check(write(tmp_path, text)).diagnostics
+    offered = re.search(r"`encoder_microbatches: (\d+)`\) \(then ([\d.]+) GB there\)", found.help)
+    assert offered is not None, found.help
+    size = int(offered[1])
+    assert size < 32
+    assert float(offered[2]) < 16
+
+    def fits(number: int) -> bool:
+        changed = f"microbatches: 64, encoder_microbatches: {number}"
+        done = load_and_check(write(tmp_path, text.replace("microbatches: 64", changed)))
+        return not done.diagnostics
+
+    assert (fits(size), fits(2 * size)) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("microbatches", "present", "vision", "offered"),
     [

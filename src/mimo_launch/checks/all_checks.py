@@ -26,7 +26,7 @@ from mimo_launch.checks import (
     vocabulary,
     widths,
 )
-from mimo_launch.checks.proposals import with_grids, with_shares
+from mimo_launch.checks.proposals import with_grids, with_hosts, with_shares
 from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
@@ -265,4 +265,5 @@ def check(spec: Spec, *, world: int | None = None) -> tuple[Diagnostic, ...]:
     if world is not None:
         rules += (SpecRule(lambda each: ranks.world_fits(each, world)),)
     found = with_grids(spec, run_rules(spec, rules), _SIZE_RULES)
+    found = with_hosts(spec, found, _SIZE_RULES)
     return tuple(dict.fromkeys(with_shares(spec, found, _SIZE_RULES)))

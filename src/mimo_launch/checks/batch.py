@@ -67,7 +67,9 @@ def groups_split(spec: Spec) -> Findings:
             headline=f"`microbatches` {microbatches} is not a multiple of `{key}` {k}",
             path=("schedule", key),
             why=why,
-            help=f"write `{key}: {legal[0]}`" if legal else "delete the line",
+            help=f"write `{key}: {max([n for n in legal if n <= k], default=legal[0])}`"
+            if legal
+            else f"no `{key}` fits: write other `microbatches`",
             related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
         )
 

@@ -7,10 +7,12 @@ changes.
 Leaves: showing the findings to `diag.text`; the memory of a host to the callers.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
 from mimo_launch.checks import all_checks
+from mimo_launch.checks.rule import divisors
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, named_ranks, ranks_text
 from mimo_launch.estimate.device_constants import Calibration
@@ -129,7 +131,7 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
     """Yield legal changes that save memory on some ranks.
 
     To full recomputation, or full sharding, of modules that do not use it; then to the largest
-    groups of microbatches that are smaller than now.
+    groups of microbatches that are smaller than now, and leave room if any do.
     """
     spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
@@ -147,15 +149,42 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
     )
     for key, does, modules in ways:
         sizes = {name: layout[name].group_size for name in _names(alike) if name in modules}
-        for size in range(max(sizes.values(), default=1) - 1, 0, -1):
-            schedule = spec.schedule.model_copy(update={key: size})
-            changed = spec.model_copy(update={"schedule": schedule})
-            if layout.samples.microbatches % size or not _is_legal(changed):
-                continue
+        now = max(sizes.values(), default=1)
+        legal = [
+            n for n in divisors(layout.samples.microbatches) if n < now and _grouped(spec, key, n)
+        ]
+        if legal:
+            size, grouped = _largest_that_fits(estimator, alike, key, legal)
             names = " and ".join(f"`{name}`" for name in sizes)
-            text = f"{does} {names} at once (`{key}: {size}`)"
-            yield Estimator.of(Plan.of(changed), estimator.constants), text
-            break
+            yield grouped, f"{does} {names} at once (`{key}: {size}`)"
+
+
+def _grouped(spec: Spec, key: str, size: int) -> Spec | None:
+    """Return a spec with groups of microbatches of a size; None if that is not legal."""
+    schedule = spec.schedule.model_copy(update={key: size})
+    changed = spec.model_copy(update={"schedule": schedule})
+    return changed if _is_legal(changed) else None
+
+
+def _largest_that_fits(
+    estimator: Estimator, alike: RankClass, key: str, sizes: list[int]
+) -> tuple[int, Estimator]:
+    """Return the largest of legal group sizes that leaves room on some ranks, with its estimator.
+
+    That is the largest of all if none does: less memory means smaller products.
+    """
+
+    def at(size: int) -> Estimator:
+        changed = _grouped(estimator.spec, key, size) or estimator.spec
+        return Estimator.of(Plan.of(changed), estimator.constants)
+
+    nodes = estimator.spec.nodes
+    limit = None if nodes is None else nodes.memory
+    bar = (1 - TOLERANCE) * (limit or 0)
+    # Larger groups never need less.
+    number = bisect_right(sizes, bar, key=lambda size: at(size).memory(alike).total)
+    best = sizes[(number or len(sizes)) - 1]
+    return best, at(best)
 
 
 def _is_legal(spec: Spec) -> bool:

@@ -2,7 +2,7 @@
 
 Decides: which grid is nearest to the one that was written; what is offered rather than another
 batch, and in which order: groups of microbatches, fewer microbatches, another grid on the same
-ranks or fewer ranks, and the batch last, on which what is learned depends.
+ranks or fewer ranks, and the batch last, apart from them, since what is learned depends on it.
 Relies on: the rules about sizes, which judge every candidate.
 Leaves: the model as it is: another number of heads would be another model; the batch that fits to
 `batch`.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
-from math import log2
+from math import log2, prod
 from typing import Any
 
 from mimo_launch.checks.rule import Rule, divisors, run_rules, show_ranks
@@ -34,6 +34,7 @@ _OF_GRIDS = (
     "deltanet-heads-over-grid",
     "deltanet-groups-over-grid",
 )
+_OF_HOSTS = "group-crosses-nodes"
 # Findings that fewer or other shares of the batch end.
 _OF_BATCHES = ("batch-not-divisible", "encoder-share-uneven")
 _MOST_TRIED = 200
@@ -142,9 +143,42 @@ def with_shares(
             fitting = (line for line, changed in tried if faults(changed, rules) <= left)
             with suppress(MissingPartError):
                 lines += islice(fitting, 1)
-        help_ = "write " + ", or ".join([*lines, item.help.removeprefix("write ")])
+        other = f"{item.help}: another batch, with which a run learns otherwise"
+        if lines:
+            # Each of these computes the same.
+            batch = item.help.removeprefix("write ")
+            other = f"write {', or '.join(lines)}; {batch} is another batch and learns otherwise"
+        help_ = other
         found.append(replace(item, help=help_))
     return found
+
+
+def with_hosts(
+    spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
+) -> list[Diagnostic]:
+    """Return findings whose help is the nearest grid with no group over two hosts, if any is."""
+    crossing = dict.fromkeys(str(item.path[1]) for item in findings if item.code == _OF_HOSTS)
+    grids = {name: _inside_hosts(spec, name, rules) for name in crossing}
+    return [
+        replace(item, help=f"write `{show_grid(grid)}`, or {item.help}")
+        if item.code == _OF_HOSTS and (grid := grids[str(item.path[1])]) is not None
+        else item
+        for item in findings
+    ]
+
+
+def _inside_hosts(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
+    """Return the nearest grid of a module on the same ranks whose groups stay inside hosts."""
+    module, before = spec.modules[name], faults(spec, rules)
+    gpus = 1 if spec.nodes is None else spec.nodes.gpus
+    inner = module.order[: 1 + max(module.order.index(axis) for axis in ("tp", "cp"))]
+    for grid in nearest_grids(module.grid, len(module.rank_range)):
+        # Groups of tp and cp lie within blocks of this many ranks.
+        block = prod(getattr(grid, axis) for axis in inner)
+        is_inside = gpus % block == 0 and module.rank_range.start % block == 0
+        if is_inside and faults(_changed(spec, name, grid=grid), rules) <= before:
+            return grid
+    return None
 
 
 def _groups(spec: Spec, name: str) -> Iterator[Offer]:

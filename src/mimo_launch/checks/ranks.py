@@ -16,7 +16,7 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.base import LANGUAGE, num_bytes
 from mimo_launch.spec.gpus import GPUS
-from mimo_launch.spec.spec import AXES, MissingPartError, Spec, rank_range
+from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
@@ -204,9 +204,23 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
             headline=f"`{name}`: the {axis} group of ranks {ranks} crosses hosts of {gpus} ranks",
             path=("modules", name, "grid", axis),
             why=f"every layer waits for {axis} traffic, which is many times slower between hosts",
-            help=f"choose a {axis} that divides {gpus}, and ranks that start at a multiple of it",
+            help=_inside_host(module, axis, gpus),
             related=(Related(path=("nodes", "gpus"), label=f"{gpus} ranks per host"),),
         )
+
+
+def _inside_host(module: ModuleSpec, axis: str, gpus: int) -> str:
+    """Return how the groups of an axis would lie inside hosts of some ranks."""
+    inner = module.order[: module.order.index(axis) + 1]
+    sizes = [f"{each} {getattr(module.grid, each)}" for each in inner]
+    together = prod(getattr(module.grid, each) for each in inner)
+    if gpus % together == 0:
+        return f"choose ranks that start at a multiple of {together}"
+    product = f"{' * '.join(sizes)} = {together}" if len(sizes) > 1 else sizes[0]
+    return (
+        f"choose sizes whose product divides {gpus} (a group of {axis} lies within "
+        f"{product} ranks), and ranks that start at a multiple of it"
+    )
 
 
 def gpu_holds_memory(spec: Spec) -> Findings:

@@ -46,8 +46,12 @@ def schedule_fits_steps(spec: Spec) -> Findings:
         headline=f"warmup {schedule.warmup} + decay {schedule.decay} is more than steps {steps}",
         path=(*_SCHEDULE, "decay"),
         why="wsd decays over the last `decay` steps, which must not overlap the warmup",
-        help=f"write `decay: {max(1, steps - schedule.warmup) if schedule.warmup < steps else 1}`"
-        + ("" if schedule.warmup < steps else f", and a warmup below {steps}"),
+        help=f"write `steps: {schedule.warmup + schedule.decay}` under `train` for both as they are"
+        + (
+            f", or `decay: {steps - schedule.warmup}` for a shorter fall"
+            if schedule.warmup < steps
+            else f", or a warmup below {steps}"
+        ),
     )
 
 
@@ -252,5 +256,5 @@ def _late_warmup(path: YamlPath, warmup: int, steps: int) -> Diagnostic:
         headline=f"warmup {warmup} is more than steps {steps}",
         path=path,
         why="the run ends before the learning rate has reached its peak",
-        help=f"write `warmup: {max(1, steps // 10)}`",
+        help=f"raise `train.steps` above {warmup}, or write a warmup below {steps}",
     )
