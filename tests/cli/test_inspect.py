@@ -266,8 +266,9 @@ def test_all_families_are_listed_with_what_is_refused(run_cli: Cli) -> None:
     lines = out.splitlines()
     at = lines.index("  internvl: vision: internvl_vision; language: qwen2, llama, qwen3, mistral, "
                      "mixtral, qwen3_moe")  # fmt: skip
-    assert lines[at + 1] == "    written as InternVLForConditionalGeneration"
-    assert "downsample_ratio that is no 1 / N" in lines[at + 2]
+    assert lines[at + 1] == "    such as OpenGVLab/InternVL3-1B-hf"
+    assert lines[at + 2] == "    written as InternVLForConditionalGeneration"
+    assert "downsample_ratio that is no 1 / N" in lines[at + 3]
     found = json.loads(run_cli("inspect --families --json")[1])
     assert [each["model_type"] for each in found["wholes"]][:2] == ["llava", "internvl"]
     assert run_cli("inspect")[0] == 2

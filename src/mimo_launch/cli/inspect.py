@@ -114,13 +114,15 @@ class _Families:
         return {"kind": "families", **content}
 
     def lines(self) -> Iterator[str]:
-        """Yield what each is read as, how it is written, and what is refused."""
+        """Yield what each is read as, models on the hub, what is written, and what is refused."""
         from mimo_launch.hugging_face.families_page import modules, wholes
 
         for title, entries in (("whole models", wholes()), ("modules", modules())):
             yield f"{title}:"
             for each in entries:
                 yield wrapped(f"  {each.model_type}: {each.read_as.replace('`', '')}", 6)
+                if each.published:
+                    yield wrapped(f"    such as {', '.join(each.published)}", 6)
                 if each.written:
                     yield wrapped(f"    written as {each.written}", 6)
                 if each.refused:
