@@ -196,6 +196,7 @@ def test_apply_writes_the_change_of_a_number_and_what_was_set(
     [
         (["--apply", "1"], "into which file? Add -o new.yaml"),
         (["-o", "new.yaml"], "with which change? Add --apply 1"),
+        (["-o", "train.steps=3"], "a setting? Write --set train.steps=3"),
         (["--apply", "1", "-o", "new.yaml", "--rank", "0"], "--rank shows no changes"),
         (["--apply", "1", "-o", "new.yaml", "--no-advice"], "--no-advice shows no changes"),
         (["--apply", "1", "-o", "topologies/quickstart.yaml"], "be written over the spec"),

@@ -78,7 +78,10 @@ def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
         message = "into which file? Add -o new.yaml"
         raise typer.BadParameter(message, param_hint=APPLY)
     if wanted.spec is not None and wanted.change is None:
-        raise typer.BadParameter(f"with which change? Add {APPLY} 1", param_hint="--output")
+        message = f"with which change? Add {APPLY} 1"
+        if "=" in str(wanted.spec):
+            message = f"a setting? Write --set {wanted.spec}"
+        raise typer.BadParameter(message, param_hint="--output")
     if wanted.change is not None and (wanted.rank is not None or not seeks):
         other = "--no-advice" if wanted.rank is None else "--rank"
         message = f"{other} shows no changes; leave it out"
