@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -36,18 +35,21 @@ def bounds() -> Iterator[None]:
         raise TooMuch(f"takes more than {SECONDS:g} s")
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        pages = int(file.read().split()[0])
     others = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    most = min([pages * resource.getpagesize() + MEMORY, *others])
     before = signal.signal(signal.SIGVTALRM, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-        resource.setrlimit(resource.RLIMIT_AS, (min([most, *others]), hard))
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except MemoryError as error:
         raise TooMuch(f"takes more than {MEMORY >> 30} GiB of memory") from error
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:  # Also if the timer struck at the last moment.
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, before)
 

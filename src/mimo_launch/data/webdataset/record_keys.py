@@ -9,6 +9,7 @@ Leaves: reading texts to `messages` and `records`, counting to `indexer`.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
@@ -64,7 +65,7 @@ def is_learnt(keys: Mapping[str, Any], where: str) -> bool | None:
             said[key] = bool(value) == LEARNT[key]
         elif key in REFUSED:
             raise BadSample(f"`{key}` of {where} is not supported: {REFUSED[key]}")
-        elif not _ABOUT_LOSS.isdisjoint(_words(key)):
+        elif _is_about_loss(key):
             raise BadSample(f"it is unclear what `{key}` of {where} means for the loss: {_SAY}")
     if len(set(said.values())) > 1:
         raise BadSample(f"{' and '.join(f'`{key}`' for key in said)} of {where} contradict")
@@ -108,8 +109,10 @@ def calls_of(text: Any, where: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": call} for call in calls]
 
 
-def _words(key: str) -> set[str]:
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)}
+@lru_cache(maxsize=1024)
+def _is_about_loss(key: str) -> bool:
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
+    return not _ABOUT_LOSS.isdisjoint(word.lower() for word in words)
 
 
 def _shown(value: Any) -> str:
