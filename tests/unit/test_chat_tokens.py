@@ -298,6 +298,10 @@ def test_two_backslashes_are_no_escape(tmp_path: Path) -> None:
     encoded = write(folder, {"messages": turns}, 1, template="chat")
     assert r"x \\?" in reference(folder).decode(encoded.tokens.tolist())
     assert len(encoded.markers) == 1
+    folder = tokenizer_folder(tmp_path, PARTS)
+    turns = [{"role": "user", "content": "x " + 2 * "\\" + "<|image_pad|>?"}, CHAT[4]]
+    with pytest.raises(BadSample, match="has a token that stands for an image"):
+        write(folder, {"messages": turns}, template="chat")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.chat_templates import QWEN3, SPECIALS
 from tests.support.shards import CHATML, GENERATION, image_bytes, tokenizer_folder, write_shard
-from tests.unit.test_chat_tokens import text_in_loss, write
+from tests.unit.test_chat_tokens import reference, text_in_loss, write
 from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
@@ -140,6 +140,15 @@ def test_calls_in_other_words_are_calls_and_learnt(
     assert found.tokens.tolist() == want.tokens.tolist()
     assert found.loss_mask.tolist() == want.loss_mask.tolist()
     assert "<tool_call>" in text_in_loss(folder, found)[0]
+
+
+def test_a_result_keeps_a_role_that_the_template_names(tmp_path: Path) -> None:
+    known = CHATML.replace("{% for", "{% set roles = ['observation'] %}{% for", 1)
+    for template, role in ((known, "observation"), (CHATML, "tool")):
+        folder = tokenizer_folder(tmp_path / role, template)
+        turns = [ASKED, {**RESULT, "role": "observation"}, SECOND]
+        written = write(folder, {"messages": turns}, template="chat")
+        assert f"{role}\n4" in reference(folder).decode(written.tokens.tolist())
 
 
 def test_a_call_for_which_the_template_has_no_words_is_bad(tmp_path: Path) -> None:

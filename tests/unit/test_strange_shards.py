@@ -22,7 +22,7 @@ from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.data.webdataset import guards, tar_files
-from mimo_launch.data.webdataset.chat_template import TemplateRefused
+from mimo_launch.data.webdataset.chat_template import Program, TemplateRefused
 from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.index_columns import TYPES
 from mimo_launch.data.webdataset.indexer import IndexedSample, _Rows
@@ -127,10 +127,10 @@ def test_many_members_are_not_all_kept(tmp_path: Path, monkeypatch: pytest.Monke
         return original(self)
 
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for number in range(50):
+        for number in range(2500):  # Their headers take more than those of one member may.
             tar.addfile(tarfile.TarInfo(f"{number}.txt"))
     monkeypatch.setattr(tarfile.TarFile, "next", spied)
-    assert len(list(samples_of(tmp_path / "x.tar"))) == 50
+    assert len(list(samples_of(tmp_path / "x.tar"))) == 2500
     assert max(kept) <= 1
 
 
@@ -278,6 +278,21 @@ def test_a_template_that_fails_on_a_record_refuses_that_record(
         assert f"the chat template {why}" in said["strange"]
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_the_limits_of_the_process_are_the_same_after_a_bounded_block() -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (before[1], before[1]))
+    try:
+        with guards.bounds():
+            assert resource.getrlimit(resource.RLIMIT_AS) != (before[1], before[1])
+        assert resource.getrlimit(resource.RLIMIT_AS) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_template_may_multiply_numbers_of_a_usual_size() -> None:
+    assert Program("{{ 3 * 100000 }} {{ 2 ** 64 }}", {}, None).run() == f"300000 {2**64}"
 
 
 def test_a_regex_of_a_tokenizer_that_explodes_makes_a_sample_bad_without_a_backtrace(

@@ -203,6 +203,18 @@ def test_blocks_are_learnt_as_transformers_masks_them_with_tools_and_documents(
     assert encoded.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
 
 
+def test_a_marker_is_text_after_a_backslash_in_tools_calls_and_reasoning(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    pad, escaped = "<|image_pad|>", r"\<|image_pad|>"
+    tool = {"name": "weather", "description": escaped}
+    thought = {**THOUGHT, "reasoning_content": escaped, "tool_calls": [call(escaped)]}
+    encoded = write(folder, {"messages": [ASKED, thought], "tools": [tool]}, template="chat")
+    assert reference(folder).decode(encoded.tokens.tolist()).count(pad) == 3
+    assert encoded.markers == ()
+    [answer] = text_in_loss(folder, encoded)
+    assert answer.count(pad) == 2
+
+
 TWO = {**CALLED, "tool_calls": [call("Bern"), call("Basel")]}
 LATER = QWEN2_VL.replace("{{ message['content'] }}", "{{ message['content'] | center(40) }}")
 FIRST_CALL = QWEN3.replace("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")
