@@ -245,6 +245,14 @@ def test_strange_members_are_bad(tmp_path: Path, members: dict[str, Any], why: s
     assert why in bad_beside_a_good_one(tmp_path, members)["strange"]
 
 
+EXPLODES = {
+    "type": "Split", "pattern": {"Regex": "^(a+)+$"}, "behavior": "Isolated", "invert": False
+}  # fmt: skip
+SHOWS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}MARKER{% endif %}{{ part.text }}"
+    "{% endfor %}{% endif %}</s>{% endfor %}"
+)
 LOOPS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
 
 
@@ -300,8 +308,7 @@ def test_a_regex_of_a_tokenizer_that_explodes_makes_a_sample_bad_without_a_backt
 ) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    split = {"type": "Split", "pattern": {"Regex": "^(a+)+$"}, "behavior": "Isolated"}
-    tokenizer["pre_tokenizer"] = {**split, "invert": False}
+    tokenizer["pre_tokenizer"] = EXPLODES
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     image = image_bytes(8, 8)
     records = [("0", {"png": image, "txt": "cat"}), ("1", {"png": image, "txt": "a" * 40 + "!"})]
@@ -309,6 +316,27 @@ def test_a_regex_of_a_tokenizer_that_explodes_makes_a_sample_bad_without_a_backt
     found = opened(shard_spec(tmp_path, template="caption"))
     assert found.num_samples("train") == 1
     assert "the tokenizer refuses its text: Onig: Regex search" in found.splits["train"].first_bad()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["template", "marker"])
+def test_a_regex_that_explodes_on_a_marker_is_said_or_does_no_harm(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_written: bool
+) -> None:
+    """What a template writes for an image has to be tokens; a marker need not have letters."""
+    marker = "a" * 40 + "!"
+    folder = tokenizer_folder(tmp_path / "tokenizer", SHOWS.replace("MARKER", marker))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "pre_tokenizer": EXPLODES}))
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}
+    members = {"png": image_bytes(8, 8), "json": {"messages": [asked, ANSWER]}}
+    write_shard(tmp_path / "0.tar", [("0", members)])
+    if is_written:
+        with pytest.raises(TemplateRefused, match="its tokenizer refuses `aaa"):
+            opened(shard_spec(tmp_path))
+    else:
+        (folder / "chat_template.jinja").write_text(CHATML)
+        assert opened(shard_spec(tmp_path, image_marker=marker)).num_samples("train") == 1
     assert capfd.readouterr() == ("", "")
 
 

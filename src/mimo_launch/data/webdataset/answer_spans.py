@@ -183,7 +183,9 @@ class Conversation:
                 continue
             if self._writes(piece, None) or self._writes(piece, piece.message + 1):
                 continue
-            raise BadSample(_lost(piece.name, f" of message {piece.message + 1} ({piece.role})"))
+            where = f" of message {piece.message + 1} ({piece.role})"
+            answers = ", so this answer would not be learnt" if piece.role == "assistant" else ""
+            raise BadSample(_lost(piece.name, where + answers))
 
     def _writes(self, piece: TextPiece, most: int | None) -> bool:
         """Return whether marks around a piece appear in the text of the first messages."""

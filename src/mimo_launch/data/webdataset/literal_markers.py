@@ -8,6 +8,7 @@ Leaves: which markers are not text to `records`.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.guards import without_panic
 
 _FIRST = 0xFDD0
 _SIGNS = re.compile("[\ufdd0-\ufdef]")
@@ -29,14 +31,14 @@ class LiteralMarkers:
         for number, text in enumerate(dict.fromkeys(markers)):
             tokenizer.encode_special_tokens = True
             try:
-                ids = tokenizer.encode(text, add_special_tokens=False).ids
+                found = without_panic(partial(tokenizer.encode, text, add_special_tokens=False))
             except Exception:  # The library raises nothing narrower.
                 continue  # Its letters are not in the vocabulary.
             finally:
                 tokenizer.encode_special_tokens = False
             self._signs[text] = sign = chr(_FIRST + number)
             tokenizer.add_special_tokens([AddedToken(sign, normalized=False, special=True)])
-            self._tokens[tokenizer.token_to_id(sign)] = ids
+            self._tokens[tokenizer.token_to_id(sign)] = found.ids
         # The longest first: one may begin like another.
         texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
         self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")

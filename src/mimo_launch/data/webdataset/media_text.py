@@ -81,7 +81,10 @@ def _in_template(
     if chat is None or text is None:
         return None
     added = tokenizer.get_added_tokens_decoder()
-    tokens = without_panic(partial(tokenizer.encode, text, add_special_tokens=False)).ids
+    try:
+        tokens = without_panic(partial(tokenizer.encode, text, add_special_tokens=False)).ids
+    except Exception as error:  # The library raises nothing narrower.
+        raise TemplateRefused(f"its tokenizer refuses `{text.strip()}`: {error}") from error
     known = [(token, added[token].content) for token in tokens if token in added]
     named = [content for _, content in known]
     if medium == "video" and len(named) > 1:
