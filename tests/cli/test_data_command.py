@@ -146,6 +146,11 @@ def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) ->
         "the shards (train) hold no usable sample: 0 are bad, 30 are longer than `batch.seq` 8"
         in err
     )
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    # With placeholders, validate need not know what the template writes for an image.
+    code, _, err = run_cli(f"data {path} --set modules.vision.placeholder=381")
+    assert code == 1
+    assert f"error: the chat template in {tmp_path}/tokenizer cannot be used: it does not" in err
     code, _, err = run_cli(f"data {SPEC} --records 10 --steps 1 --html {tmp_path}/no/page.html")
     assert code == 1
     assert "No such file or directory" in err

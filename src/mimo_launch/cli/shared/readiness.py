@@ -92,6 +92,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     if not isinstance(spec.data, WebdatasetData):
         return
+    from mimo_launch.data.webdataset.chat_template import TemplateRefused
     from mimo_launch.data.webdataset.samples import ShardSamples
 
     try:
@@ -100,7 +101,8 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
             found = ShardSamples(spec, spec.data, say)
     except (OSError, ValueError) as error:
         if speaks:
-            console.note(f"error: {error}")
+            whose = f"the chat template in {spec.data.tokenizer} cannot be used: "
+            console.note(f"error: {whose if isinstance(error, TemplateRefused) else ''}{error}")
         raise typer.Exit(1) from error
     if speaks:
         for note in found.notes:
