@@ -48,7 +48,7 @@ VALUES: dict[str, Any] = {
     LAYER + "rope_theta": 5000.0, LAYER + "tied": True, LAYER + "moe.experts": 8,
     LAYER + "moe.top_k": 2, LAYER + "mtp.depth": 2, LAYER + "mtp.loss_weight": 0.25,
     LAYER + "activation": "gelu_tanh",
-    "modules.vision.model.patch": 2, "modules.vision.model.image": [5, 5],
+    "modules.vision.model.patch": 2,
     LANGUAGE + "grid": {"dp": 4}, LANGUAGE + "grid.tp": 1, LANGUAGE + "grid.cp": 2,
     LANGUAGE + "grid.pp": 2, LANGUAGE + "grid.dp": 4, LANGUAGE + "experts.ep": 2,
     LANGUAGE + "experts.tp": 2, LANGUAGE + "backend": "torch",
@@ -147,6 +147,7 @@ IN_ANOTHER_UNIT: dict[str, tuple[Any, Any]] = {
     "epochs": (2, 1250),
     "eval_iters": (2, 64),
     "num_layers_per_virtual_pipeline_stage": (1, 2),
+    "image_size": (28, [7, 7]),
     "beta1": (0.5, [0.5, 0.95]),
     "beta2": (0.5, [0.9, 0.5]),
 }
@@ -158,7 +159,7 @@ def test_a_value_in_another_unit_is_converted(names: str) -> None:
     path = place_of(key)
     theirs, ours = IN_ANOTHER_UNIT[names.split(maxsplit=1)[0]]
     for word in names.split():
-        for place in (path[:-1], ()):
+        for place in (path[:-1], path[:2] if path[0] == "modules" else ()):
             text = changed((*place, word), theirs, without=path)
             (found, *_) = load_text(text).diagnostics
             assert f"`{path[-1]}: {json.dumps(ours)}`" in found.help, found.help

@@ -11,14 +11,15 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
+from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE, Strict
 from mimo_launch.spec.data import DigitsData, SyntheticData
 from mimo_launch.spec.places import value_at
 from mimo_launch.spec.sections import OptimizerSpec
 from mimo_launch.spec.wording import flow
 
-# From a value and the data of its spec to ours; None where that lacks a number.
-Derive = Callable[[Any, Any], Any]
+# From a value, the data of its spec and the path of our key to ours; None where a number lacks.
+Derive = Callable[[Any, Any, YamlPath], Any]
 _MOST = 2**31
 
 
@@ -45,13 +46,13 @@ def _size(axis: str, data: Any) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def steps_of_ratio(ratio: Any, data: Any) -> int | None:
+def steps_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return the steps that a part of the run means, at least one."""
     part, steps = _number(ratio), _count(("train", "steps"), data)
     return ceil(part * steps) if part is not None and part <= 1 and steps else None
 
 
-def steps_of_epochs(epochs: Any, data: Any) -> int | None:
+def steps_of_epochs(epochs: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return the steps of some epochs of data that say their number of samples."""
     number, batch = _number(epochs), _count(("batch", "global"), data)
     source = value_at(("data",), data)
@@ -75,7 +76,7 @@ def linear_schedule(data: Any) -> str:
     return flow({**others, "kind": "wsd", "decay": steps - warmup})
 
 
-def microbatches_of_size(size: Any, data: Any) -> int | None:
+def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return the number of microbatches of a size, if it is whole."""
     samples, dp = _count(("batch", "global"), data), _size("dp", data)
     if type(size) is not int or size < 1 or not samples or not dp or samples % (dp * size):
@@ -83,19 +84,19 @@ def microbatches_of_size(size: Any, data: Any) -> int | None:
     return samples // (dp * size)
 
 
-def min_lr_of_ratio(ratio: Any, data: Any) -> float | None:
+def min_lr_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> float | None:
     """Return the learning rate that is a part of the peak."""
     part, peak = _number(ratio), _number(value_at(("optimizer", "lr"), data))
     return float(part * peak) if part is not None and part <= 1 and peak is not None else None
 
 
-def samples_of_batches(batches: Any, data: Any) -> int | None:
+def samples_of_batches(batches: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return the samples of some batches of a step's size."""
     batch = _count(("batch", "global"), data)
     return batches * batch if type(batches) is int and batches > 0 and batch else None
 
 
-def stages_of_layers(layers: Any, data: Any) -> int | None:
+def stages_of_layers(layers: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return how many stages of some layers each rank of language holds."""
     total, pp = _count(("modules", LANGUAGE, "model", "layers"), data), _size("pp", data)
     if type(layers) is not int or layers < 1 or not total or not pp or total % (pp * layers):
@@ -103,7 +104,16 @@ def stages_of_layers(layers: Any, data: Any) -> int | None:
     return total // (pp * layers)
 
 
-def beta_of(place: int, beta: Any, data: Any) -> list[Any]:
+def patches_of_pixels(sides: Any, data: Any, path: YamlPath) -> list[int] | None:
+    """Return the grid of patches of an image with these sides, beside the `patch` of its model."""
+    patch = value_at((*path[:-1], "patch"), data)
+    pixels = sides if isinstance(sides, list) and len(sides) == 2 else [sides, sides]
+    if not all(type(each) is int and each > 0 for each in (*pixels, patch)):
+        return None
+    return None if any(side % patch for side in pixels) else [side // patch for side in pixels]
+
+
+def beta_of(place: int, beta: Any, data: Any, _: YamlPath = ()) -> list[Any]:
     """Return both betas with one in its place, the other as written by any name, or the default."""
     section = value_at(("optimizer",), data)
     written = section if isinstance(section, dict) else {}

@@ -25,7 +25,7 @@ from mimo_launch.spec.wording import (
     listing,
 )
 
-_FALSE = ("no", "off", "n")
+_FALSE = ("no", "off", "n", "never", "none")
 
 
 def section_name(path: YamlPath) -> str:
@@ -39,13 +39,16 @@ def unknown_key(
     free: Collection[str],
     kinds: Sequence[str] = (),
     meant: Renamed | None = None,
+    unfit: Collection[str] = (),
 ) -> Diagnostic:
     """Report a key that its section does not have; `free` are the known ones not yet used.
 
+    `unfit` are those that cannot have its value.
     `kinds` are other kinds of the section that do have it; `meant` is another key, for its value.
     """
     key = str(path[-1])
     near = _alike(key, free) or _alike(key, known)
+    near = [each for each in near if each not in unfit]
     glued = re.fullmatch(r"(\w+):(\S+)", key)
     if glued and glued[1] in known:
         help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
@@ -144,7 +147,7 @@ def not_a_section(
     """
     key = path[-1] if path else "modules"
     said = str(value).lower()
-    meant = "none" if value is False or said in _FALSE else said
+    meant = next(iter(words), "") if value is False or said in _FALSE else said
     wanted = listing(["a mapping", *(f"`{word}`" for word in words)])
     return Diagnostic(
         code="wrong-type",

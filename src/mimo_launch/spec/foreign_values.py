@@ -75,7 +75,7 @@ _SAME = "every value trains the same"
 _MISSING = {
     "adamw": (
         r"adafactor|adagrad|adamax|lion|muon|sophia|lamb|lars|novograd|rmsprop|shampoo|soap|galore"
-        r"|schedule_free|prodigy|came|apollo|ademamix|stable_adamw",
+        r"|schedule_free|prodigy|came|apollo|ademamix|stable_adamw|.*momentum|sgdm|nadam|radam",
         "the optimizer `{}` is not here, and no other updates weights as it does",
     ),
     "cosine": (
@@ -90,7 +90,7 @@ _MISSING = {
         "all replicas, `optimizer` keeps whole weights on each; " + _SAME,
     ),
     "except_projector": (
-        r"\[|\d|.*\.|.*layer|partial",
+        r"\[|\d|.*\.|.*layer|partial|lora|bias|norm",
         "freezing a part of a module (`{}`) is not here: `true` freezes all of it, "
         "`except_projector` all but its projector",
     ),

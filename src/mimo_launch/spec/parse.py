@@ -7,7 +7,7 @@ Leaves: files to `load`, everything that needs two keys at once to `checks`.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from types import MappingProxyType
@@ -148,18 +148,19 @@ class _Reader:
         self,
         path: YamlPath,
         value: Any,
-        known: Collection[str],
+        known: Mapping[str, tuple[str, FieldInfo]],
         free: Sequence[str],
         others: Mapping[str, type[Strict]],
     ) -> list[str]:
         """Report a key; return the known ones beside it that may be meant: they have no value."""
         key = str(path[-1])
         kinds = [kind for kind, other in others.items() if key in other.model_fields]
-        near = close_matches(key, free)
+        unfit = [name for name, (_, field) in known.items() if not _may_have(field, value)]
+        near = [name for name in close_matches(key, free) if name not in unfit]
         meant = None
         if self._data is not None and not kinds and not findings.is_spelling(key, known):
             meant = renamed(path, value, self._data)
-        self._report(findings.unknown_key(path, known, free, kinds, meant))
+        self._report(findings.unknown_key(path, known, free, kinds, meant, unfit))
         if meant is None:
             # In a grid any size may be meant.
             return near if near or not set(known) <= set(AXES) else list(free)
@@ -180,7 +181,7 @@ class _Reader:
         if value in words or (value is None and is_optional):
             return value
         if len(models) == 1:
-            return self.section(models[0], value, path, words)
+            return self.section(models[0], value, path, words or ["null"] * is_optional)
         if isinstance(value, str) and may_be_kind_alone(field):
             value = {"kind": value}
         return self._variant(models, value, path)
@@ -281,6 +282,16 @@ class _Reader:
             return UNREADABLE
 
 
+def _may_have(field: FieldInfo, value: Any) -> bool:
+    """Return whether a key may have a value of this form: a section, a switch or another."""
+    if models_in(field.annotation)[0] or section_per_name(field.annotation):
+        is_word = value in words_in(field.annotation) or may_be_kind_alone(field)
+        return isinstance(value, dict) or value is None or value is UNREADABLE or is_word
+    if field.annotation is bool:
+        return isinstance(value, bool | str) or value in (0, 1)
+    return not isinstance(value, dict)
+
+
 def _may_stand(kind: type[Strict], path: YamlPath) -> bool:
     """Return whether a kind may stand at a path: models of language in `language` only."""
     speaks = path[-2:] == (LANGUAGE, "model")
@@ -302,10 +313,10 @@ def _resolved(module: Any) -> Any:
 
 
 def _only_key_for(cls: type[Strict], value: Any) -> str | None:
-    """Return the one key of a section that takes a number; None if several do, or none."""
+    """Return the one key of a section that takes a single value; None if several do, or none."""
     if cls is Grid and value in OPEN_DP:
         return "dp"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     found = []
     for name, field in cls.model_fields.items():

@@ -160,7 +160,7 @@ def our_values(
 ) -> list[str]:
     """Return our spellings of the value of a synonym for the key at `target`; nothing if none."""
     if known.derive is not None:
-        value = known.derive(value, data)
+        value = known.derive(value, data, target)
     elif known.values:
         text = known.values.get(str(value).lower(), "")
         return [text] if text else []

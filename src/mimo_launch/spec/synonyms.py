@@ -16,6 +16,7 @@ from mimo_launch.spec.derived_values import (
     beta_of,
     microbatches_of_size,
     min_lr_of_ratio,
+    patches_of_pixels,
     samples_of_batches,
     stages_of_layers,
     steps_of_epochs,
@@ -41,7 +42,6 @@ _WORDS = {
     _LAYER + "mlp": "intermediate_size ffn_hidden_size ffn_dim ffn_size mlp_dim n_inner d_ff",
     _LAYER + "vocab": "vocab_size padded_vocab_size n_vocab",
     _LAYER + "patch": "patch_size patch_dim",
-    _LAYER + "image": "image_size img_size",
     _LAYER + "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon norm_epsilon",
     _LAYER + "rope_theta": "rotary_base rope_base",
     _LAYER + "activation": "hidden_act hidden_activation activation_function act_fn",
@@ -159,11 +159,17 @@ _DERIVED: dict[str, tuple[str, Derive, str]] = {
         stages_of_layers,
         "layers of `language` / (its pp x this), the stages of a rank",
     ),
+    "image_size img_size": (
+        _LAYER + "image",
+        patches_of_pixels,
+        "height and width in patches: this / `patch`, twice",
+    ),
     "beta1 adam_beta1": ("optimizer.betas", partial(beta_of, 0), "a list of both"),
     "beta2 adam_beta2": ("optimizer.betas", partial(beta_of, 1), "a list of both"),
 }
 _WHY = {
     "fp16": "fp16 needs loss scaling, which is not here; bf16 takes as much memory and needs none",
+    "use_distributed_optimizer": "moments are sharded, and the run trains the same",
     "zero": "weights are whole on every rank, and gradients take one reduce-scatter, below ZeRO-3",
 }
 

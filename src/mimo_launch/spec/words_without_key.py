@@ -97,6 +97,10 @@ MISSING = {
         "scaling of losses for fp16",
         "bf16 needs none",
     ),
+    "momentum sgd_momentum nesterov": (
+        "momentum of `sgd`",
+        "a run would train without it; `adamw` has `betas`",
+    ),
     "weight_averaging swa": ("average of weights", "checkpoints hold the weights of their step"),
     "rlhf_type rl dpo_beta reward_model ref_model": (
         "preference or reinforcement learning",
