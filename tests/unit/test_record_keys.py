@@ -157,6 +157,15 @@ def test_a_call_for_which_the_template_has_no_words_is_bad(tmp_path: Path) -> No
         write(tokenizer_folder(tmp_path), {"messages": turns}, template="chat")
 
 
+def test_a_message_is_named_by_its_place_in_the_record(tmp_path: Path) -> None:
+    """Also behind a system prompt that is put in front, and calls that become one message."""
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    calls = [{"role": "tool_call", "content": TEXT}] * 2
+    turns = [ASKED, *calls, RESULT, {"role": "critic", "content": "No!"}, SECOND]
+    with pytest.raises(BadSample, match=r"`content` of message 5 \(critic\)"):
+        write(folder, {"messages": turns, "system": "x", "tools": TOOLS}, template="chat")
+
+
 def test_a_system_prompt_beside_the_messages_is_that_of_the_record(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path)
     template = {"kind": "chat", "system": "Be long."}

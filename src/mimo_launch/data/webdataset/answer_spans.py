@@ -10,7 +10,7 @@ Leaves: tokens to `sample_encoder`.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
@@ -18,7 +18,7 @@ from typing import Any
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import ChatFormat, Said
-from mimo_launch.data.webdataset.messages import REASONING
+from mimo_launch.data.webdataset.messages import REASONING, Message
 from mimo_launch.data.webdataset.template_marks import (
     MOST,
     PRIVATE,
@@ -57,7 +57,7 @@ class Conversation:
         said: Said,
         settings: dict[str, Any],
         end: str,
-        unlearnt: frozenset[int] = frozenset(),
+        messages: Sequence[Message],
     ) -> None:
         """Write the conversation with its template.
 
@@ -66,7 +66,7 @@ class Conversation:
             said: The messages, in the form that the template takes.
             settings: Its other arguments: `tools` and `documents`.
             end: A regular expression for a token that may end a turn.
-            unlearnt: Numbers of the messages that are no answers, whoever speaks.
+            messages: The same, which say what is not learnt, and where they stood in the record.
 
         Raises:
             BadSample: The template refuses it or loses a part of it, or its text is too long.
@@ -74,7 +74,8 @@ class Conversation:
         if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
             raise BadSample("it has characters of Unicode's last two private-use planes")
         self._chat, self._said, self._settings = chat, said, settings
-        self._unlearnt = unlearnt
+        self._unlearnt = {at for at, each in enumerate(messages) if not each.is_learnt}
+        self._numbers = [each.number for each in messages]
         self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
         self._word_end = re.compile(rf"\s|{end}")
         self.text = chat.render(said, **settings)
@@ -183,7 +184,7 @@ class Conversation:
                 continue
             if self._writes(piece, None) or self._writes(piece, piece.message + 1):
                 continue
-            where = f" of message {piece.message + 1} ({piece.role})"
+            where = f" of message {self._numbers[piece.message]} ({piece.role})"
             answers = ", so this answer would not be learnt" if piece.role == "assistant" else ""
             raise BadSample(_lost(piece.name, where + answers))
 
@@ -213,10 +214,10 @@ class Conversation:
         """
         lead = self._lead(message)
         if lead is None:
-            raise BadSample(_unknown(message))
+            raise BadSample(_unknown(self._numbers[message]))
         start, is_near = self._common(lead, message, first)
         if not is_near and start < first:
-            raise BadSample(_unknown(message))
+            raise BadSample(_unknown(self._numbers[message]))
         return start
 
     def _lead(self, message: int) -> Marked | None:
@@ -292,5 +293,5 @@ def _lost(name: str, where: str) -> str:
     )
 
 
-def _unknown(message: int) -> str:
-    return f"it is unclear where the answer in message {message + 1} begins and ends: {_ADVICE}"
+def _unknown(number: int) -> str:
+    return f"it is unclear where the answer in message {number} begins and ends: {_ADVICE}"

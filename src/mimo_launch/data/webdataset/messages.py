@@ -53,7 +53,8 @@ class Message:
     """One turn. `rest` are keys that only the chat template knows, such as tool calls.
 
     `parts` are None if it has no content, or if the content is a JSON value in `rest`; `in_parts`
-    says whether the content was a list. `is_learnt` matters for answers only.
+    says whether the content was a list. `is_learnt` matters for answers only. `number` is its place
+    in the record, from 1 on; 0 if it is not there.
     """
 
     role: str
@@ -61,6 +62,7 @@ class Message:
     rest: Mapping[str, Any] = field(default_factory=dict)
     in_parts: bool = False
     is_learnt: bool = True
+    number: int = 0
 
     def says_something(self) -> bool:
         """Return whether it has text, tool calls or reasoning."""
@@ -95,7 +97,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
             calls = [*last.rest.get("tool_calls", ()), *message.rest["tool_calls"]]
             messages[-1] = replace(last, rest={**last.rest, "tool_calls": calls})
         else:
-            messages.append(message)
+            messages.append(replace(message, number=number))
     if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
         raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
     return messages, ignored

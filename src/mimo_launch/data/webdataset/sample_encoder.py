@@ -306,10 +306,9 @@ class SampleEncoder:
             for message in record.messages
         ]
         said = chat.dicts(messages, self._markers)
-        unlearnt = frozenset(n for n, each in enumerate(messages) if not each.is_learnt)
         try:
             with bounds():
-                found = Conversation(chat, said, settings, self._ends, unlearnt)
+                found = Conversation(chat, said, settings, self._ends, messages)
                 return found.text, found.answers(), tuple(found.ignored())
         except TooMuch as error:
             raise BadSample(f"the chat template {error}") from error
