@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.distributed.test_exported_models import assert_same, saved_untouched
+from tests.support.exports import exported, tensors
 from tests.support.hugging_face import KINDS, VOCAB, made, save, tiny, weights_on_rank
 from torch import Tensor
 
@@ -27,7 +29,7 @@ def tensor_name(kind: str, chunk: str) -> str:
 def count_beats_and_read_few_rows() -> list[int]:
     """Note each sign of progress; the mean of a vocabulary is taken 8 rows at a time."""
     beats: list[int] = []
-    hugging_face.BLOCK = 8
+    folder_tensors.ROWS = hugging_face.ROWS = 8
     Progress.beat = lambda self, phase=None: beats.append(1)  # type: ignore[method-assign]
     return beats
 
@@ -191,6 +193,44 @@ def test_what_is_said_twice_is_left_out_by_rule_and_listed(tmp_path: Path) -> No
     asked = made("qwen2", "one rank", tmp_path / "model")
     [(_, [event], _)] = run_ranks(weights_on_rank, asked, tmp_path, world_size=1)
     assert (event.missing, event.misfits, event.unused) == ((), (), tuple(sorted(again)))
+
+
+def test_a_separate_output_layer_beside_a_tied_configuration_is_that_of_transformers(
+    tmp_path: Path,
+) -> None:
+    """Loaded as it is in the files, and written again as a layer of its own."""
+    folder = tmp_path / "model"
+    model = tiny("qwen2")
+    save(model, folder)
+    own = torch.randn(model.model.embed_tokens.weight.shape)
+    change(folder, **{"lm_head.weight": own})
+    theirs = type(model).from_pretrained(folder)
+    assert torch.equal(theirs.lm_head.weight, own)
+    asked = made("qwen2", "one rank", folder, model={"tied": False})
+    [(chunks, [event], _)] = run_ranks(weights_on_rank, asked, tmp_path, world_size=1)
+    assert (event.missing, event.misfits, event.unused) == ((), (), ())
+    [head] = [each for each in chunks if each.name.endswith("head.weight")]
+    assert torch.equal(head.tensor[:VOCAB], own)
+    found = exported(saved_untouched(asked, tmp_path), tmp_path / "out")
+    assert_same(found, tensors(folder))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+
+
+def test_every_value_of_what_repeats_another_is_compared(tmp_path: Path) -> None:
+    """On the ranks that hold it, before a step; `validate` has seen samples."""
+    folder = tmp_path / "model"
+    model = tiny("qwen2")
+    save(model, folder)
+    same = model.model.embed_tokens.weight.detach().clone()
+    change(folder, **{"lm_head.weight": same})
+    asked = made("qwen2", "tp2", folder)
+    same[VOCAB - 1, 5] += 1
+    change(folder, **{"lm_head.weight": same})
+    with pytest.raises(RankError) as caught:
+        run_ranks(weights_on_rank, asked, tmp_path, world_size=2)
+    assert "lm_head.weight is not model.embed_tokens.weight" in str(caught.value)
+    assert "write `tied: false` in `model` and `init_partial: true`" in str(caught.value)
 
 
 @pytest.mark.parametrize("fault", ["cut", "index", "file", "type"])

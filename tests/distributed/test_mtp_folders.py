@@ -123,10 +123,10 @@ def test_a_folder_says_what_it_has_besides(tmp_path: Path) -> None:
     assert "mtp" not in module.keys
 
 
-def findings(folder: Path, kind: str, **more: Any) -> list[tuple[str, bool]]:
+def findings(folder: Path, kind: str, depth: int = 3, **more: Any) -> list[tuple[str, bool]]:
     asked = made(kind, "one rank", folder)
     model = type(asked.language.model).model_validate(
-        {**asked.language.model.model_dump(), "mtp": {"depth": 3}}
+        {**asked.language.model.model_dump(), "mtp": {"depth": depth}}
     )
     language = asked.language.model_copy(update={"model": model, **more})
     asked = asked.model_copy(update={"modules": {"language": language}})
@@ -141,6 +141,18 @@ def test_depths_that_a_folder_lacks_are_said(tmp_path: Path) -> None:
     assert findings(tmp_path / "llama", "llama") == [("init-from-unlike-model", True)]
     partial = findings(tmp_path / "llama", "llama", init_partial=True)
     assert partial == [("init-from-unlike-model", False)]
+
+
+def test_a_depth_with_an_output_layer_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Ours has that of the model, so the values of the file would be lost without a word."""
+    folder = tmp_path / "model"
+    with_depths("deepseek_v3", folder, torch.bfloat16)
+    assert findings(folder, "deepseek_v3", 2) == []
+    held = load_file(folder / "model.safetensors")
+    held[f"model.layers.{LAYERS + 1}.shared_head.head.weight"][-1, -1] += 1
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    assert findings(folder, "deepseek_v3", 2) == [("init-from-not-supported", True)]
+    assert findings(folder, "deepseek_v3", 2, init_partial=True) == []
 
 
 def test_other_families_are_trained_with_depths_and_written_without(tmp_path: Path) -> None:

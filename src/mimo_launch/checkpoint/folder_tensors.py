@@ -5,6 +5,7 @@ Relies on: safetensors, which reads slices and runs no code; `hugging_face.quant
 Leaves: which slices a rank takes to `hugging_face` beside it, copies of whole tensors to `export`.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import Tensor
 from mimo_launch.hugging_face.folder import TensorHeader
 from mimo_launch.hugging_face.quantized import BLOCK, GROUP, MXFP4, QuantizedHeader
 
+# Rows of a table in memory at once.
+ROWS = 4096
 # E2M1: a sign bit, two bits of exponent, one of mantissa.
 _HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FOUR_BITS = torch.tensor([*_HALVES, *(-half for half in _HALVES)])
@@ -48,6 +51,26 @@ class FolderTensors(ExitStack):
             return every
         tensor: Tensor = self._file(header).get_tensor(name)
         return tensor
+
+    def equal(
+        self,
+        one: tuple[str, TensorHeader],
+        other: tuple[str, TensorHeader],
+        rows: range,
+        columns: Sequence[range],
+        beat: Callable[[], None],
+    ) -> bool:
+        """Return whether two tensors, each with its name, hold the same numbers in a box."""
+        first, second = self.sliceable(*one), self.sliceable(*other)
+        across = [slice(each.start, each.stop) for each in columns]
+        if one[1].shape != other[1].shape:
+            return False
+        for start in range(rows.start, rows.stop, ROWS):
+            beat()
+            at = (slice(start, min(start + ROWS, rows.stop)), *across)
+            if not torch.equal(first[at].double(), second[at].double()):
+                return False
+        return True
 
     def _file(self, header: TensorHeader) -> Any:
         if header.file not in self._opened:

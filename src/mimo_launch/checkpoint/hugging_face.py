@@ -1,13 +1,15 @@
 """Takes the weights of a module from a Hugging Face folder, on any layout.
 
 Decides: which elements of the files each rank reads; how a vocabulary beyond the file's is filled;
-that every tensor of the files is used, left out by rule, or an error.
+that every tensor of the files is used, left out by rule, or an error; that one which is left out
+because it repeats another must be equal to it.
 Relies on: `folder_tensors` for slices; `hugging_face` for names.
 Leaves: whether the model is the same to `checks`, which has compared config.json.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from mimo_launch.checkpoint.boxes import (
     size,
     weight_boxes,
 )
-from mimo_launch.checkpoint.folder_tensors import FolderTensors
+from mimo_launch.checkpoint.folder_tensors import ROWS, FolderTensors
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
@@ -40,14 +42,11 @@ from mimo_launch.hugging_face.folder import (
 )
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.repeats import repeats
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
-
-# Rows of a vocabulary in memory at once while their mean is computed.
-BLOCK = 4096
-
 
 # The tensors of a part by the names of its family: the name in the files, and the header.
 Stored = Mapping[str, tuple[str, TensorHeader]]
@@ -102,6 +101,10 @@ def load_hugging_face(
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
             raise CheckpointError(f"`init_from` of `{name}`: rank {rank}: {problem}")
+    pairs = {} if partial else repeats(part, model)
+    unlike = _unlike(folder, stored, fitting.boxes, pairs, session.progress.beat)
+    if unlike := next(filter(None, gather_objects(unlike, group)), ""):
+        raise WeightsDoNotFit(f"`init_from` of `{name}`: {folder} does not fit: {unlike}")
     return WeightsLoaded(
         module=name,
         checkpoint=str(folder),
@@ -224,9 +227,36 @@ def _read(
     return ""
 
 
+def _unlike(
+    folder: Path,
+    stored: Stored,
+    boxes: Sequence[Box],
+    pairs: Mapping[str, str],
+    beat: Callable[[], None],
+) -> str:
+    """Return the first tensor that differs from the one that it repeats, in the parts of boxes."""
+    with FolderTensors(folder) as there:
+        for box, (one, other) in product(boxes, pairs.items()):
+            if box.name == other and one in stored:
+                rows, *columns = _spans(box)
+                rows = range(rows.start, min(rows.stop, box.shape[0]))
+                if not there.equal(stored[one], stored[other], rows, columns, beat):
+                    untie = "`tied: false` in `model` and " if one == HEAD else ""
+                    return (
+                        f"{stored[one][0]} is not {stored[other][0]}, which the model has in its "
+                        f"place; write {untie}`init_partial: true`"
+                    )
+    return ""
+
+
+def _spans(box: Box) -> list[range]:
+    """Return which rows, columns and so on of a whole tensor a box is."""
+    return [range(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)]
+
+
 def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
     """Read one box; a vocabulary may reach beyond the tensor of the file."""
-    rows, *rest = [range(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)]
+    rows, *rest = _spans(box)
     end = min(rows.stop, box.shape[0])
     columns = [slice(x.start, x.stop) for x in rest]
     if rows.start < end:
@@ -259,7 +289,7 @@ def _mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> torch.Tens
     (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
     """
     total = torch.zeros((), dtype=torch.float64)
-    for first in range(0, num_rows, BLOCK):
+    for first in range(0, num_rows, ROWS):
         beat()
-        total = total + saved[first : first + BLOCK].double().sum(0)
+        total = total + saved[first : first + ROWS].double().sum(0)
     return total / num_rows

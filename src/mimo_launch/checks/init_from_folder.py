@@ -6,24 +6,25 @@ Relies on: `hugging_face` for the meaning of a configuration and of tensors' nam
 Leaves: checkpoints to `init_from`; the shapes of tensors, and damaged files, to `checkpoint`.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
-from mimo_launch.hugging_face.accounts import unknown
+from mimo_launch.hugging_face import repeats
+from mimo_launch.hugging_face.accounts import lacking, unknown
+from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
     ConfigError,
     FilesError,
+    TensorHeader,
     has_weights,
     read_config,
 )
-from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.kinds.registry import kind_of
@@ -31,7 +32,6 @@ from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.wording import text_of
 
-_LAYER = re.compile(r"\blayers\.(\d{1,6})\.")
 _SHOWN = 4
 
 
@@ -48,14 +48,17 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         yield _cannot(name, folder, "without safetensors", why)
         return
     part: Part[Any] | None = None
+    headers: dict[str, TensorHeader] = {}
     try:
         part = part_of(read_config(folder), model.kind)
+        headers = read_tensors(folder)
+        part = repeats.as_stored(part, folder, headers)
         settings = part.not_computed()
         wanted = {} if settings else part.keys()
         training = {} if settings else part.training()
     except NoSuchPart as error:
         settings = (error.setting,)
-    except ConfigError as error:
+    except (ConfigError, FilesError) as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
     for setting in settings:
@@ -63,11 +66,10 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         yield _cannot(name, folder, f"with `{setting}`", why)
     if settings or part is None:
         return
-    start = _Start(spec, name, folder, named_at, part)
+    start = _Start(spec, name, folder, named_at, part, headers)
     differ = False
     for key, value in wanted.items():
-        early = key == "layers" and part.may_end_early
-        for found in start.unlike_value(key, value, at_most=early):
+        for found in start.unlike_tied(value) if key == "tied" else start.unlike_value(key, value):
             differ = True
             yield found
     yield from start.unlike_training(training)
@@ -85,16 +87,18 @@ class _Start:
     folder: Path
     named_at: YamlPath
     part: Part[Any]
+    headers: Mapping[str, TensorHeader]
 
     @property
     def module(self) -> ModuleSpec:
         """The module."""
         return self.spec.modules[self.name]
 
-    def unlike_value(self, key: str, there: Any, *, at_most: bool = False) -> Findings:
+    def unlike_value(self, key: str, there: Any) -> Findings:
         """Compare one value; a vocabulary may be larger than that of the folder."""
         module, name = self.module, self.name
         of_text = key == "vocab" and kind_of(module.model).reads_tokens
+        at_most = key == "layers" and self.part.may_end_early
         here = vocab_size(self.spec) if of_text else value_of(module.model, key)
         if here == there or (of_text and here > there) or (at_most and here < there):
             return
@@ -112,6 +116,25 @@ class _Start:
             help=f"write `{key}: {text_of(there + room if room else there)}` in `model`",
             related=(Related(path=("modules", name, "init_from"), label=label),),
         )
+
+    def unlike_tied(self, there: bool) -> Findings:
+        """Compare `tied`, which the spec decides where the files lack a layer of their own."""
+        part, headers = self.part, self.headers
+        names = {inner for each in headers if (inner := part.inner_name(each)) is not None}
+        if kind_of(self.module.model).is_tied and names and HEAD not in names:
+            return
+        for found in self.unlike_value("tied", there):
+            if not part.untied:
+                yield found
+                continue
+            one, other = map(part.file_name, (HEAD, EMBEDDING))
+            yield replace(
+                found,
+                headline=f"`tied` of `{self.name}` is true, but the output layer in "
+                f"{self.module.init_from} is not the embedding",
+                why=f"{one} and {other} differ, though {CONFIG} has `tie_word_embeddings: true`; "
+                "`transformers` keeps both in such a folder",
+            )
 
     def unlike_training(self, training: Mapping[str, Any]) -> Findings:
         """Warn where our default replaces a setting that the folder's model was trained with.
@@ -182,49 +205,24 @@ class _Start:
 
         In files of the `same` model every tensor is taken, or left out by rule.
         """
-        module, part = self.module, self.part
-        try:
-            headers = read_tensors(self.folder)
-        except FilesError as error:
-            yield _cannot(self.name, self.folder, "as it is", str(error))
+        name, part, model = self.name, self.part, self.module.model
+        if self.module.init_partial:
             return
-        strange = unknown(part, module.model, headers) if same and not module.init_partial else ()
-        if strange:
-            yield _cannot(
-                self.name,
-                self.folder,
-                "as it is",
-                f"its files have {_first_of(strange)}, which the model does not have",
-                f"write `init_partial: true` in `{self.name}` to leave them out, or name another "
-                "folder",
-            )
-        there = {inner for header in headers if (inner := part.inner_name(header)) is not None}
-        if not kind_of(module.model).reads_tokens or module.init_partial or not there:
-            return
-        if lacking := self._lacking(there):
-            why = f"its files lack {_first_of(lacking)}"
-            yield _cannot(self.name, self.folder, "as it is", why)
-
-    def _lacking(self, there: set[str]) -> list[str]:
-        """Return what of the ends and layers of a language model is not among tensors."""
-        model, part, family = self.module.model, self.part, self.part.family
-        kind = kind_of(model)
-        lacking = []
-        for segment in ("embedding.weight", "norm.weight", "head.weight"):
-            is_apart = segment != "head.weight" or not kind.is_tied
-            place = part.place(segment, model) if is_apart else None
-            if place is not None and place.name not in there:
-                lacking.append(place.name)
-        has_apart = family.depth_place is not None
-        if has_apart and (held := part.depths_among(there, model)) < kind.depths:
-            lacking.append(f"what predicts further tokens in depth {held + 1}")
-        if has_apart:
-            there = {inner for inner in there if not inner.startswith(OURS)}
-        layers = {int(found[1]) for inner in there if (found := _LAYER.search(inner))}
-        # Some families give layers another name.
-        depths = kind.depths if family.has_depths and not has_apart else 0
-        theirs = dict.fromkeys(n // family.layers_in_one for n in range(model.layers + depths))
-        return lacking + [f"layer {n}" for n in theirs if layers and n not in layers]
+        partial = f"write `init_partial: true` in `{name}` to"
+        if same and (strange := unknown(part, model, self.headers)):
+            why = f"its files have {_first_of(strange)}, which the model does not have"
+            help_ = f"{partial} leave them out, or name another folder"
+            yield _cannot(name, self.folder, "as it is", why, help_)
+        if missing := lacking(part, model, self.headers):
+            help_ = f"{partial} draw what is missing, or name another folder"
+            if HEAD in missing:
+                help_ = f"write `tied: true` in `model` if the embedding is that layer; {help_}"
+            why = f"its files lack {_first_of(missing)}"
+            yield _cannot(name, self.folder, "as it is", why, help_)
+        pairs = {one: other for one, other in repeats.repeats(part, model).items() if one != HEAD}
+        for one, other in repeats.unlike(self.folder, part, self.headers, pairs):
+            why = f"{one} is not {other}, which the model has in its place"
+            yield _cannot(name, self.folder, "as it is", why, f"{partial} leave it out")
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
 
 Decides: the kind of the folder, and what is shown.
-Relies on: `hugging_face` and `checkpoint.folder`, neither of which reads a tensor;
+Relies on: `hugging_face` and `checkpoint.folder`, neither of which reads a whole tensor;
 `launcher.run_folder` for a run without a checkpoint.
 Leaves: checking a spec against a folder to `validate`.
 """
@@ -31,9 +31,9 @@ Examples:
   mimo-launch inspect --families
 
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
-from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, but
-no tensors, so it is quick at any size. Exits with 0, with 2 when the folder cannot be read, or
-with 1 when it holds no module that can be trained here.
+from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, and
+no tensors but samples of a tied output layer, so it is quick at any size. Exits with 0, with 2 when
+the folder cannot be read, or with 1 when it holds no module that can be trained here.
 """
 
 
@@ -158,6 +158,8 @@ class _Model:
                     "video": part.video,
                     "images": part.images,
                     "depths": part.depths,
+                    "untied": part.untied,
+                    "missing": part.missing,
                 }
                 for part in found.modules
             ],
@@ -169,6 +171,7 @@ class _Model:
 
     def lines(self) -> Iterator[str]:
         """Yield its modules with their sizes, and what no module takes."""
+        from mimo_launch.hugging_face.decoder import HEAD
         from mimo_launch.hugging_face.folder import TYPES
 
         found = self.found
@@ -189,6 +192,17 @@ class _Model:
             if part.depths:
                 keys = f"{{depth: {part.depths}}}"
                 yield f"    left out without `mtp: {keys}` in `model`: further tokens"
+            if part.untied:
+                yield (
+                    "    its output layer is not the embedding, though config.json has "
+                    "`tie_word_embeddings: true`: both are read"
+                )
+            if part.missing:
+                tied = "`tied: true` in `model`, or with " if HEAD in part.missing else ""
+                yield (
+                    f"    missing: {_named(part.missing)}: `train` starts only with {tied}"
+                    f"`init_partial: true` in `{part.name}`"
+                )
         for why, names in found.left_out_by_reason.items():
             yield f"  left out: {_named(names)}: {why}"
         if found.unknown:

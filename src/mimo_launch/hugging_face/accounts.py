@@ -5,6 +5,7 @@ Relies on: the places of the families, which know the names in files.
 Leaves: shapes, and names that only other settings of the same family have, to `checkpoint`.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
@@ -14,6 +15,7 @@ from mimo_launch.hugging_face.decoder import HEAD
 from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
 from mimo_launch.kinds.registry import kind_of
 
+_LAYER_NUMBER = re.compile(r"\blayers\.(\d{1,6})\.")
 _KINDS = ("weight", "bias")
 _MLP = ("gate", "up", "down")
 # Names of layers at both ends of a module, and inside each of its layers.
@@ -97,6 +99,33 @@ def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
     tensors = list(tensors)
     mine = taken(part, model, tensors)
     return [name for name in tensors if name not in mine and not part.is_ignored(name, model)]
+
+
+def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
+    """Return what of the ends and layers of a language model is not among tensors of files.
+
+    It is empty if they hold nothing of the part.
+    """
+    there = {inner for name in tensors if (inner := part.inner_name(name)) is not None}
+    family, kind = part.family, kind_of(model)
+    if not there or not kind.reads_tokens:
+        return []
+    missing = []
+    for segment in ("embedding.weight", "norm.weight", "head.weight"):
+        is_apart = segment != "head.weight" or not kind.is_tied
+        place = part.place(segment, model) if is_apart else None
+        if place is not None and place.name not in there:
+            missing.append(place.name)
+    has_apart = family.depth_place is not None
+    if has_apart and (held := part.depths_among(there, model)) < kind.depths:
+        missing.append(f"what predicts further tokens in depth {held + 1}")
+    if has_apart:
+        there = {inner for inner in there if not inner.startswith(further_tokens.OURS)}
+    layers = {int(found[1]) for inner in there if (found := _LAYER_NUMBER.search(inner))}
+    # Some families give layers another name.
+    depths = kind.depths if family.has_depths and not has_apart else 0
+    theirs = dict.fromkeys(n // family.layers_in_one for n in range(model.layers + depths))
+    return missing + [f"layer {n}" for n in theirs if layers and n not in layers]
 
 
 def reason(part: Part[Any], model: Any, name: str) -> str:

@@ -1,7 +1,7 @@
 """The contents of a Hugging Face folder in our terms: modules, their sizes, tensors and types.
 
 Decides: what is reported of a folder, and which keys of a model need not be written.
-Relies on: `config.json` and the headers of the files; no tensor is read.
+Relies on: `config.json` and the headers of the files; of tensors `repeats` alone reads samples.
 Leaves: showing it to `cli.inspect`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face import accounts
+from mimo_launch.hugging_face import accounts, repeats
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
     CONFIG,
@@ -52,7 +52,7 @@ class Module:
     `reads` are the modules whose rows it takes; `video` is the key of `model` that lets it read
     videos, which need not be written; neither need `mtp`, which reads `depths` that predict further
     tokens. `images` says what its processor makes of an image of shards, if that is several or not
-    supported.
+    supported. `untied` is as in `Part`; `missing` are ends and layers that the files lack.
     """
 
     name: str
@@ -67,6 +67,8 @@ class Module:
     video: Mapping[str, Any] | None = None
     depths: int = 0
     images: str | None = None
+    untied: bool = False
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ class _Folder:
             video=None if not_computed else part.video(),
             depths=depths,
             images=self.images if keys and family.kind == "vit" else None,
+            untied=part.untied,
+            missing=() if model is None else tuple(accounts.lacking(part, model, self.headers)),
         )
 
 
@@ -153,7 +157,8 @@ def read_contents(folder: Path) -> Contents:
         dtypes[header.dtype] += header.numel
     model_type = str(config.get("model_type"))
     around = _Folder(config, headers, _images(folder))
-    pairs = [(part, _model_of(part)) for part in parts_of(config)]
+    parts = [repeats.as_stored(part, folder, headers) for part in parts_of(config)]
+    pairs = [(part, _model_of(part)) for part in parts]
     mine = [
         set[str]() if model is None else accounts.taken(part, model, headers)
         for part, model in pairs

@@ -247,7 +247,8 @@ class Part(Generic[M]):
     places of the projector in the files, by our tensor; if empty, ours keeps its initial values.
     `fixed`: keys of `model` that the whole model decides; `refused`: settings of the whole model
     that we cannot compute. `may_end_early`: a module may take only the first layers.
-    `reads_videos`: how the whole model reads videos, as `video` of ours.
+    `reads_videos`: how the whole model reads videos, as `video` of ours. `untied`: its files hold
+    an output layer unlike the embedding, though the configuration ties both.
     """
 
     family: Family[M]
@@ -259,6 +260,7 @@ class Part(Generic[M]):
     refused: tuple[str, ...] = ()
     may_end_early: bool = False
     reads_videos: Mapping[str, Any] | None = None
+    untied: bool = False
 
     def not_computed(self) -> tuple[str, ...]:
         """Return the settings that our model does not have, as `key: value`.
@@ -271,7 +273,8 @@ class Part(Generic[M]):
     def keys(self) -> dict[str, Any]:
         """Return the settings of the folder as keys of `model`. Raises: ConfigError."""
         with reading_config():
-            return {**self.family.keys(self.config), **self.fixed}
+            keys = {**self.family.keys(self.config), **self.fixed}
+        return keys | {"tied": False} if self.untied else keys
 
     def training(self) -> dict[str, Any]:
         """Return the training settings of the folder, as keys of `moe`. Raises: ConfigError.

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +123,15 @@ class FilesError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor: the name of its file, its type in the terms of the format (`BF16`), its shape."""
+    """One tensor: the name of its file, its type in the terms of the format (`BF16`), its shape.
+
+    `at` are its bytes in the file.
+    """
 
     file: str
     dtype: str
     shape: tuple[int, ...]
+    at: range = field(default=range(0), kw_only=True)
 
     @property
     def numel(self) -> int:
@@ -170,9 +174,11 @@ def _headers(path: Path) -> Iterator[tuple[str, TensorHeader]]:
         found, spans = {}, []
         for name, entry in content.items():
             if name != _METADATA:
-                header = TensorHeader(path.name, str(entry["dtype"]), _numbers(entry["shape"]))
-                found[name] = header
-                spans.append((name, header, _numbers(entry["data_offsets"])))
+                place = _numbers(entry["data_offsets"])
+                at = range(*(8 + length + each for each in place[:2]))
+                shape = _numbers(entry["shape"])
+                found[name] = TensorHeader(path.name, str(entry["dtype"]), shape, at=at)
+                spans.append((name, found[name], place))
     except FilesError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -90,7 +90,7 @@ def _in_blocks(
     fits = scales[1].numel == 1 or (len(values.shape) > 1 and scales[1].shape == there)
     if not fits or scales[1].dtype not in _SCALE_TYPES:
         raise FilesError(_unlike(name, values, scales))
-    return QuantizedHeader(values.file, FP8, values.shape, (name, values), scales)
+    return QuantizedHeader(values.file, FP8, values.shape, (name, values), scales, at=values.at)
 
 
 def _in_groups(
