@@ -309,7 +309,7 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "token", "is_learnt"),
+    ("text", "token", "in_loss"),
     [
         ("to=yes;", "=ye", False),
         ("to\n\nyes;", "\n\nyes", True),
@@ -319,7 +319,7 @@ def test_no_token_is_learnt_of_which_another_speaker_wrote_a_part(tmp_path: Path
     ],
 )
 def test_a_token_over_an_edge_of_an_answer_is_learnt_if_the_part_outside_is_blank(
-    tmp_path: Path, text: str, token: str, is_learnt: bool
+    tmp_path: Path, text: str, token: str, in_loss: bool
 ) -> None:
     """The same rule at both edges: what another wrote is not learnt, blanks beside it are."""
     from tokenizers import Tokenizer, models
@@ -333,7 +333,7 @@ def test_a_token_over_an_edge_of_an_answer_is_learnt_if_the_part_outside_is_blan
     encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     start = text.index("yes")
     ids, learnt = encoder._encode(text, [(start, start + 3)])
-    assert dict(zip(ids, learnt.tolist(), strict=True))[words[token]] is is_learnt
+    assert dict(zip(ids, learnt.tolist(), strict=True))[words[token]] is in_loss
     rest = [i for i, is_in in zip(ids, learnt.tolist(), strict=True) if is_in and i != words[token]]
     assert "".join(list(words)[i] for i in rest) == "".join(c for c in "yes" if c not in token)
 

@@ -74,7 +74,7 @@ class Conversation:
         if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
             raise BadSample("it has characters of Unicode's last two private-use planes")
         self._chat, self._said, self._settings = chat, said, settings
-        self._unlearnt = {at for at, each in enumerate(messages) if not each.is_learnt}
+        self._without_loss = {at for at, each in enumerate(messages) if not each.in_loss}
         self._numbers = [each.number for each in messages]
         self._end, self._end_behind = re.compile(end), re.compile(rf"\s*(?:{end})")
         self._word_end = re.compile(rf"\s|{end}")
@@ -88,9 +88,9 @@ class Conversation:
     def answers(self) -> Spans:
         """Return where answers start and end. Raises: BadSample if that cannot be found."""
         if self._chat.marks_answers:
-            return list(self._blocks()) if self._unlearnt else self._whole.blocks
+            return list(self._blocks()) if self._without_loss else self._whole.blocks
         numbers = {piece.message for piece in self._pieces if piece.role == "assistant"}
-        spans = [self._answer(number) for number in sorted(numbers - self._unlearnt)]
+        spans = [self._answer(number) for number in sorted(numbers - self._without_loss)]
         return [span for span in spans if span is not None]
 
     def ignored(self) -> Iterator[str]:
@@ -112,7 +112,7 @@ class Conversation:
         """Yield the blocks of `{% generation %}` without those of messages that are not learnt."""
         for start, end in self._whole.blocks:
             here = {
-                self._pieces[n].message in self._unlearnt
+                self._pieces[n].message in self._without_loss
                 for n, (first, last) in self._whole.places.items()
                 if start <= first and last <= end
             }

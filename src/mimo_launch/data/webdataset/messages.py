@@ -21,7 +21,7 @@ from mimo_launch.data.webdataset.record_keys import (
     ROLES,
     calls_of,
     ignored_keys,
-    is_learnt,
+    in_loss,
 )
 
 # Keys of an assistant's reasoning; current templates use the first.
@@ -53,7 +53,7 @@ class Message:
     """One turn. `rest` are keys that only the chat template knows, such as tool calls.
 
     `parts` are None if it has no content, or if the content is a JSON value in `rest`; `in_parts`
-    says whether the content was a list. `is_learnt` matters for answers only. `number` is its place
+    says whether the content was a list. `in_loss` matters for answers only. `number` is its place
     in the record, from 1 on; 0 if it is not there.
     """
 
@@ -61,7 +61,7 @@ class Message:
     parts: tuple[MessagePart, ...] | None
     rest: Mapping[str, Any] = field(default_factory=dict)
     in_parts: bool = False
-    is_learnt: bool = True
+    in_loss: bool = True
     number: int = 0
 
     def says_something(self) -> bool:
@@ -92,7 +92,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
             ignored.append(f"the role `{role[:40]}`, which is not learnt,")
         last = messages[-1] if messages else None
         if role in CALLS and last is not None and last.role == "assistant":
-            if last.is_learnt != message.is_learnt:
+            if last.in_loss != message.in_loss:
                 raise BadSample(f"{where} and the answer before it are one, but one is not learnt")
             calls = [*last.rest.get("tool_calls", ()), *message.rest["tool_calls"]]
             messages[-1] = replace(last, rest={**last.rest, "tool_calls": calls})
@@ -111,7 +111,7 @@ def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -
     """Return a turn, which has `role` and `content` or, as in LLaVA, `from` and `value`."""
     key = _content_key(turn)
     content = turn.get(key)
-    said, is_call = is_learnt(turn, where), role in CALLS
+    said, is_call = in_loss(turn, where), role in CALLS
     named = "assistant" if is_call else ROLES.get(role, role)
     if said and named != "assistant":
         raise BadSample(f"{where} is to be learnt, but only answers of the assistant are")
@@ -170,7 +170,7 @@ def _ignored_of_parts(content: Sequence[Any], where: str) -> Iterator[str]:
     """Yield the keys of parts that are ignored. Raises: BadSample if one is about the loss."""
     for part in content:
         if isinstance(part, dict):
-            if is_learnt(part, f"a part of {where}") is False:
+            if in_loss(part, f"a part of {where}") is False:
                 raise BadSample(f"a part of {where} is not to be learnt: write that in the message")
             unread = ignored_keys(part, "type", "text", *_PART_MEDIA, *LEARNT)
             yield from (f"{key} of parts of messages" for key in unread)

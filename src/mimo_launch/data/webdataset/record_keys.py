@@ -47,7 +47,7 @@ _ABOUT_LOSS = frozenset(
 OLD_CALL, OLD_TOOLS = "function_call", "functions"
 
 
-def is_learnt(keys: Mapping[str, Any], where: str) -> bool | None:
+def in_loss(keys: Mapping[str, Any], where: str) -> bool | None:
     """Return whether a message says that it is learnt; None if it does not say.
 
     Raises: BadSample if a key is not understood, or two of them differ.
