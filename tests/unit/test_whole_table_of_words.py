@@ -147,6 +147,7 @@ IN_ANOTHER_UNIT: dict[str, tuple[Any, Any]] = {
     "epochs": (2, 1250),
     "eval_iters": (2, 64),
     "num_layers_per_virtual_pipeline_stage": (1, 2),
+    "distributed_timeout_minutes": (30, 1800),
     "image_size": (28, [7, 7]),
     "beta1": (0.5, [0.5, 0.95]),
     "beta2": (0.5, [0.9, 0.5]),

@@ -104,6 +104,12 @@ def stages_of_layers(layers: Any, data: Any, _: YamlPath = ()) -> int | None:
     return total // (pp * layers)
 
 
+def seconds_of_minutes(minutes: Any, _: Any, __: YamlPath = ()) -> int | None:
+    """Return the seconds of some minutes."""
+    number = _number(minutes)
+    return None if number is None else ceil(60 * number)
+
+
 def patches_of_pixels(sides: Any, data: Any, path: YamlPath) -> list[int] | None:
     """Return the grid of patches of an image with these sides, beside the `patch` of its model."""
     patch = value_at((*path[:-1], "patch"), data)

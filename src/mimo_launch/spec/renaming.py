@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
-from mimo_launch.spec.base import field_schema, leaf_adapter, models_in
+from mimo_launch.spec.base import LANGUAGE, field_schema, leaf_adapter, models_in
 from mimo_launch.spec.foreign_values import not_here, why_other
 from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
 from mimo_launch.spec.places import ANY, field_at, in_modules, places_of, value_at
@@ -52,12 +52,20 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
         return None  # A section of a name like that of a setting.
     if target is not None and field is not None:
         return Renamed(_Renaming(path, value, data, target, field, known).help(), (target,))
+    return _of_each_module(known, value, data)
+
+
+def _of_each_module(known: Synonym, value: Any, data: Any) -> Renamed | None:
+    """Return that each module has a key of its own, or that such a value is not here."""
     *above, key = known.key.split(".")
     if ANY not in above:
         return None
+    field = field_at(tuple(LANGUAGE if step == ANY else step for step in (*above, key)), data)
+    choices = [] if field is None else choices_of(field_schema(field))
     inside = "".join(f" under `{each}`" for each in above[2:][-1:])
     return Renamed(
-        f"each module has its own: write `{key}`{inside} of each module that it is meant for"
+        not_here(choices, value)
+        or f"each module has its own: write `{key}`{inside} of each module that it is meant for"
     )
 
 

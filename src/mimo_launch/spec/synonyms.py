@@ -18,6 +18,7 @@ from mimo_launch.spec.derived_values import (
     min_lr_of_ratio,
     patches_of_pixels,
     samples_of_batches,
+    seconds_of_minutes,
     stages_of_layers,
     steps_of_epochs,
     steps_of_ratio,
@@ -159,6 +160,7 @@ _DERIVED: dict[str, tuple[str, Derive, str]] = {
         stages_of_layers,
         "layers of `language` / (its pp x this), the stages of a rank",
     ),
+    "distributed_timeout_minutes": ("train.timeout", seconds_of_minutes, "this x 60, in seconds"),
     "image_size img_size": (
         _LAYER + "image",
         patches_of_pixels,

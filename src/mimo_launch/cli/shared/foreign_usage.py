@@ -56,9 +56,10 @@ _MODEL = (
 )
 # Options, and what stands for each: the first of these that the command has. `{}` is the value of
 # the option, which takes none where it is missing. `@` names another command, `<` an option in
-# front of the command, `#` says that the option is left out; what begins otherwise are words.
+# front of the command, `RUN` the argument of commands that read a run; `#` says that the option is
+# left out. What begins otherwise are words.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "config config_file config_path cfg spec yaml file conf recipe c f": ("{}",),
+    "config config_file config_path config_name cfg spec yaml file conf recipe c f": ("{}",),
     "dry_run dryrun check check_only validate_only no_run simulate": (
         "@plan",
         "`mimo-launch plan FILE` shows what a run would do, and starts nothing",
@@ -68,10 +69,24 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "logging_dir default_root_dir checkpoint_dir ckpt_dir exp_dir": (
         "--runs {}",
         "--to {}",
-        "--output {}",
         "--html {}",
+        "--output {}",
+        "RUN {}",
     ),
-    "nproc_per_node nprocs ngpus gpus num_gpus n_gpus devices np n gpus_per_node": ("--nproc {}",),
+    "nproc_per_node nprocs ngpus gpus num_gpus n_gpus devices np n gpus_per_node": (
+        "--nproc {}",
+        "--gpus {}",
+    ),
+    "num_processes world_size": (
+        "`--nproc` counts the workers of one host: {} divided by the number of hosts",
+    ),
+    "num_samples n_samples": ("--samples {}", "--records {}"),
+    "run run_folder": ("RUN {}",),
+    "tail lines": ("`mimo-launch logs RUN | tail -n {}` prints the last lines",),
+    "format": ("the suffix of the file that is written sets its format",),
+    "tensorboard_dir tb_dir": (
+        "`--set log.tensorboard=true` writes to `tensorboard/` of the run folder",
+    ),
     "num_nodes num_machines nodes": ("--nnodes {}",),
     "machine_rank node_id": ("--node-rank {}",),
     "rdzv_backend local_rank": ("# {}",),
@@ -90,8 +105,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "log_level loglevel": ("`mimo-launch -v COMMAND` prints more",),
     "json": (_METRICS + "; `mimo-launch runs --json` prints all runs, `plan --json` the plan",),
     "html png svg pdf": (
+        "--timeline {}",
         "--output {}",
-        "--html {}",
         "`mimo-launch report RUN -o FILE.html` draws a run, `mimo-launch plan FILE --html "
         "FILE.html` a plan",
     ),
@@ -102,8 +117,12 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "log.mlflow.experiment=NAME`",
     ),
     "load resume_from resume_from_checkpoint ckpt ckpt_path checkpoint checkpoint_path restore "
-    "load_checkpoint": (_RESUME,),
-    "model model_name_or_path model_path base_model hf_model pretrained": ("--model {}", _MODEL),
+    "load_checkpoint": ("RUN {}", _RESUME),
+    "model model_name_or_path model_path base_model hf_model pretrained": (
+        "--model {}",
+        "RUN {}",
+        _MODEL,
+    ),
     "data dataset data_path train_file train_data": (
         "--data {}",
         "`data` of the spec says what to train on: tar files are `--set data.shards={}` beside "

@@ -171,7 +171,7 @@ class _Line:
         if template is None:
             is_value = bool(args) and not args[0].startswith("-") and args[0] != spec
             value = value if equals else args.pop(0) if is_value else "true"
-            self._set(name.lstrip("-"), value, spec)
+            self._set(name.lstrip("-").replace("-", "_"), value, spec)
             return
         if "{}" in template and not equals:
             value = args.pop(0) if args else ""
@@ -183,7 +183,7 @@ class _Line:
             self.plans_only = True
         elif head == "--set" and tail == value:
             self._set(*value.partition("=")[::2], spec)
-        elif head == "{}":
+        elif head in ("{}", "RUN"):
             self.rest.append(value)
         elif head.startswith("--"):
             self.rest += [head, tail] if tail else [head]
@@ -197,16 +197,18 @@ class _Line:
             head = template.partition(" ")[0]
             if head.startswith("--") and head not in known:
                 continue
-            if head == "{}" and not self._takes_file():
+            if head in ("{}", "RUN") and not self._takes(head):
                 continue
             if head == "@plan" and self.command not in ("train", "bench", "verify"):
                 continue
             return template
         return None
 
-    def _takes_file(self) -> bool:
+    def _takes(self, head: str) -> bool:
+        """Return whether the command takes a run, or any argument at all."""
         parameters = self.commands[self.command].params if self.command else ()
-        return any(each.param_type_name == "argument" for each in parameters)
+        named = [each.metavar for each in parameters if each.param_type_name == "argument"]
+        return bool(named) if head == "{}" else "RUN" in named
 
     def _plan_instead(self) -> None:
         """Name `plan` in place of the command, without options that say how a run is started."""
@@ -239,14 +241,15 @@ class _Line:
             return
         said = faults[0].help
         offers = re.findall(r"`--set ([^`]+)`", said)
+        meant_for = shlex.split(offers[0])[0] if len(offers) == 1 else line
+        if meant_for != line:
+            self.why += re.findall(r"` (\([^`]+\))$", said)
+            self._set(*meant_for.partition("=")[::2], spec)
+            return
         if said.startswith(("none of", "did you mean")):
             raise _OnlyWords("")  # Of no trainer: rather a slip of an option.
-        if len(offers) == 1:
-            self.rest += ["--set", shlex.split(offers[0])[0]]
-            self.why += re.findall(r"` (\([^`]+\))$", said)
-        else:
-            each = "each module has its own: " if said.startswith("write `--set modules.") else ""
-            self.words.append(each + said)
+        each = "each module has its own: " if said.startswith("write `--set modules.") else ""
+        self.words.append(each + said)
 
 
 def _is_file(word: str) -> bool:
