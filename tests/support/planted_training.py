@@ -14,6 +14,7 @@ from tests.support.planted_graphs import drawn
 from tests.support.specs import box, spec
 
 from mimo_launch.layers import router
+from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
@@ -36,6 +37,12 @@ def settings(own: dict[str, Any] | None = None, **model: Any) -> Spec:
     return spec(
         modules, mbs=2, optimizer=OPTIMIZER, train={"steps": 50}, eval={"every": 10, "samples": 4}
     )
+
+
+def without_images(grid: int = 1) -> Spec:
+    """A tower that no step gives a gradient, beside language."""
+    modules = {"vision": box(0, dp=grid), "language": box(grid, pp=grid)}
+    return with_settings(spec(modules, microbatches=2, mbs=2, text_only=1.0))
 
 
 def behind_language() -> Spec:
@@ -144,6 +151,20 @@ def skipped_steps_count() -> None:
     Updates.apply = counting
 
 
+def no_gradient_no_update() -> None:
+    """A weight without a gradient in a step rests: no decay, no moments."""
+    correct = Updates.apply
+
+    def resting(self: Any, step: int, **rest: Any) -> None:
+        for optimizer in self.by_module.values():
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if not local_tensor(parameter.grad).any():
+                    parameter.grad = None
+        correct(self, step, **rest)
+
+    Updates.apply = resting
+
+
 def clipped_half() -> None:
     """The divisor of gradients is half of what it should be."""
     correct = Updates.apply
@@ -171,4 +192,5 @@ TRAINING_BUGS: dict[str, tuple[Callable[[], None], Spec]] = {
     "held-out losses of each other": (heldout_losses_of_each_other, behind_language()),
     "skipped steps count": (skipped_steps_count, settings()),
     "clipped half": (clipped_half, settings()),
+    "no gradient, no update": (no_gradient_no_update, without_images()),
 }  # fmt: skip

@@ -100,3 +100,20 @@ def test_a_module_may_have_a_rate_of_its_own_even_0(own: float | None, rate: flo
         optimizer={"lr": LR, "schedule": {"kind": "constant"}},
     )
     assert rate_at(made, 3, "language") == rate
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_a_step_without_a_gradient_is_one_with_a_gradient_of_0(kind: str) -> None:
+    """Decay acts and moments go on, with every optimizer alike."""
+    decay, betas, eps, gradients = 0.25, (0.5, 0.75), 0.25, (1.0, 0.0, 0.0)
+    made = asked(kind=kind, betas=betas, eps=eps, weight_decay=decay)
+    before, after = updated(made, *gradients)
+    name = "language.layers.0.attention.q.weight"
+    right, m, v = before[name], 0.0, 0.0
+    for number, gradient in enumerate(gradients, start=1):
+        m = betas[0] * m + (1 - betas[0]) * gradient
+        v = betas[1] * v + (1 - betas[1]) * gradient**2
+        moved = m / (1 - betas[0] ** number) / ((v / (1 - betas[1] ** number)) ** 0.5 + eps)
+        right = right * (1 - LR * decay) - LR * (moved if kind == "adamw" else gradient)
+    assert torch.allclose(after[name], right)
+    assert not torch.allclose(after[name], before[name] - LR * gradients[0])

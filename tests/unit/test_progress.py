@@ -86,6 +86,22 @@ def test_a_file_gets_one_line_per_log_interval() -> None:
     ]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_module_without_a_gradient_is_named_once(terminal: bool) -> None:
+    """Its weights are updated all the same, unless it is frozen or the step is skipped."""
+    start, first, *_ = events()
+    assert isinstance(first, StepFinished)
+    norms = {"vision": 0.0, "language": 0.0}
+    steps: list[Event] = [
+        replace(first, step=n, grad_norms=norms, lrs={"vision": 1.0}, skipped=n == 1)
+        for n in (1, 2, 3)
+    ]
+    text = " ".join(shown(terminal=terminal, given=[start, *steps]).split())
+    assert text.count("has no gradient for") == 1
+    assert "note: step 2 has no gradient for vision: weight decay and moments act" in text
+    assert "no gradient" not in shown(terminal=terminal, given=events())
+
+
 def test_a_terminal_gets_a_bar_and_a_row_per_module() -> None:
     text = shown(terminal=True)
     assert "5/5" in text

@@ -19,7 +19,14 @@ from rich.text import Text
 
 from mimo_launch.cli.shared.bars import Bars, CountScreen
 from mimo_launch.cli.shared.console import Console, escape_controls
-from mimo_launch.cli.shared.lines import eval_line, finish_line, other_lines, start_line, step_line
+from mimo_launch.cli.shared.lines import (
+    eval_line,
+    finish_line,
+    no_gradient_line,
+    other_lines,
+    start_line,
+    step_line,
+)
 from mimo_launch.diag.quantities import bytes_text, duration_text
 from mimo_launch.train.events import (
     BadSamples,
@@ -42,6 +49,14 @@ class _Progress:
     def __init__(self, rich: RichConsole, *, wraps: bool) -> None:
         self._rich, self._wraps = rich, wraps
         self._bad_samples = 0
+        self._without_gradient: set[str] = set()
+
+    def _note_missing_gradients(self, event: StepFinished) -> None:
+        """Say of each module, once, that a step gave it no gradient and updated it all the same."""
+        for name in () if event.skipped else event.lrs:
+            if event.grad_norms[name] == 0 and name not in self._without_gradient:
+                self._without_gradient.add(name)
+                self._say(no_gradient_line(event.step, name))
 
     def _tell(self, event: Event) -> None:
         """Print an event that is neither the start nor a step."""
@@ -93,6 +108,7 @@ class PlainProgress(_Progress):
                 due = event.step % self._log_every == 0 or event.step in ends
                 if due or event.skipped:
                     self._say(step_line(event))
+                self._note_missing_gradients(event)
             case _:
                 self._tell(event)
 
@@ -147,6 +163,7 @@ class LiveProgress(_Progress):
                 self._is_stepping = True
                 self._skipped += event.skipped
                 self._note_time(event)
+                self._note_missing_gradients(event)
                 self._bar.update(self._task, completed=event.step)
                 self._live.update(Group(self._table(event), self._bar))
             case _:

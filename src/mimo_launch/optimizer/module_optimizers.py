@@ -2,7 +2,8 @@
 
 Decides: parameter groups, which parameters decay, how the device alone scales or skips an update;
 that biases of experts and scales of FP8 are updated with the weights; the rate of each schedule;
-that a module without its own settings has the common ones, and that 0 is a setting.
+that a module without its own settings has the common ones, and that 0 is a setting; that a gradient
+of 0, as in a step that does not reach a weight, is one like any other: decay and moments act.
 Relies on: torch's fused AdamW and SGD, which take divisor and skip flag as tensors.
 Leaves: gradients, the divisor and the skip flag to `gradients`.
 """

@@ -48,6 +48,14 @@ def step_line(event: StepFinished) -> str:
     )
 
 
+def no_gradient_line(step: int, module: str) -> str:
+    """Return what a step does to a module to which no sample of it gives a gradient."""
+    return (
+        f"note: step {step} has no gradient for {module}: weight decay and moments act all the "
+        "same (said once; `grad_norms` in metrics.jsonl is 0 in each such step)"
+    )
+
+
 def _named(losses: Mapping[str, float]) -> str:
     return " ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
 
