@@ -125,3 +125,23 @@ def test_other_missing_tensors_are_not_helped_by_tying(tmp_path: Path) -> None:
     assert "tied" not in item.help
     assert "`init_partial: true` in `language`" in item.help
     assert found(folder, init_partial=True) == ()
+
+
+def test_of_a_tied_model_the_files_may_hold_either_tensor(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", TIED, random(EMBEDDING))
+    assert found(folder, tied=True) == ()
+    assert language(folder).missing == ()
+
+
+def test_an_adapter_in_a_folder_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    """`transformers` would add it to the weights."""
+    folder = write(tmp_path / "model", CONFIG, random())
+    assert found(folder) == ()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    [item] = found(folder)
+    assert (item.code, item.is_error) == ("init-from-not-supported", True)
+    assert "leaves out the adapter in" in item.headline
+    assert "`init_partial: true` in `language`" in item.help
+    [warning] = found(folder, init_partial=True)
+    assert not warning.is_error
+    assert any("adapter_config.json: an adapter" in each for each in read_contents(folder).unread)

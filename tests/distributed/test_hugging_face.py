@@ -13,7 +13,7 @@ from tests.support.exports import exported, tensors
 from tests.support.hugging_face import KINDS, VOCAB, made, save, tiny, weights_on_rank
 from torch import Tensor
 
-from mimo_launch.checkpoint import folder_tensors, hugging_face
+from mimo_launch.checkpoint import folder_tensors
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.hugging_face.registry import FAMILIES
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
@@ -29,7 +29,7 @@ def tensor_name(kind: str, chunk: str) -> str:
 def count_beats_and_read_few_rows() -> list[int]:
     """Note each sign of progress; the mean of a vocabulary is taken 8 rows at a time."""
     beats: list[int] = []
-    folder_tensors.ROWS = hugging_face.ROWS = 8
+    folder_tensors.ROWS = 8
     Progress.beat = lambda self, phase=None: beats.append(1)  # type: ignore[method-assign]
     return beats
 
@@ -215,6 +215,20 @@ def test_a_separate_output_layer_beside_a_tied_configuration_is_that_of_transfor
     assert_same(found, tensors(folder))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False
+
+
+def test_the_output_layer_of_a_tied_model_may_stand_for_its_embedding(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = tiny("qwen2")
+    save(model, folder)
+    own = model.model.embed_tokens.weight.detach().clone()
+    change(folder, "model.embed_tokens.weight", **{"lm_head.weight": own})
+    assert torch.equal(type(model).from_pretrained(folder).model.embed_tokens.weight, own)
+    asked = made("qwen2", "one rank", folder)
+    [(chunks, [event], _)] = run_ranks(weights_on_rank, asked, tmp_path, world_size=1)
+    assert (event.missing, event.misfits, event.unused) == ((), (), ())
+    [embedding] = [each for each in chunks if each.name.endswith("embedding.weight")]
+    assert torch.equal(embedding.tensor[:VOCAB], own)
 
 
 def test_every_value_of_what_repeats_another_is_compared(tmp_path: Path) -> None:

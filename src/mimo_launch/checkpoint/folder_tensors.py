@@ -79,6 +79,19 @@ class FolderTensors(ExitStack):
         return self._opened[header.file]
 
 
+def mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> Tensor:
+    """Return the mean of all rows in float64, the same on every rank.
+
+    An output row equal to the mean gives the mean logit, so no new word is likelier than the others
+    (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for first in range(0, num_rows, ROWS):
+        beat()
+        total = total + saved[first : first + ROWS].double().sum(0)
+    return total / num_rows
+
+
 class _Quantized:
     """A tensor of values and scales, both sliceable; slices are float32."""
 

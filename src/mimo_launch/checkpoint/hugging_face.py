@@ -27,7 +27,7 @@ from mimo_launch.checkpoint.boxes import (
     size,
     weight_boxes,
 )
-from mimo_launch.checkpoint.folder_tensors import ROWS, FolderTensors
+from mimo_launch.checkpoint.folder_tensors import FolderTensors, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
@@ -43,6 +43,7 @@ from mimo_launch.hugging_face.folder import (
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
 from mimo_launch.train.events import WeightsLoaded
@@ -153,6 +154,8 @@ def _placed(
             if place.optional and place.name not in stored:
                 yield replace(box, name=key), None
                 continue
+            if place.name == EMBEDDING not in stored and kind_of(model).is_tied and HEAD in stored:
+                place = replace(place, name=HEAD)  # Either may hold the values of both.
             key = place.key
             if key in (EMBEDDING, HEAD):
                 there = stored[key][1].shape[0] if key in stored else vocab
@@ -278,18 +281,5 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
     if box.name in (EMBEDDING, HEAD):
         first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)
         if first < last:
-            mean = _mean_row(saved, box.shape[0], beat)
+            mean = mean_row(saved, box.shape[0], beat)
             box.tensor[first - rows.start : last - rows.start].copy_(mean)
-
-
-def _mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> torch.Tensor:
-    """Return the mean of all rows in float64, the same on every rank.
-
-    An output row equal to the mean gives the mean logit, so no new word is likelier than the others
-    (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    for first in range(0, num_rows, ROWS):
-        beat()
-        total = total + saved[first : first + ROWS].double().sum(0)
-    return total / num_rows

@@ -18,10 +18,12 @@ from mimo_launch.hugging_face.accounts import lacking, unknown
 from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
 from mimo_launch.hugging_face.folder import (
+    ADAPTER,
     CONFIG,
     ConfigError,
     FilesError,
     TensorHeader,
+    has_adapter,
     has_weights,
     read_config,
 )
@@ -72,6 +74,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         for found in start.unlike_tied(value) if key == "tied" else start.unlike_value(key, value):
             differ = True
             yield found
+    yield from start.adapter()
     yield from start.unlike_training(training)
     yield from start.unlike_videos()
     yield from start.unlike_depths()
@@ -180,6 +183,20 @@ class _Start:
             help="delete `video`, and leave videos out of the shards",
             related=(self._taken_from(),),
         )
+
+    def adapter(self) -> Findings:
+        """The folder has no adapter, whose weights would be lost."""
+        if has_adapter(self.folder):
+            yield Diagnostic(
+                code="init-from-not-supported",
+                severity=Severity.WARNING if self.module.init_partial else Severity.ERROR,
+                headline=f"`{self.name}` leaves out the adapter in {self.folder}",
+                path=("modules", self.name, "init_from"),
+                why=f"`transformers` adds what {ADAPTER} describes to the weights; here only "
+                "whole weights are read",
+                help="merge it and save the model again (`merge_and_unload` of peft), or write "
+                f"`init_partial: true` in `{self.name}` to start without it",
+            )
 
     def unlike_depths(self) -> Findings:
         """Files of the family may hold multi-token prediction, if the module has it."""

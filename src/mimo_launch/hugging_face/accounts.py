@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from mimo_launch.hugging_face import further_tokens, own_folders
-from mimo_launch.hugging_face.decoder import HEAD
+from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
 from mimo_launch.kinds.registry import kind_of
 
@@ -116,6 +116,8 @@ def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
         place = part.place(segment, model) if is_apart else None
         if place is not None and place.name not in there:
             missing.append(place.name)
+    if kind.is_tied and HEAD in there:  # Either may hold the values of both.
+        missing = [name for name in missing if name != EMBEDDING]
     has_apart = family.depth_place is not None
     if has_apart and (held := part.depths_among(there, model)) < kind.depths:
         missing.append(f"what predicts further tokens in depth {held + 1}")

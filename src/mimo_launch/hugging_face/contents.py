@@ -14,10 +14,12 @@ from typing import Any
 from mimo_launch.hugging_face import accounts, repeats
 from mimo_launch.hugging_face.family import Part, value_of
 from mimo_launch.hugging_face.folder import (
+    ADAPTER,
     CONFIG,
     Config,
     ConfigError,
     TensorHeader,
+    has_adapter,
     has_weights,
     read_config,
     weight_files,
@@ -41,6 +43,7 @@ _TOKENS = {
     "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
+_NO_ADAPTER = f"{ADAPTER}: an adapter, which `transformers` adds to the weights; merge it first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,7 @@ def read_contents(folder: Path) -> Contents:
         ),
         files,
         dict(dtypes),
-        tuple(not_read(config)),
+        (*not_read(config), *((_NO_ADAPTER,) if has_adapter(folder) else ())),
         why,
         tuple(unknown),
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 from mimo_launch.spec.files import parse_json, read_json
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Config = dict[str, Any]
@@ -40,6 +40,11 @@ def has_weights(folder: Path) -> bool:
     A FIFO or a link to nowhere counts: its reader says what it is.
     """
     return any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
+
+
+def has_adapter(folder: Path) -> bool:
+    """Return whether `transformers` would add an adapter (LoRA) to the weights; none is read."""
+    return os.path.lexists(folder / ADAPTER)
 
 
 def read_config(folder: Path) -> Config:
