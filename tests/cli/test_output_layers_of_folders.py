@@ -52,7 +52,9 @@ def language(folder: Path) -> Module:
     return next(each for each in read_contents(folder).modules if each.name == "language")
 
 
-def test_a_separate_output_layer_is_kept_though_the_configuration_ties_it(tmp_path: Path) -> None:
+def test_a_separate_output_layer_is_kept_though_the_configuration_ties_it(
+    tmp_path: Path, run_cli: Callable[[str], tuple[int, str, str]]
+) -> None:
     folder = write(tmp_path / "model", TIED, random())
     [item] = found(folder, tied=True)
     assert (item.code, item.path[-1], item.is_error) == ("init-from-unlike-model", "tied", True)
@@ -64,6 +66,11 @@ def test_a_separate_output_layer_is_kept_though_the_configuration_ties_it(tmp_pa
     assert not warning.is_error
     assert language(folder).untied
     assert "tied" not in language(folder).keys
+    _, out, _ = run_cli(f"inspect {folder}")
+    assert "    its output layer is not the embedding, though config.json has `tie_word" in out
+    _, out, _ = run_cli(f"inspect {folder} --json")
+    [module] = json.loads(out)["modules"]
+    assert (module["untied"], module["missing"]) == (True, [])
     assert read_contents(folder).left_out == {}
 
 
