@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.test_two_hosts import free_port
 from tests.support.faulty_train import Launcher, gone
+from tests.support.two_hosts import ADDRESSES, TwoHosts
 from tests.unit.test_run_folder import add_checkpoint
 
 from mimo_launch.cli.launch import prepare
@@ -192,6 +193,29 @@ def test_the_rank_that_ended_the_run_is_named(tmp_path: Path, fault: str, progra
     files = {file.name for file in (run / "logs" / "attempt-0" / "rank-1").iterdir()}
     assert files == {"stack.txt", "stderr.log"} | ({"error.json"} if fault == "raise" else set())
     assert leave_in_time(tmp_path, 5)
+
+
+@pytest.mark.faults
+def test_a_host_that_is_cut_off_is_named_on_both_sides(tmp_path: Path, hosts: TwoHosts) -> None:
+    def around(number: int, become: Callable[[], None]) -> Callable[[], None]:
+        def enter() -> None:
+            hosts.enter(number)()
+            become()
+            os.environ["SLURM_STEP_NODELIST"] = ",".join(ADDRESSES)
+            os.environ["GLOO_SOCKET_IFNAME"] = f"cable{number}"
+
+        return enter
+
+    launchers = srun(tmp_path, *LONG, tasks=2, nodes=2, around=around)
+    launchers[0].wait_for_step(3)
+    hosts.cut()
+    began = time.monotonic()
+    ends = [launcher.finish() for launcher in launchers]
+    assert time.monotonic() - began < 40
+    assert [code for code, _, _ in ends] == [ExitCode.ELSEWHERE] * 2, ends
+    assert "(node 1, rank 1) does not answer" in ends[0][2]
+    assert "(node 0, rank 0) does not answer" in ends[1][2]
+    assert leave_in_time(tmp_path, 10)
 
 
 def test_a_rank_that_dies_before_the_run_begins_is_named(tmp_path: Path) -> None:
