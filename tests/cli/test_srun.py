@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,9 +16,13 @@ from tests.support.faulty_train import Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts
 from tests.unit.test_run_folder import add_checkpoint
 
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.cli.launch import prepare
 from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher import run_folder
+from mimo_launch.launcher.rank_tasks import Job, Training
+from mimo_launch.launcher.rank_watcher import RankWatcher
+from mimo_launch.plan.plan import Plan
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 LONG = ("--steps", "100000", "--set", "eval=null")
@@ -193,6 +198,25 @@ def test_the_rank_that_ended_the_run_is_named(tmp_path: Path, fault: str, progra
     files = {file.name for file in (run / "logs" / "attempt-0" / "rank-1").iterdir()}
     assert files == {"stack.txt", "stderr.log"} | ({"error.json"} if fault == "raise" else set())
     assert leave_in_time(tmp_path, 5)
+
+
+def test_a_watcher_waits_for_no_rank(tmp_path: Path) -> None:
+    """A look that waited for what a rank may say would keep the next rank from its answer."""
+    spec = load_and_check(Path(SPEC)).spec
+    assert spec is not None
+    job = Job(plan=Plan.of(spec), run=tmp_path, task=Training())
+    listener, rank = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with listener, rank:
+        listener.bind(f"\0mimo-launch-test-{os.getpid()}")
+        listener.listen()
+        watcher = RankWatcher(listener, job, lambda failed: None)
+        rank.connect(listener.getsockname())
+        rank.send(b"1")
+        watcher._look()
+        assert len(rank.recv(256).split()) == 2
+        began = time.monotonic()
+        watcher._look()
+        assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.faults

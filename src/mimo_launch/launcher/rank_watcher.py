@@ -103,7 +103,7 @@ class RankWatcher:
                 self._welcome(self._listener.accept()[0])
         for rank in self._ranks.values() if self._beginning is None else ():
             with suppress(OSError):
-                if said := rank.recv(MOST_BYTES, socket.MSG_DONTWAIT):
+                if said := rank.recv(MOST_BYTES):
                     self._begin(Beginning.from_json(said.decode()))
                     return
 
@@ -115,6 +115,9 @@ class RankWatcher:
             rank.close()
             return
         number = int(rank.recv(MOST_BYTES))
+        rank.setblocking(False)  # From now on: a timeout would hold up every look.
+        if number in self._ranks:
+            return  # It has had no answer in time, and goes on alone.
         self._exits.add(number, pid)
         folder = rank_folder(self._job.run, next_attempt(self._job.run), number)
         self._watch.workers.append(
@@ -186,7 +189,7 @@ class RankWatcher:
         here = [rank for rank in ranks if rank in self._ranks and rank not in self._exits.exits]
         for rank in here:
             with suppress(OSError):
-                self._ranks[rank].send(str(int(code)).encode(), socket.MSG_DONTWAIT)
+                self._ranks[rank].send(str(int(code)).encode())
         until = time.monotonic() + seconds
         while self._left(here) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)

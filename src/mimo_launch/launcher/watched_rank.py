@@ -32,8 +32,8 @@ from mimo_launch.train.run_state import STOP_SIGNALS
 
 # All hosts report within this time, and node 0 judges.
 JUDGE_SECONDS = 20.0
-ANSWER_SECONDS = 5.0
-TRIES = 20
+ANSWER_SECONDS = 10.0
+CONNECT_SECONDS = 2.0
 RETRY_SECONDS = 0.1
 _BACKLOG = 4096
 # They tell one job, and one start of it, from others on this host.
@@ -108,10 +108,13 @@ class WatchedRank:
 def watched_rank(rank: int, watch: Watch) -> WatchedRank | None:
     """Connect a rank to the watcher of its host, in which `watch` runs; None if there is none."""
     address = _address()
-    for _ in range(TRIES):
+    until = time.monotonic() + CONNECT_SECONDS
+    while time.monotonic() < until:
         try:
             _fork_first(address, watch)
             return _connect(address, rank)
+        except TimeoutError:
+            break
         except OSError:
             time.sleep(RETRY_SECONDS)  # The watcher of an earlier start is about to leave.
     return None
