@@ -217,6 +217,7 @@ def test_a_watcher_waits_for_no_rank(tmp_path: Path) -> None:
         began = time.monotonic()
         watcher._look()
         assert time.monotonic() - began < 0.5
+        watcher._ranks[1].close()
 
 
 @pytest.mark.faults
