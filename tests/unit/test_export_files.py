@@ -212,11 +212,14 @@ def test_an_export_that_was_killed_leaves_nothing_once_the_next_has_come(tmp_pat
 
 
 def test_two_exports_to_one_place_do_not_meet(tmp_path: Path) -> None:
-    with (
-        new_folder(tmp_path / "out", force=False) as first,
-        pytest.raises(InTheWay, match="another export writes"),
-        new_folder(tmp_path / "out", force=False),
-    ):
-        pass
+    """Nor does the second one empty the note of the first, which may be written already."""
+    with new_folder(tmp_path / "out", force=False) as first:
+        (first / NOTE).write_text("first")
+        with (
+            pytest.raises(InTheWay, match="another export writes"),
+            new_folder(tmp_path / "out", force=False),
+        ):
+            pass
     assert first.parent == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / NOTE).read_text() == "first"

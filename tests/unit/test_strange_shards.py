@@ -118,6 +118,16 @@ def test_links_and_sparse_files_are_faults_and_not_missing(tmp_path: Path) -> No
     assert [each.fault for each in found] == ["", link, link, sparse]
 
 
+def test_a_damaged_header_is_said_after_a_sample_with_a_fault_too(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("0.jpg")
+    link.type, link.linkname = tarfile.SYMTYPE, "1.jpg"
+    (tmp_path / "x.tar").write_bytes(link.tobuf() + b"x" * 512)
+    found = samples_of(tmp_path / "x.tar")
+    assert next(found).fault == "its `.jpg` is a link"
+    with pytest.raises(BrokenShard, match="no header of a member"):
+        next(found)
+
+
 def test_many_members_are_not_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     original = tarfile.TarFile.next
@@ -371,6 +381,32 @@ def test_headers_of_any_size_end_a_shard_and_are_not_read(tmp_path: Path, kind: 
     found = samples_of(path)
     assert next(found).key == "a"
     with pytest.raises(BrokenShard, match=r"a header of 3,14[56],\d+ bytes|a bad header"):
+        next(found)
+
+
+def test_headers_of_all_members_that_grow_without_end_end_a_shard(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with path.open("wb") as file:
+        for number in range(4):
+            file.write(tarfile.TarInfo.create_pax_global_header({f"k{number}": "v" * 500_000}))
+            file.write(tarfile.TarInfo(f"{number}.txt").tobuf())
+        file.write(bytes(1024))
+    found = samples_of(path)
+    assert next(found).key == "0"
+    with pytest.raises(BrokenShard, match=r"headers of all members have 1,500,\d+ bytes"):
+        list(found)
+
+
+def test_members_after_the_end_of_an_archive_are_not_lost_silently(tmp_path: Path) -> None:
+    """As where two tar files were joined with `cat`."""
+    parts = [
+        write_shard(tmp_path / f"{number}.tar", [(f"{number}", conversation())]).read_bytes()
+        for number in range(2)
+    ]
+    (tmp_path / "both.tar").write_bytes(b"".join(parts))
+    found = samples_of(tmp_path / "both.tar")
+    assert next(found).key == "0"
+    with pytest.raises(BrokenShard, match=r"after the end of the archive at byte \d+.*tar -A"):
         next(found)
 
 

@@ -178,7 +178,8 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
 def _alone_in(folder: Path) -> Iterator[None]:
     """Make an empty folder, whose note is locked as long as the block lasts. Raises: InTheWay."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / NOTE).open("w") as note:
+    # Emptying it would empty the note of the export that holds the lock.
+    with (folder / NOTE).open("a") as note:
         try:
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

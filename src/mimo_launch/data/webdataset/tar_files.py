@@ -194,7 +194,7 @@ def samples_of(path: Path) -> Iterator[Member]:
 
     Raises: BrokenShard, OSError.
     """
-    size, now = path.stat().st_size, None
+    size, now, is_cut = path.stat().st_size, None, False
     try:
         for member in _headers(path):
             is_link = member.islnk() or member.issym()
@@ -214,11 +214,12 @@ def samples_of(path: Path) -> Iterator[Member]:
                 now.fault = f"it has two members `.{suffix}`"
             now.places[suffix] = MemberPlace(member.offset_data, member.size)
             if member.offset_data + member.size > size:
+                is_cut = True
                 now.fault = f"the shard ends inside its `.{suffix}`"
     except tarfile.TarError as error:
         if now is not None:
             yield now
-        if now is None or not now.fault:
+        if not is_cut:  # Else the fault of the last sample says it.
             raise BrokenShard(str(error)) from error
         return
     if now is not None:
@@ -239,14 +240,28 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
                 end, headers.read_bytes = tar.offset, 0
                 # The file would keep all members; here each is read once.
                 cast(Any, tar).members.clear()
+                most = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
+                if most > _MAX_HEADERS:
+                    raise tarfile.ReadError(
+                        f"headers of all members have {most:,} bytes; they may have "
+                        f"{_MAX_HEADERS:,}"
+                    )
                 yield member
             # A tar ends with a block of zeros, or where the file does. At a damaged header tarfile
             # stops without an error.
             stop = tar.offset
             file.seek(stop)
             block = file.read(tarfile.BLOCKSIZE)
-        if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
-            raise tarfile.ReadError(f"no header of a member at byte {stop}; the rest is not read")
+            if block.strip(b"\0") or len(block) % tarfile.BLOCKSIZE:
+                raise tarfile.ReadError(
+                    f"no header of a member at byte {stop}; the rest is not read"
+                )
+            while block := file.read(_MAX_HEADERS):
+                if block.strip(b"\0"):
+                    raise tarfile.ReadError(
+                        f"more stands after the end of the archive at byte {stop}; join tar files "
+                        "with `tar -A`, not with `cat`"
+                    )
     except (ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise tarfile.ReadError(f"a bad header after byte {end}: {error}") from error
 
