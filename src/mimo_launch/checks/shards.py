@@ -1,7 +1,7 @@
 """Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is checked without reading records: names, small JSON files, the first headers.
-Relies on: `data.webdataset.tar_files` for names, `shard_formats` for what is no shard,
+Relies on: `data.webdataset.shard_names` for names, `shard_formats` for what is no shard,
 `hugging_face.image_processor`.
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
@@ -14,6 +14,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
 from mimo_launch.data.webdataset.braces import PatternError
+from mimo_launch.data.webdataset.shard_names import shard_files
 from mimo_launch.data.webdataset.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
@@ -21,7 +22,6 @@ from mimo_launch.data.webdataset.tar_files import (
     IMAGE_FORMATS,
     TARGET,
     VIDEO_SUFFIXES,
-    shard_files,
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity

@@ -3,7 +3,7 @@
 Decides: which braces are refused before any name is made: too many names, too many letters, braces
 in braces without end.
 Relies on: `braceexpand` for the names, as the webdataset library does; the count follows its rules.
-Leaves: `*` and files to `tar_files`.
+Leaves: `*` and files to `shard_names`.
 """
 
 import re
