@@ -17,9 +17,11 @@ from tests.support.shards import (
     tokenizer_folder,
 )
 from tests.support.specs import box, spec
+from tokenizers import Tokenizer, models
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
+from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
@@ -289,6 +291,18 @@ def test_a_marker_in_prose_is_text_after_a_backslash_or_in_a_sample_that_says_so
     encoded = write(folder, caption, images=1, template="caption")
     assert encoded.markers == ((0, "image"),)
     assert text_in_loss(folder, encoded) == [prose + " End</s>"]
+
+
+def test_a_vocabulary_with_gaps_gives_no_id_to_two_tokens(tmp_path: Path) -> None:
+    """The library would give the next token the id 3, which is that of `b`."""
+    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1, "b": 3}, unk_token="<unk>"))
+    words.save(str(tokenizer_folder(tmp_path) / "tokenizer.json"))
+    found = made(tmp_path, template="caption")
+    with pytest.raises(TemplateRefused, match="gaps, so a token for `<image>` would"):
+        SampleEncoder(found, found.data, ShardInputs(found, found.data))
+    literals = LiteralMarkers(words, ["<image>"])
+    assert literals.signed("\\<image>", is_prose=False) == "\\<image>"
+    assert literals.spelled(words.encode("b").ids, np.ones(1, np.bool_))[0] == [3]
 
 
 def test_two_backslashes_are_no_escape(tmp_path: Path) -> None:

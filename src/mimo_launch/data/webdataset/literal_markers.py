@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.guards import without_panic
+from mimo_launch.data.webdataset.media_text import add_token
 
 _FIRST = 0xFDD0
 _SIGNS = re.compile("[\ufdd0-\ufdef]")
@@ -36,9 +37,9 @@ class LiteralMarkers:
                 continue  # Its letters are not in the vocabulary.
             finally:
                 tokenizer.encode_special_tokens = False
-            self._signs[text] = sign = chr(_FIRST + number)
-            tokenizer.add_special_tokens([AddedToken(sign, normalized=False, special=True)])
-            self._tokens[tokenizer.token_to_id(sign)] = found.ids
+            sign = chr(_FIRST + number)
+            if (token := add_token(tokenizer, sign)) is not None:
+                self._signs[text], self._tokens[token] = sign, found.ids
         # The longest first: one may begin like another.
         texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
         self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")

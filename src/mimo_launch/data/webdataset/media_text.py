@@ -69,7 +69,27 @@ def find_markers(
             text = own.content if own else _in_template(name, medium, tokenizer, chat)
             found[medium] = text or usual[medium]
     for text in found.values():
-        tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+        if add_token(tokenizer, text) is None:
+            raise TemplateRefused(
+                f"of its tokenizer: the vocabulary has gaps, so a token for `{text}` would get the "
+                "id of another one; add it to `added_tokens` of tokenizer.json"
+            )
+    return found
+
+
+def add_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """Add a special token and return its id; None if that would be the id of another token.
+
+    The library counts tokens to find a new id, and a vocabulary may have gaps.
+    """
+    found: int | None = tokenizer.token_to_id(text)
+    if found is None:
+        size = tokenizer.get_vocab_size(with_added_tokens=False)
+        new = max([size, *(each + 1 for each in tokenizer.get_added_tokens_decoder())])
+        if tokenizer.id_to_token(new) is not None:
+            return None
+        found = new
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     return found
 
 
