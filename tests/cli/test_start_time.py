@@ -1,6 +1,7 @@
 """Commands that people type all day answer fast: what they import, and their CPU time."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -51,6 +52,20 @@ def test_a_command_imports_only_what_it_needs(command, forbidden):
         f"sys.exit(code or ' '.join({set(forbidden)!r} & set(sys.modules)) or 0)"
     )
     run("-c", code)
+
+
+# Without torch a run ends where it would import it; here after the line that says its plan.
+BEFORE_TORCH = (
+    "import sys; sys.modules['torch'] = None\nfrom mimo_launch.cli.app import run\n"
+    f"try: run(['train', '{SPEC}', '--runs', '/nowhere'])\n"
+    "except ImportError: pass"
+)
+
+
+def test_train_says_its_plan_before_it_imports_torch():
+    line = run("-c", BEFORE_TORCH).stdout
+    assert re.fullmatch(rf"{SPEC}: plan [0-9a-f]{{12}}, 8 ranks\n", line)
+    assert cpu_seconds("-c", BEFORE_TORCH) < 75 * cpu_seconds("-c", "pass")
 
 
 @pytest.mark.parametrize(

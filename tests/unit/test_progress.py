@@ -102,6 +102,22 @@ def test_a_module_without_a_gradient_is_named_once(terminal: bool) -> None:
     assert "no gradient" not in shown(terminal=terminal, given=events())
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_done_is_the_last_line_of_a_run_and_not_said_of_one_that_then_failed(
+    terminal: bool,
+) -> None:
+    """A record that cannot be closed is told of after the last step."""
+    late = ListenerFailed(listener="MLflow", reason="no answer", effect="its points are missing")
+    lines = shown(terminal=terminal, given=[*events(), late]).splitlines()
+    assert lines[-1].endswith("done: 5 steps, 1 skipped in 12.5 s")
+    assert any("MLflow" in line for line in lines)
+    rich = RichConsole(file=StringIO(), force_terminal=terminal, width=100)
+    with pytest.raises(RuntimeError), progress_for(rich, Console()) as progress:
+        progress(events()[-1])
+        raise RuntimeError
+    assert "done" not in rich.file.getvalue()
+
+
 def test_a_terminal_gets_a_bar_and_a_row_per_module() -> None:
     text = shown(terminal=True)
     assert "5/5" in text

@@ -1,7 +1,8 @@
 """Shows a run as it happens: a live table on a terminal, one plain line per log interval elsewhere.
 
-Decides: what a user sees of each event of `train` and `sample`; of `sample`, that only the places
-of the files go to stdout, and a bar is drawn only on a terminal.
+Decides: what a user sees of each event of `train` and `sample`; that "done" is the last line of a
+run; of `sample`, that only the places of the files go to stdout, and a bar is drawn only on a
+terminal.
 Relies on: events of `train`; a Rich console that knows whether it is a terminal.
 Leaves: storing metrics to `train.metrics_file`.
 """
@@ -48,7 +49,7 @@ class _Progress:
 
     def __init__(self, rich: RichConsole, *, wraps: bool) -> None:
         self._rich, self._wraps = rich, wraps
-        self._bad_samples = 0
+        self._bad_samples, self._done = 0, ""
         self._without_gradient: set[str] = set()
 
     def _note_missing_gradients(self, event: StepFinished) -> None:
@@ -64,12 +65,17 @@ class _Progress:
             case EvalFinished():
                 self._say(eval_line(event))
             case RunFinished():
-                self._say(finish_line(event, bad_samples=self._bad_samples))
+                self._done = finish_line(event, bad_samples=self._bad_samples)
             case _:
                 if isinstance(event, BadSamples):
                     self._bad_samples = event.total
                 for line in other_lines(event):
                     self._say(line)
+
+    def _finish(self, kind: type[BaseException] | None) -> None:
+        """Say at last that all is done, unless the run has failed since."""
+        if self._done and kind is None:
+            self._say(self._done)
 
     def _say(self, line: str) -> None:
         self._rich.print(
@@ -94,7 +100,7 @@ class PlainProgress(_Progress):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        pass
+        self._finish(kind)
 
     def __call__(self, event: Event) -> None:
         """Print an event if it is due."""
@@ -149,6 +155,7 @@ class LiveProgress(_Progress):
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+        self._finish(kind)
 
     def __call__(self, event: Event) -> None:
         """Draw an event."""

@@ -124,7 +124,7 @@ class _JoinedRank:
                 world.say(beginning)
             screen = screen_of(self.request, opened, self.console, plain=True)
             listener = stack.enter_context(screen)
-            return self._work(world, beginning, listener, opened.lock)
+            return self._work(world, beginning, listener, opened.lock, stack)
 
     def _work(
         self,
@@ -132,10 +132,12 @@ class _JoinedRank:
         beginning: "Beginning",
         listener: "Listener | None" = None,
         lock: "RunLock | None" = None,
+        held: ExitStack | None = None,
     ) -> int:
         """Do the work of this rank, and end this process.
 
-        `listener` gets the events of rank 0, which holds the `lock` of the run folder.
+        `listener` gets the events of rank 0, which holds the `lock` of the run folder. `held` closes
+        both.
         """
         from mimo_launch.launcher.gpus import gpu_settings
         from mimo_launch.launcher.run_lock import FolderLost
@@ -170,9 +172,10 @@ class _JoinedRank:
         listeners = [] if listener is None else [listener]
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         try:
-            ended_by = run_worker(
-                job.plan, job.run, listeners, task=job.task, device=job.device, links=links
-            )
+            with held or ExitStack():  # The screen says at its end that all is done.
+                ended_by = run_worker(
+                    job.plan, job.run, listeners, task=job.task, device=job.device, links=links
+                )
         except Exception as error:
             status: int = ExitCode.FAILED
             if watched is not None and not watched.has_failed:
@@ -180,8 +183,6 @@ class _JoinedRank:
             self.console.note(f"error: rank {self.joined.rank} failed\n{traceback.format_exc()}")
         else:
             status = after_signal(ended_by) if ended_by else ExitCode.DONE
-        if lock is not None:
-            lock.close()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()

@@ -84,6 +84,14 @@ class Start:
         return replace(self, device=device, num_workers=num_workers)
 
 
+def announce(request: Start) -> None:
+    """Say which plan of which spec is run: the first line, before torch is imported."""
+    from mimo_launch.diag.quantities import num_ranks_text
+
+    ranks = num_ranks_text(request.plan.layout.world_size)
+    request.say(f"{request.file}: plan {request.plan.identity}, {ranks}")
+
+
 def prepare(
     request: "Start", console: Console, stop: "StopRequest | None" = None
 ) -> "RunFolder | int":
@@ -91,7 +99,7 @@ def prepare(
 
     Raises: Interrupted.
     """
-    from mimo_launch.diag.quantities import named_ranks, num_ranks_text, sizes_text
+    from mimo_launch.diag.quantities import named_ranks, sizes_text
     from mimo_launch.drawing.plan_report import report_json
     from mimo_launch.launcher.run_folder import open_run_folder
     from mimo_launch.launcher.run_lock import RunInUse
@@ -121,8 +129,6 @@ def prepare(
     if code is not None:
         folder.lock.close()
         return code
-    header = report.header
-    request.say(f"{request.file}: plan {header.plan_hash}, {num_ranks_text(header.world_size)}")
     for module in report.modules:
         placement = "" if module.placement is None else f", {module.placement}"
         ranks = named_ranks(range(module.first_rank, module.last_rank + 1))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.cli.launch.attempts import Attempts, host_lacks, interrupted_by
 from mimo_launch.cli.launch.joined import run_joined
-from mimo_launch.cli.launch.prepare import Start, prepare, screen_of
+from mimo_launch.cli.launch.prepare import Start, announce, prepare, screen_of
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import custom_classes_fail
 
@@ -36,6 +36,8 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
     lacking = too_few_files(here)
     if lacking is not None:
         return host_lacks(lacking, console)
+    if origin.speaks and (origin.place is None or origin.place.node == 0):
+        announce(request)
     if origin.joined is not None:
         return run_joined(request, origin.joined, console)
     request = request.on_host_of(here)
