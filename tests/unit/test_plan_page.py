@@ -12,12 +12,13 @@ from hypothesis import example, given, settings
 from tests.support.specs import box, hybrid, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
-from mimo_launch.diag.quantities import percent, ranks_text
+from mimo_launch.diag.quantities import bytes_text, percent, ranks_text
 from mimo_launch.drawing import plan_page as page_file
 from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.plan_page import plan_page
 from mimo_launch.drawing.plan_report import build_rank_report, build_report
 from mimo_launch.drawing.rank_cells import COPIES, RECEIVES, SENDS, RankCells, rank_cells
+from mimo_launch.drawing.rank_map import STYLE
 from mimo_launch.drawing.rows import Report
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
@@ -365,9 +366,41 @@ def test_classes_are_cells_where_hosts_are_unknown() -> None:
         assert sum(amounts) == kinds[kind] == 2 * 16 * 4
 
 
-def test_a_long_step_is_drawn_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_is_drawn_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few elements: one for the boxes of a colour in a row, of ranks that hold the same."""
     monkeypatch.setattr(page_file, "MAX_BOXES", 10)
     _, report, page = made(SHARED)
-    boxes = page.with_class("box")
-    assert 0 < len(boxes) <= 10 < sum(len(row.work) for row in report.schedule.timeline)
-    assert any(re.match(r"The first \d+ units", text) for text in page.texts)
+    first = {row.role: row for row in reversed(report.schedule.timeline)}
+    paths = [each["d"] or "" for each in page.with_class("box")]
+    boxes = [map(float, box) for path in paths for box in re.findall(r"M(\S+) \S+?h([^v]+)v", path)]
+    assert len(boxes) == sum(len(row.work) for row in first.values()) > 10
+    assert len(paths) < len(boxes)
+    ground = page.with_class("ground")[0]
+    end = float(ground["x"] or 0) + float(ground["width"] or 0)
+    assert max(map(sum, boxes)) == pytest.approx(end, abs=1)
+
+
+@pytest.mark.parametrize("memory", ["1TB", "1GB"])
+def test_memory_is_shown_as_bars_of_its_parts_and_where_a_gpu_ends(memory: str) -> None:
+    job = spec({"vision": box(0), "language": box(1)}, nodes={"gpus": 2, "gpu_memory": memory})
+    plan, report, _ = made(job)
+    text = plan_page(plan, report)
+    for row in report.estimates.ranks:
+        bar = ", ".join(f"{part} {bytes_text(size)}" for part, size in row.memory.parts.items())
+        assert bar in text
+        assert sum(row.memory.parts.values()) == row.total_bytes
+    limit = report.estimates.gpu_memory or 0
+    is_over = any(row.total_bytes > limit for row in report.estimates.ranks)
+    assert ('<b style="left:' in text) == is_over == (memory == "1GB")
+
+
+def test_the_stages_of_a_rank_stand_inside_its_cell() -> None:
+    """Eight numbers are wider than a cell for one: cells grow, and lines break after commas."""
+    rule = re.search(r"\.cell \{([^}]*)\}", STYLE)
+    assert rule is not None
+    assert {"min-width", "min-height"} <= set(re.findall(r"([\w-]+):", rule[1]))
+    assert not {"width", "height"} & set(re.findall(r"([\w-]+):", rule[1]))
+    job = spec({"vision": box(0), "language": box(1, pp=2, model={"layers": 8})}, microbatches=2,
+               kind="interleaved", virtual_stages=4)  # fmt: skip
+    plan = Plan.of(job)
+    assert "<small>0, 2, 4, 6</small>" in plan_page(plan, build_report(plan))

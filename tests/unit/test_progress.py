@@ -112,9 +112,10 @@ def test_done_is_the_last_line_of_a_run_and_not_said_of_one_that_then_failed(
     assert lines[-1].endswith("done: 5 steps, 1 skipped in 12.5 s")
     assert any("MLflow" in line for line in lines)
     rich = RichConsole(file=StringIO(), force_terminal=terminal, width=100)
-    with pytest.raises(RuntimeError), progress_for(rich, Console()) as progress:
-        progress(events()[-1])
-        raise RuntimeError
+    progress = progress_for(rich, Console())
+    progress.__enter__()
+    progress(events()[-1])
+    progress.__exit__(RuntimeError, RuntimeError(), None)
     assert "done" not in rich.file.getvalue()
 
 

@@ -43,19 +43,9 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
     # Memory first: users mostly want to know whether ranks fit.
     limit = estimates.gpu_memory
     of = f" of {bytes_text(limit)}" if limit else ""
-    kinds = ("weights", "gradients", "optimizer", "activations", "transfers", "other")
-    memory = PlainTable("ranks", "holds", f"memory{of}", *kinds)
+    memory = PlainTable("ranks", "holds", f"memory{of}", *estimates.ranks[0].memory.parts)
     for row in estimates.ranks:
-        each = row.memory
-        sizes = (
-            row.total_bytes,
-            each.weights,
-            each.gradients,
-            each.optimizer,
-            each.activations,
-            each.transfers,
-            each.workspace + each.reserve + each.device,
-        )
+        sizes = (row.total_bytes, *row.memory.parts.values())
         memory.add_row(ranks_text(row.ranks), ", ".join(row.role), *map(bytes_text, sizes))
     yield memory
     yield ""

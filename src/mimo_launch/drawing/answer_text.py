@@ -75,11 +75,13 @@ class LossText:
 class HolderText:
     """Ranks that hold the same modules, and the shares of a step by the names of `PARTS`.
 
-    `text` has the grids and settings of the modules, and the memory that the fullest rank needs.
+    `text` has the grids and settings of the modules, and the memory that the fullest rank needs;
+    `memory` has its parts in bytes.
     """
 
     text: str
     shares: dict[str, float]
+    memory: dict[str, int]
 
 
 def title_of(report: Report) -> str:
@@ -243,7 +245,8 @@ def holders_of(report: Report) -> Iterator[HolderText]:
             part: sum(len(row.ranks) * SHARES[part](row) for row in alike) / len(ranks)
             for part in PARTS
         }
-        needed = bytes_text(max(row.total_bytes for row in alike))
+        fullest = max(alike, key=lambda row: row.total_bytes)
+        needed = bytes_text(fullest.total_bytes)
         what = ", ".join(held[name] for name in names)
         text = f"{named_ranks(ranks)}, {gpus_text(ranks)}, up to {needed}: {what}"
-        yield HolderText(text=text, shares=shares)
+        yield HolderText(text=text, shares=shares, memory=fullest.memory.parts)

@@ -1,14 +1,14 @@
 """A plan as a self-contained HTML page: the answer, the ranks on their hosts, tables, the step.
 
-Decides: what a reader sees in which order; how much of a long step is drawn.
+Decides: what a reader sees in which order; which rows of a long step are drawn, and how.
 Relies on: the `Report` that `plan` prints, and the `Plan` that `train` executes.
 Leaves: ranks to `rank_map`, the picture of the step to `svg`, the file to `cli`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mimo_launch.diag.quantities import percent, ranks_text, role_text, seconds_text
+from mimo_launch.diag.quantities import bytes_text, percent, ranks_text, role_text, seconds_text
 from mimo_launch.drawing.answer_text import (
     LOSSES_TITLE,
     PARTS,
@@ -47,10 +47,12 @@ from mimo_launch.schedule.actions import parse_action
 from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.base import LANGUAGE
 
-# A box takes about 200 bytes.
+# A box takes about 200 bytes, without number and words about 20.
 MAX_BOXES = 3000
 _SHADES = {
-    "computing": "#2166a5", "communicating": "#e07b1a", "waiting": "#8888", "updating": "#8a5cc4"
+    "computing": "#2166a5", "communicating": "#e07b1a", "waiting": "#8888", "updating": "#8a5cc4",
+    "weights": "#2166a5", "gradients": "#74a9cf", "optimizer": "#8a5cc4",
+    "activations": "#2b8a3e", "transfers": "#e07b1a", "other": "#868e96",
 }  # fmt: skip
 _STYLE = """\
 h2 { font-size: 1rem; border-top: 1px solid #8886; padding-top: 1rem; margin-top: 1.5rem; }
@@ -58,8 +60,10 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; mar
 dt { opacity: .7; }
 dd { margin: 0; overflow-wrap: anywhere; }
 pre { overflow-x: auto; border-left: 3px solid #2b8a3e; padding-left: .7rem; margin: .3rem 0; }
-.bar { display: flex; height: .9rem; background: #8882; margin: .1rem 0 .6rem; }
+.bar { display: flex; height: .9rem; background: #8882; margin: .1rem 0 .6rem;
+       position: relative; }
 .bar i { display: block; }
+.bar b { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 3px solid #c92a2a; }
 .loss { margin: .6rem 0; }
 .loss p { margin: 0; }
 .step .t { fill: CanvasText; }
@@ -118,12 +122,10 @@ def _answer(report: Report) -> Iterator[str]:
     yield f"<h2>{TIME_TITLE}</h2>"
     times, step = times_of(report.answer), report.answer.step_seconds
     yield _bar({part: seconds / step for part, seconds in times.items()})
-    words = (
-        f'<span><i style="background:{_SHADES[part]}"></i>{PARTS[part]} {seconds_text(seconds)}, '
-        f"{percent(seconds / step)}</span>"
+    yield _key(
+        (_SHADES[part], f"{PARTS[part]} {seconds_text(seconds)}, {percent(seconds / step)}")
         for part, seconds in times.items()
     )
-    yield f'<p class="key">{"".join(words)}</p>'
     for part, details in details_of(report.answer).items():
         yield f"<p>{PARTS[part]}: {html_prose(details)}</p>"
     if report.answer.losses:
@@ -135,16 +137,39 @@ def _answer(report: Report) -> Iterator[str]:
         yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
     yield from (f"<p>{html_prose(each)}</p>" for each in how_to_use(report.answer))
     yield f"<h2>{RANKS_TITLE}</h2>"
-    for holder in holders_of(report):
+    holders, limit = list(holders_of(report)), report.estimates.gpu_memory
+    for holder in holders:
         yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"
+    # A bar is as wide as the memory of a GPU, or as what does not fit into it.
+    width = max(limit or 0, *(sum(holder.memory.values()) for holder in holders))
+    of = f" ({bytes_text(limit)} a GPU)" if limit else ""
+    yield f"<h2>Memory of the fullest ranks{of}</h2>"
+    yield _key((_SHADES[part], part) for part in holders[0].memory)
+    for holder in holders:
+        parts = {part: size / width for part, size in holder.memory.items()}
+        sizes = ", ".join(f"{part} {bytes_text(size)}" for part, size in holder.memory.items())
+        end = limit / width if limit and limit < width else None
+        yield f"<div>{html_text(f'{holder.text}: {sizes}')}</div>{_bar(parts, end)}"
 
 
-def _bar(shares: dict[str, float]) -> str:
-    pieces = (
+def _bar(shares: dict[str, float], limit: float | None = None) -> str:
+    """Return a bar of parts; a line where the `limit` is."""
+    pieces = [
         f'<i style="width:{100 * share:.2f}%;background:{_SHADES[part]}"></i>'
         for part, share in shares.items()
-    )
+    ]
+    if limit is not None:
+        pieces.append(f'<b style="left:{100 * limit:.2f}%"></b>')
     return f'<div class="bar">{"".join(pieces)}</div>'
+
+
+def _key(entries: Iterable[tuple[str, str]]) -> str:
+    """Return colours with what they mean."""
+    words = (
+        f'<span><i style="background:{shade}"></i>{html_text(word)}</span>'
+        for shade, word in entries
+    )
+    return f'<p class="key">{"".join(words)}</p>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +181,20 @@ class _Step:
     unit: Unit
 
     def parts(self, modules: Sequence[str]) -> Iterator[str]:
-        """Yield the step, of each class of ranks the first."""
+        """Yield the whole step, of each class of ranks the first."""
         yield f"<h2>{html_text(self.title)}</h2>"
         kept = [row for row in self.rows if row.work]
-        if len(kept) > MOST_RANKS:
+        if len(kept) > MOST_RANKS or _num_boxes(kept) > MAX_BOXES:
             by_role = {row.role: row for row in reversed(kept)}
             kept = sorted(by_role.values(), key=lambda row: row.ranks[0])[:MOST_RANKS]
-            yield f"<p>{len(kept)} of {len(self.rows)} rows, the first of each role.</p>"
-        # Until so many boxes have started.
-        starts = sorted(work.start for row in kept for work in row.work)
-        makespan = max((work.stop for row in kept for work in row.work), default=0.0)
-        until = starts[MAX_BOXES] if len(starts) > MAX_BOXES else makespan
-        if until < makespan:
-            shown = f"{until:g} units" if self.unit is Unit.MODEL else seconds_text(until)
-            yield f"<p>The first {shown}; plan --timeline FILE.svg draws all.</p>"
+            if len(kept) < len(self.rows):
+                yield f"<p>{len(kept)} of {len(self.rows)} rows, the first of each role.</p>"
+        is_plain = _num_boxes(kept) > MAX_BOXES
         rows = []
         for row in kept:
             spans = tuple(
                 Span(row.ranks[0], parse_action(work.action), work.start, work.stop)
                 for work in row.work
-                if work.start < until
             )
             label = f"{ranks_text(row.ranks)} {role_text(row.role)}"
             rows.append(Row(label, row.role, len(row.ranks), row.bubble, spans))
@@ -186,9 +205,10 @@ class _Step:
             for number, module in enumerate(modules)
             for shade, word in zip(colors(number), ("forward", "backward"), strict=True)
         ]
-        key = (
-            f'<span><i style="background:{shade}"></i>{html_text(words)}</span>'
-            for shade, words in (*entries, ("#8883", "idle"))
-        )
-        yield f'<p class="key">{"".join(key)}</p>'
-        yield f'<div class="wide step">\n{figure(timeline, tuple(rows), modules)}\n</div>'
+        yield _key([*entries, ("#8883", "idle")])
+        picture = figure(timeline, tuple(rows), modules, plain=is_plain)
+        yield f'<div class="wide step">\n{picture}\n</div>'
+
+
+def _num_boxes(rows: Sequence[TimelineRow]) -> int:
+    return sum(len(row.work) for row in rows)

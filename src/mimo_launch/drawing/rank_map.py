@@ -47,7 +47,8 @@ STYLE = """\
 .hosts { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 .host > p { margin: 0 0 .2rem; font-size: .85rem; max-width: 22rem; }
 .ranks { display: flex; flex-wrap: wrap; gap: 6px; max-width: 22rem; }
-.cell { width: 2.3rem; height: 2.1rem; border-radius: 4px; color: #1f2328; cursor: default;
+.cell { min-width: 2.3rem; max-width: 7rem; min-height: 2.1rem; padding: .1rem .3rem;
+        border-radius: 4px; color: #1f2328; cursor: default; text-align: center;
         font-size: .85rem; line-height: 1.1; outline-offset: 1px; box-sizing: border-box;
         display: flex; flex-direction: column; align-items: center; justify-content: center; }
 .cell small { font-size: .65rem; }
@@ -182,7 +183,7 @@ def _host(name: str, numbers: Iterable[int], cells: RankCells) -> Iterator[str]:
     for number in numbers:
         cell = cells.cells[number]
         role = cell.kind.timeline.role
-        stages = ",".join(dict.fromkeys(part.rpartition(".")[2] for part in role))
+        stages = ", ".join(dict.fromkeys(part.rpartition(".")[2] for part in role))
         shown = f"<small>{stages}</small>" if stages.strip("0") else ""
         idle = "" if role else " idle"
         label = html_text(f"{_name(cell, cells)}: {role_text(role)}")

@@ -14,10 +14,10 @@ from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import FORBIDDEN
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
-    DIGIT,
     Row,
     Sizes,
     axis_unit,
+    digits_width,
     mean_bubble,
     rows_of,
     sizes_of,
@@ -34,6 +34,8 @@ TICKS_HEIGHT = 28.0
 MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
 DOWN, MAX_DOWN = 2.0, 4.0
+# The x, y, width and height of a box.
+Place = tuple[float, float, float, float]
 HEADINGS = {
     Unit.MODEL: "planned step",
     Unit.ESTIMATED: "planned step, estimated",
@@ -70,13 +72,16 @@ def render_svg(
     return "\n".join(parts) + "\n"
 
 
-def figure(timeline: Timeline, rows: tuple[Row, ...], modules: Sequence[str]) -> str:
+def figure(
+    timeline: Timeline, rows: tuple[Row, ...], modules: Sequence[str], *, plain: bool = False
+) -> str:
     """Return rows of a timeline as an element of a page, without heading, legend and background.
 
-    `modules` are those of the colours, of which the rows may lack some.
+    `modules` are those of the colours, of which the rows may lack some. `plain` boxes have neither
+    numbers nor words, and those of a row in one colour are one element.
     """
     sizes = sizes_of(timeline, rows, TICKS_HEIGHT)
-    picture = _Picture(timeline, rows, sizes, modules)
+    picture = _Picture(timeline, rows, sizes, modules, is_plain=plain)
     full, height = sizes.left + sizes.width + BUBBLE_WIDTH, sizes.bottom + 46
     parts = [
         f'<svg width="{_n(full)}" height="{_n(height)}" font-family="{escape(FONT)}">',
@@ -164,6 +169,7 @@ class _Picture:
     rows: tuple[Row, ...]
     sizes: Sizes
     modules: Sequence[str]
+    is_plain: bool = False
 
     def defs(self) -> Iterator[str]:
         """Yield the colours of the modules."""
@@ -233,28 +239,45 @@ class _Picture:
                         f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
                     )
                     yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
-            for span in row.spans:
-                if span.is_compute:
-                    yield from self._box(span, row, top)
+            boxes = [(span, self._place(span, row, top)) for span in row.spans if span.is_compute]
+            if self.is_plain:
+                yield from self._paths(boxes)
+            else:
+                for span, place in boxes:
+                    yield from self._box(span, row, place)
 
-    def _box(self, span: Span, row: Row, top: float) -> Iterator[str]:
-        sizes, action, x = self.sizes, span.action, self.sizes.x(span.start)
-        stages = row.stages_of(action.module)
-        down = min(MAX_DOWN, DOWN * stages.index(action.stage or 0))
-        y, width = top + down, sizes.scale * (span.stop - span.start)
-        height = sizes.row - GAP - down
+    def _place(self, span: Span, row: Row, top: float) -> Place:
+        """Return the x, y, width and height of a box."""
+        stages = row.stages_of(span.action.module)
+        down = min(MAX_DOWN, DOWN * stages.index(span.action.stage or 0))
+        width = self.sizes.scale * (span.stop - span.start)
         # A hairline of background separates adjacent boxes.
         drawn = width - 1 if width > 4 else width
-        shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(drawn)}" height="{_n(height)}"'
-        number = self.modules.index(action.module)
-        style = action.kind.value.lower()
-        yield f'<rect class="box {style}{number}" {shape}><title>{_hover(span)}</title></rect>'
-        short = str(action.index)
-        for label in [f"{short}.{action.stage}", short] if len(stages) > 1 else [short]:
-            if text_width(label, sizes.font, char=DIGIT) + 3 <= drawn:
-                base = y + height / 2 + sizes.font * 0.36
-                place = f'x="{_n(x + drawn / 2)}" y="{_n(base)}" font-size="{_n(sizes.font)}"'
-                yield f'<text class="n {style}" {place}>{label}</text>'
+        return self.sizes.x(span.start), top + down, drawn, self.sizes.row - GAP - down
+
+    def _color(self, span: Span) -> str:
+        return f"{span.action.kind.value.lower()}{self.modules.index(span.action.module)}"
+
+    def _paths(self, boxes: Sequence[tuple[Span, Place]]) -> Iterator[str]:
+        """Yield the boxes of each colour as one path."""
+        found: dict[str, list[str]] = {}
+        for span, (x, y, width, height) in boxes:
+            path = f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z"
+            found.setdefault(self._color(span), []).append(path)
+        for color, paths in found.items():
+            yield f'<path class="box {color}" d="{"".join(paths)}"/>'
+
+    def _box(self, span: Span, row: Row, place: Place) -> Iterator[str]:
+        """Yield a box with its words, and its number where that has room."""
+        (x, y, width, height), font = place, self.sizes.font
+        shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+        words = f"<title>{_hover(span)}</title>"
+        yield f'<rect class="box {self._color(span)}" {shape}>{words}</rect>'
+        for label in row.labels_of(span.action):
+            if digits_width(label, font) + 3 <= width:
+                base = y + height / 2 + font * 0.36
+                at = f'x="{_n(x + width / 2)}" y="{_n(base)}" font-size="{_n(font)}"'
+                yield f'<text class="n {span.action.kind.value.lower()}" {at}>{label}</text>'
                 return
 
 

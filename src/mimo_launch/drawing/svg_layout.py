@@ -21,12 +21,14 @@ from mimo_launch.drawing.spans import (
     bubble_of,
     role_of_spans,
 )
+from mimo_launch.schedule.actions import Action
 
 # Above this many rows each is drawn less high, so that all fit a screen or two.
 ROOMY = 24
-# Widths of characters in pixels per pixel of font size: the average of text, and of digits.
-CHAR, DIGIT = 0.56, 0.6
-MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, WIDE_BOX, TICK_WIDTH = 560.0, 2400.0, 26.0, 34.0, 56.0
+# Widths of characters in pixels per pixel of font size: the average of text; bold digits and dots
+# of the widest font.
+CHAR, DIGIT, DOT = 0.56, 0.7, 0.38
+MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, TICK_WIDTH = 560.0, 2400.0, 26.0, 56.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class Row:
         """Return the stages of a module that the row computes."""
         parts = (part.rpartition(".") for part in self.role)
         return [int(stage) for name, _, stage in parts if name == module]
+
+    def labels_of(self, action: Action) -> tuple[str, ...]:
+        """Return what a box may say: with the stage, if the row has several; without."""
+        short = str(action.index)
+        several = len(self.stages_of(action.module)) > 1
+        return (f"{short}.{action.stage}", short) if several else (short,)
 
     @property
     def has_chunks(self) -> bool:
@@ -101,14 +109,16 @@ def mean_bubble(timeline: Timeline) -> float:
 
 
 def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
-    """Return sizes at which the median box has room for its number, within limits."""
+    """Return sizes at which a box of the median time has room for any number, within limits."""
     is_roomy = len(rows) <= ROOMY
     height, font = (24.0, 12.0) if is_roomy else (17.0, 11.0)
     longest = max((len(row.label) for row in rows), default=0)
     times = [s.stop - s.start for row in rows for s in row.spans if s.is_compute]
     usual = median(times) if times else 0.0
     makespan = timeline.makespan
-    box = WIDE_BOX if any(row.has_chunks for row in rows) else BOX_WIDTH
+    labels = {row.labels_of(s.action)[0] for row in rows for s in row.spans if s.is_compute}
+    box = max((digits_width(label, font) + 4 for label in labels), default=0.0)
+    box = max(box, BOX_WIDTH)
     wanted = box * makespan / usual if usual else MIN_WIDTH
     width = min(max(wanted, MIN_WIDTH), MAX_WIDTH)
     tops = [top]
@@ -126,9 +136,14 @@ def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
     )
 
 
-def text_width(text: str, font: float, *, char: float = CHAR) -> float:
+def text_width(text: str, font: float) -> float:
     """Estimate the width of a text; there is no font to measure."""
-    return len(text) * font * char
+    return len(text) * font * CHAR
+
+
+def digits_width(label: str, font: float) -> float:
+    """Return how wide a bold number with dots is at most."""
+    return font * sum(DOT if char == "." else DIGIT for char in label)
 
 
 def ticks_of(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[float, str]]:

@@ -33,6 +33,13 @@ class MemoryRow:
         return sum(parts) + self.workspace
 
     @property
+    def parts(self) -> dict[str, int]:
+        """All bytes of the device by what users know."""
+        names = ("weights", "gradients", "optimizer", "activations", "transfers")
+        rest = self.workspace + self.reserve + self.device
+        return {name: getattr(self, name) for name in names} | {"other": rest}
+
+    @property
     def total(self) -> int:
         """All bytes of the device."""
         return self.allocated + self.reserve + self.device

@@ -136,8 +136,8 @@ class _JoinedRank:
     ) -> int:
         """Do the work of this rank, and end this process.
 
-        `listener` gets the events of rank 0, which holds the `lock` of the run folder. `held` closes
-        both.
+        `listener` gets the events of rank 0, which holds the `lock` of the run folder. `held`
+        closes both.
         """
         from mimo_launch.launcher.gpus import gpu_settings
         from mimo_launch.launcher.run_lock import FolderLost
