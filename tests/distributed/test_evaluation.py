@@ -1,5 +1,6 @@
 """Evaluation leaves training as it was, and may take longer than one collective may."""
 
+import math
 import time
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -125,7 +126,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
 }
 
 
-def digits_read_and_drawn(batch: dict[str, Any], grid: dict[str, int] | None = None) -> Spec:
+def digits_read_and_drawn(batch: dict[str, Any], grid: dict[str, Any] | None = None) -> Spec:
     data = {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 3}
     models = {
         "vision": {"model": {"kind": "vit", "patch": 4, **SIZES}},
@@ -136,7 +137,7 @@ def digits_read_and_drawn(batch: dict[str, Any], grid: dict[str, int] | None = N
     return spec(modules, data=data, seq=40, **batch)
 
 
-def codes_said(batch: dict[str, Any], grid: dict[str, int] | None = None) -> Spec:
+def codes_said(batch: dict[str, Any], grid: dict[str, Any] | None = None) -> Spec:
     model = {**SIZES, "kv_heads": 2}
     modules = {"language": box(0), "voice": box(0, **(grid or {}), **talker(model=model))}
     return spec(modules, seq=24, **batch)
@@ -144,12 +145,15 @@ def codes_said(batch: dict[str, Any], grid: dict[str, int] | None = None) -> Spe
 
 @pytest.mark.parametrize("make", [digits_read_and_drawn, codes_said])
 def test_every_held_out_sample_counts_once_whatever_batch_and_layout(make: Any) -> None:
-    """Every number of an evaluation of five samples, of which two replicas have unequal parts."""
+    """Every number of an evaluation of five samples, of which two replicas have unequal parts.
+
+    Answers of one replica are longer than those of the other; all gather weights as often.
+    """
     found = {
         name: run_on_running_ranks(all_held_out, make(batch), world_size=1)
         for name, batch in ONE_RANK.items()
     }
-    wide = make({"mbs": 2, "microbatches": 2}, {"dp": 2})
+    wide = make({"mbs": 2, "microbatches": 2}, {"dp": 2, "sharding": "full"})
     found["two ranks"] = run_on_running_ranks(all_held_out, wide, world_size=2)
     [right] = found["batch 1"]
     is_spoken = make is codes_said
@@ -162,6 +166,34 @@ def test_every_held_out_sample_counts_once_whatever_batch_and_layout(make: Any) 
             told["eval_losses"] = pytest.approx(told["eval_losses"], rel=1e-12)
             told["eval_loss"] = pytest.approx(told["eval_loss"], rel=1e-12)
             assert asdict(right) == told, name
+
+
+class WithoutLabels(FiveHeldOut):
+    """Language learns nothing of its samples."""
+
+    def text(self, split: Split, index: int) -> Any:
+        tokens, labels = self._dataset.text(split, index)
+        return tokens, np.full_like(labels, IGNORE_LABEL)
+
+    def describe(self, split: Split, index: int) -> SampleData:
+        return replace(self._dataset.describe(split, index), num_labels=0)
+
+
+def held_out_without_labels(made: Spec) -> EvalFinished:
+    with RankSession(Plan.of(made), randomise=True) as session:
+        reader = StepReader(session, WithoutLabels(build_dataset(made)), RunState(), print)
+        return evaluate(session, reader, "all", 1)
+
+
+def test_a_loss_without_held_out_terms_is_left_out_and_none_at_all_is_no_loss_of_0() -> None:
+    """That of the other module has its name still: it is not the loss of language."""
+    [found] = run_on_running_ranks(held_out_without_labels, codes_said({}), world_size=1)
+    assert found.eval_loss > 0
+    assert found.eval_losses == {"voice": found.eval_loss}
+    alone = spec({"language": box(0)}, seq=24)
+    [found] = run_on_running_ranks(held_out_without_labels, alone, world_size=1)
+    assert math.isnan(found.eval_loss)
+    assert found.eval_losses is None
 
 
 def passes_of_a_flow(made: Spec) -> int:
