@@ -45,9 +45,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             "sliding_window": {"size": 5, "full": [0], "rope_theta": 20.0},
         },
     },
-    "windows in the last layer": {"model": {"sliding_window": {"size": 3, "full": [0]}}},
-    "windows in all layers but the last": {
-        "model": {"sliding_window": {"size": 3, "full": [1]}},
+    "pp 2, windows in the last layer": {
+        "pp": 2, "model": {"sliding_window": {"size": 3, "full": [0]}},
+    },
+    "windows in all layers but the last, scaled embeddings": {
+        "model": {"sliding_window": {"size": 3, "full": [1]}, "embedding_scale": 4.0},
     },
     "as Gemma": {
         "model": {
@@ -78,8 +80,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OFTEN = {
     "dense last layer",
-    "windows in the last layer",
-    "windows in all layers but the last",
+    "pp 2, windows in the last layer",
+    "windows in all layers but the last, scaled embeddings",
     "hybrid, tp 2, cp 2, documents",
     "tp 2, cp 2, sequence parallel, documents",
     "experts, tp 2, pp 2, packed, recompute",

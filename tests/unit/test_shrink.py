@@ -131,6 +131,23 @@ def test_a_connector_without_queries_has_two_rows_to_attend_to() -> None:
         assert {sizes_drawn(small, each)[0][0].rows for each in modules} == {least}
 
 
+def test_windows_caps_and_growth_are_small_enough_to_be_seen() -> None:
+    """Windows end within documents, caps cut small scores; what is small enough stays."""
+    caps = {"attention_softcap": 50.0, "logit_softcap": 30.0}
+    growth = {"query_scaling": {"beta": 0.1, "length": 8192}}
+    made = spec({"language": box(0, model={"sliding_window": {"size": 4096}, **caps, **growth})})
+    small = shrink(made).language.model
+    assert small.sliding_window.size == 5
+    assert (small.attention_softcap, small.logit_softcap) == (2.0, 2.0)
+    assert (small.query_scaling.beta, small.query_scaling.length) == (0.5, 3)
+    again = shrink(spec({"language": box(0, model={
+        "sliding_window": {"size": 2}, "attention_softcap": 1.5, "logit_softcap": 1.0,
+        "query_scaling": {"beta": 0.75, "length": 2},
+    })})).language.model  # fmt: skip
+    assert (again.sliding_window.size, again.attention_softcap, again.logit_softcap) == (2, 1.5, 1)
+    assert (again.query_scaling.beta, again.query_scaling.length) == (0.75, 2)
+
+
 @pytest.mark.parametrize(
     ("layers", "full", "small_full"),
     [(6, [5], (1,)), (6, [2, 4], (0,)), (6, [], ()), (3, [0, 1, 2], (0, 1)), (1, [0], (0,))],
