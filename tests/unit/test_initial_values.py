@@ -155,6 +155,7 @@ KINDS = {
         "mamba": {"heads": 8, "head_dim": 16, "state": 16, "groups": 2},
         "deltanet": {"key_heads": 2, "heads": 4, "head_dim": 16},
         "moe": {**EXPERTS, "bias": False},
+        "mtp": {"depth": 1},
     },
 }
 
@@ -164,6 +165,7 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
 
     Outputs keep their size where inputs of a map are independent. What each layer adds to the
     stream is smaller, so that the sum of all has size one: two additions a block, one in a hybrid.
+    Blocks for further tokens add twice, as one of half as many blocks, rounded up.
     """
     layer = name.removesuffix(".weight").split(".")[-1]
     inputs = math.prod(shape[1:])
@@ -176,7 +178,8 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
         return WIDTH**-0.5
     added = layer in ("o", "down") or (layer == "out" and kind == "hybrid")
     if added and not name.startswith("projector"):
-        return (5 if kind == "hybrid" else 2 * 2) ** -0.5 * inputs**-0.5
+        additions = (6 if "mtp." in name else 5) if kind == "hybrid" else 2 * 2
+        return additions**-0.5 * inputs**-0.5
     return inputs**-0.5
 
 
