@@ -1,9 +1,24 @@
 """Sums behind the norm of a step."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from tests.support.specs import box, spec
 
-from mimo_launch.optimizer.gradients import num_zeros, sum_of_squares
+from mimo_launch.comm.async_copies import HostCopy
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.build import build_network
+from mimo_launch.optimizer.gradients import (
+    PendingMetrics,
+    num_zeros,
+    reduce_metrics,
+    sum_of_squares,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -28,3 +43,37 @@ def test_more_zeros_are_counted_than_float32_can_count() -> None:
     many = torch.zeros(1, dtype=torch.bfloat16).expand(2**24)
     found = num_zeros([torch.tensor([0.0, 1.0]), many], torch.device("cpu"))
     assert int(found) == 2**24 + 1
+
+
+@pytest.mark.parametrize(("counts", "zeros"), [([], None), ([0.0, 0.0], {"a": 0, "b": 0})])
+def test_no_zeros_differ_from_zeros_that_were_not_counted(
+    counts: list[float], zeros: dict[str, int] | None
+) -> None:
+    """Behind loss, norm and the balance of experts come each loss, squares by module, flags."""
+    number = torch.ones(())
+    squares = {"a": number, "b": number}
+    host = HostCopy(torch.tensor([3.0, 5.0, 0.5, 3.0, 9.0, 16.0, 1.0, *counts]))
+    pending = PendingMetrics(number, ("a",), number, squares, {}, num_flags=1, host=host)
+    found = pending.read()
+    assert (found.norms, found.flags, found.zeros) == ({"a": 3.0, "b": 4.0}, (1,), zeros)
+
+
+def test_counting_zeros_leaves_norms_as_they_are() -> None:
+    made = spec({"language": box(0)})
+    layout = build_layout(made)
+    [stage] = layout["language"].stages
+    network = build_network(made, stage, ParallelContext())
+    for parameter in network.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    network.norm.weight.grad.zero_()
+    declared = list(declared_parameters("language", network))
+    module: Any = SimpleNamespace(
+        declared=lambda: declared, context=ParallelContext(), aux_loss=None
+    )
+    losses = {"language": torch.ones(())}
+    plain, counted = (
+        reduce_metrics(layout, {"language": module}, losses, count_zeros=count).read()
+        for count in (False, True)
+    )
+    assert counted.zeros == {"language": network.norm.weight.numel()}
+    assert replace(counted, zeros=None) == plain
