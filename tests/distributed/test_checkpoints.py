@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -24,6 +25,7 @@ from mimo_launch.checkpoint.folder import (
     all_checkpoints,
     complete,
     crc_of,
+    folder_name,
     is_complete,
     read_marker,
 )
@@ -39,8 +41,10 @@ from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
+    CheckpointFailed,
     CheckpointPassedOver,
     CheckpointSaved,
+    RunFinished,
     RunResumed,
     StepFinished,
     WeightsLoaded,
@@ -396,6 +400,9 @@ def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> No
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.equal(tensor, expected[name]), name
+    # Each tensor has its count: another layout may hold apart what is one parameter here.
+    counts = read_marker(all_checkpoints(tmp_path / "goes on")[0]).updates
+    assert counts == {n.removeprefix("exp_avg/"): 3 for n in found if n.startswith("exp_avg/")}
 
 
 @pytest.mark.usefixtures("late")
@@ -550,6 +557,31 @@ def test_hosts_without_a_shared_folder_save_nothing_and_leave_nothing(tmp_path: 
     run_ranks(save_apart, spec, tmp_path, world_size=world_size(spec))
     # A full disk needs the room for metrics, logs and the report.
     assert not [path for path in tmp_path.rglob("checkpoints/**/*") if path.is_file()]
+
+
+def outcomes_with_a_bad_save(spec: Spec, folder: Path, bad: int) -> list[str]:
+    """Return how saves ended, and if the run did so well; the disk is full at step `bad`."""
+    write, events = saver_module.write_boxes, list[Any]()
+
+    def full(unfinished: Path, *args: Any) -> None:
+        if unfinished.name.startswith(folder_name(bad)):
+            raise CheckpointError("no space left")
+        write(unfinished, *args)
+
+    saver_module.write_boxes = full
+    with RankSession(Plan.of(spec)) as session, suppress(CheckpointNotWritten):
+        state, saver = start_run(session, folder, events.append)
+        train(session, events.append, Hooks(saver=saver), state)
+    kinds = {CheckpointSaved: "saved", CheckpointFailed: "failed", RunFinished: "run ended"}
+    return [kinds[type(event)] for event in events if type(event) in kinds]
+
+
+def test_a_run_fails_with_its_last_save_and_not_with_an_earlier_one(tmp_path: Path) -> None:
+    spec = make_spec("one rank", 3, checkpoint={"every": 1})
+    [early] = run_ranks(outcomes_with_a_bad_save, spec, tmp_path / "a", 2, world_size=1)
+    assert early == ["saved", "failed", "saved", "run ended"]
+    [late] = run_ranks(outcomes_with_a_bad_save, spec, tmp_path / "b", 3, world_size=1)
+    assert late == ["saved", "saved", "failed"]
 
 
 def test_resuming_tells_which_settings_changed(tmp_path: Path) -> None:
