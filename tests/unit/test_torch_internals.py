@@ -127,3 +127,13 @@ def test_the_allocator_takes_settings() -> None:
 def test_a_gpu_can_be_held_back() -> None:
     """A call takes cycles; only a GPU can be asked to wait."""
     assert callable(torch.cuda._sleep)
+
+
+def test_groups_that_were_shut_down_keep_their_connections(unit: nn.Module) -> None:
+    """Gloo still answers: its sockets close with the process, not while a peer closes its own."""
+    second = dist.new_group([0])
+    torch_internals.shut_down_groups()
+    for group in (dist.group.WORLD, second):
+        one = torch.ones(1)
+        dist.all_reduce(one, group=group)
+        assert one.item() == 1

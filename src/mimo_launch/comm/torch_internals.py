@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -151,6 +152,19 @@ def dump_memory(file: Path) -> None:
         torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def shut_down_groups() -> None:
+    """Wait for the transfers of every process group and end what NCCL has started for it.
+
+    Why: `destroy_process_group` also closes the connections of gloo. If a peer closes its end at
+    that moment, gloo in torch 2.11 aborts the process ("enforce fail at pair.cc"), and a run that
+    has done its work has failed. So they stay open until the process ends.
+    """
+    names = c10d._world.pg_names
+    # In the order of `destroy_process_group`.
+    for group in sorted(names, key=names.__getitem__, reverse=True):
+        group.shutdown()
 
 
 def set_allocator(settings: str) -> None:

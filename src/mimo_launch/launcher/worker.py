@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from mimo_launch.comm import torch_internals
 from mimo_launch.comm.world import DeviceKind, device_for, group_timeout, join_world
 from mimo_launch.launcher.rank_tasks import Job, RankTask
 from mimo_launch.launcher.shared_progress import WorkerCells
@@ -146,7 +147,8 @@ def run_worker(
 ) -> int:
     """Do `task` as one rank and return the signal that ended it, or 0.
 
-    Rank 0 keeps the task's records and calls `listeners`.
+    Rank 0 keeps the task's records and calls `listeners`. The caller then ends the process by
+    `os._exit`: groups are shut down, but not destroyed.
 
     Ranks: collective over the world. Raises: the error of this rank.
     """
@@ -182,7 +184,7 @@ def run_worker(
         for record in reversed(records):
             record.close()
     # Not in `finally`: after an error NCCL would wait for transfers that never end.
-    dist.destroy_process_group()
+    torch_internals.shut_down_groups()
     links.progress.finished(ended_by)
     return ended_by
 
