@@ -1,14 +1,17 @@
-"""The page that shows every topology, and its pictures.
+"""The page that shows every topology, its pictures, and those of the start page.
 
 `python -m tests.docs.gallery_page` writes them anew.
 """
 
+import re
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.docs.files_page import ROOT
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.cli.app import run
 from mimo_launch.drawing.spans import planned
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.timeline import grid_lines, timeline_rows
@@ -19,6 +22,7 @@ from mimo_launch.spec.base import LANGUAGE
 TOPOLOGIES = ROOT / "topologies"
 PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "img" / "gallery"
+START, START_PICTURES = ROOT / "docs" / "index.md", ROOT / "docs" / "img" / "start"
 WIDTH = 78
 # Pictures are for steps that are seen at a glance; a larger one has lines of text alone.
 MAX_PICTURE = 20_000
@@ -76,11 +80,25 @@ def page() -> tuple[str, dict[str, str]]:
     return "\n".join(parts), {f"{file.stem}.svg": made[2] for file, made in drawn if made[2]}
 
 
+def start_pictures() -> dict[str, str]:
+    """Return the steps of the start page by their files: of its spec, and with the first advice."""
+    spec = re.search(r'title="first.yaml"\n(.*?)^```', START.read_text(), re.DOTALL | re.MULTILINE)
+    if spec is None:
+        raise ValueError(f"{START} has no spec first.yaml")
+    with TemporaryDirectory() as name:
+        first, second = Path(name, "first.yaml"), Path(name, "second.yaml")
+        first.write_text(spec[1], encoding="utf-8")
+        for file, options in ((first, ["--apply", "1", "-o", str(second)]), (second, [])):
+            run(["plan", str(file), "--timeline", str(file.with_suffix(".svg")), *options])
+        return {path.name: path.read_text() for path in sorted(Path(name).glob("*.svg"))}
+
+
 if __name__ == "__main__":
     text, pictures = page()
     PAGE.write_text(text, encoding="utf-8")
-    PICTURES.mkdir(exist_ok=True)
     for old in PICTURES.glob("*.svg"):
         old.unlink()
-    for name, svg in pictures.items():
-        (PICTURES / name).write_text(svg, encoding="utf-8")
+    for folder, drawn in ((PICTURES, pictures), (START_PICTURES, start_pictures())):
+        folder.mkdir(exist_ok=True)
+        for name, svg in drawn.items():
+            (folder / name).write_text(svg, encoding="utf-8")

@@ -23,6 +23,12 @@ def test_every_topology_is_shown_as_it_plans() -> None:
     assert {file.name: file.read_text(encoding="utf-8") for file in files} == pictures, anew
 
 
+def test_the_start_page_has_the_steps_of_its_spec_and_of_the_first_advice() -> None:
+    files = gallery_page.START_PICTURES.iterdir()
+    drawn = {file.name: file.read_text(encoding="utf-8") for file in files}
+    assert drawn == gallery_page.start_pictures(), "run: python -m tests.docs.gallery_page"
+
+
 def test_the_tour_has_every_room_in_the_order_of_imports() -> None:
     assert re.findall(r"^\| `(\w+)` \|", TOUR.read_text(encoding="utf-8"), re.MULTILINE) == rooms()
 

@@ -162,4 +162,4 @@ def axis_unit(timeline: Timeline) -> tuple[str, float]:
     """Return the name of the unit of the axis, and how many of them make one timeline unit."""
     if timeline.unit is Unit.MODEL:
         return "model units", 1.0
-    return ("milliseconds", 1e3) if timeline.makespan < 10 else ("seconds", 1.0)
+    return ("milliseconds", 1e3) if timeline.makespan < 1 else ("seconds", 1.0)
