@@ -298,6 +298,16 @@ def test_a_template_that_fails_on_a_record_refuses_that_record(
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30],
+    ids=["recursion", "syntax of Python"],
+)
+def test_a_template_too_deep_to_compile_is_refused(source: str) -> None:
+    with pytest.raises(TemplateRefused, match="cannot be compiled: "):
+        Program(source, {}, None)
+
+
 def test_the_limits_of_the_process_are_the_same_after_a_bounded_block() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (before[1], before[1]))

@@ -119,7 +119,7 @@ class Program:
             environment.globals["strftime_now"] = day.strftime
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (*_FAILURES, SyntaxError) as error:  # Jinja lets Python compile what it writes.
             raise TemplateRefused(f"it cannot be compiled: {error}") from error
         self._variables, self._images = variables, images
         self.marks_answers = _BLOCKS.search(source) is not None
