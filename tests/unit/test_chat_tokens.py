@@ -377,6 +377,7 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
         ({"messages": CHAT}, 2, "chat", "2 images and 0 markers"),
         ({"messages": [{"role": "user", "content": "\ud800"}, CHAT[4]]}, 0, "chat", "surrogate"),
         ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
+        ({"text": "<image> "}, 1, "caption", "`text` of its JSON is empty"),
         ({"text": 5}, 0, "caption", "is a number, not text"),
         ({"texts": "x"}, 0, "caption", "no key `text` or `caption`"),
     ],

@@ -116,9 +116,9 @@ def _caption(
         where = f"`{key}` of its JSON"
     if not isinstance(text, str):
         raise BadSample(f"{where} is {type_of(text)}, not text")
-    if not text.strip():
-        raise BadSample(f"{where} is empty")
     caption = split(text, {} if is_prose else markers)
+    if not any(part.text.strip() for part in caption):
+        raise BadSample(f"{where} is empty")
     return Record(tuple(caption), is_prose=is_prose, ignored=tuple(ignored), member=suffix)
 
 
