@@ -300,7 +300,7 @@ def test_a_template_that_fails_on_a_record_refuses_that_record(
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% for a in [1] %}" * 30 + "{% endfor %}" * 30],
+    ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", 30 * "{% for a in [1] %}" + 30 * "{% endfor %}"],
     ids=["recursion", "syntax of Python"],
 )
 def test_a_template_too_deep_to_compile_is_refused(source: str) -> None:
