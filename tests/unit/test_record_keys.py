@@ -221,7 +221,7 @@ def test_the_text_that_a_caption_is_not_taken_from_is_counted(tmp_path: Path) ->
 def test_counts_of_keys_that_differ_in_every_record_stay_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mimo_launch.data.webdataset.indexer._MOST_IGNORED", 3)
+    monkeypatch.setattr("mimo_launch.data.webdataset.shard_rows._MOST_IGNORED", 3)
     records = [(f"{n}", {"json": {"messages": [ASKED, SECOND], f"key{n}": 1}}) for n in range(9)]
     write_shard(tmp_path / "0.tar", records)
     ignored = opened(shard_spec(tmp_path)).splits["train"].index.ignored

@@ -25,7 +25,7 @@ from mimo_launch.data.webdataset import guards, tar_files
 from mimo_launch.data.webdataset.chat_template import Program, TemplateRefused
 from mimo_launch.data.webdataset.index import IndexProgress
 from mimo_launch.data.webdataset.index_columns import TYPES
-from mimo_launch.data.webdataset.indexer import IndexedSample, _Rows
+from mimo_launch.data.webdataset.shard_rows import IndexedSample, ShardRows
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
     Member,
@@ -201,7 +201,7 @@ def test_a_pool_ends_with_whoever_made_it_however_that_ends(tmp_path: Path) -> N
 
 def test_each_sample_may_have_a_suffix_of_its_own() -> None:
     """Names such as `KEY.CHECKSUM.png`: more of them than two bytes count."""
-    rows = _Rows(0)
+    rows = ShardRows(0)
     for number in range((1 << 16) + 1):
         suffix = f"{number}.png"
         seen = IndexedSample(1, np.array([[0, 1]]), [], {"image": [suffix], "audio": []})
@@ -300,7 +300,10 @@ def test_a_template_that_fails_on_a_record_refuses_that_record(
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", 30 * "{% for a in [1] %}" + 30 * "{% endfor %}"],
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        30 * "{% for a in [1] %}" + 30 * "{% endfor %}",
+    ],
     ids=["recursion", "syntax of Python"],
 )
 def test_a_template_too_deep_to_compile_is_refused(source: str) -> None:

@@ -34,8 +34,9 @@ from mimo_launch.data.webdataset.index_columns import (
     write_bad,
 )
 from mimo_launch.data.webdataset.index_pool import indexed_shards
-from mimo_launch.data.webdataset.indexer import SampleIndexer, count_ignored
+from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.shard_names import NamedShard, named_shards
+from mimo_launch.data.webdataset.shard_rows import count_ignored
 from mimo_launch.hugging_face.tokenizer import (
     TOKENIZER,
     chat_sources,

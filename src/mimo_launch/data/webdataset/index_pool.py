@@ -14,7 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from mimo_launch.data.webdataset.indexer import SampleIndexer, ShardIndex, index_shard
+from mimo_launch.data.webdataset.indexer import SampleIndexer, index_shard
+from mimo_launch.data.webdataset.shard_rows import ShardIndex
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # With fewer bytes of shards, one process is done before others have started.

@@ -1,14 +1,12 @@
 """Reads every sample of a shard once for the index: tokens, sizes of images, faults.
 
-Decides: what the index holds of a sample, and which records it leaves out.
+Decides: which records the index leaves out, and what a sample has that is not read.
 Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
-Leaves: files of the index to `index_columns`, reading many shards to `index`.
+Leaves: columns of the index to `shard_rows`, reading many shards to `index`.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -25,24 +23,13 @@ from mimo_launch.data.webdataset.decode_media import (
     medium_of,
 )
 from mimo_launch.data.webdataset.decode_video import video_size
-from mimo_launch.data.webdataset.index_columns import (
-    LISTS,
-    SAMPLES,
-    TILING,
-    TYPES,
-    Column,
-    numbers_of,
-)
-from mimo_launch.data.webdataset.media_rows import (
-    PlacedMedium,
-    ShardInputs,
-)
+from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
+from mimo_launch.data.webdataset.shard_rows import Bad, IndexedSample, ShardIndex, ShardRows
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
-    Member,
     MemberPlace,
     ShardReader,
     samples_of,
@@ -52,52 +39,7 @@ from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
-_MOST_LISTED, _MOST_IGNORED = 5, 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """A record that is left out; with an empty key, the rest of the shard."""
-
-    shard: str
-    key: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """The samples of one shard as columns whose `*_end` count from 0, and its bad records.
-
-    `member_suffix` is a place in `suffixes`. `ignored` counts the samples by what they have that is
-    not read.
-    """
-
-    columns: dict[str, Column]
-    suffixes: tuple[str, ...]
-    bad: tuple[Bad, ...]
-    ignored: Counter[str]
-
-    @property
-    def num_samples(self) -> int:
-        """Good samples."""
-        return len(self.columns["tokens"])
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedSample:
-    """What the index holds of one sample.
-
-    `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
-    its images, clips and targets, in order. `ignored` is what it has that is not read. `checksum`
-    is of its text and the first bytes of these.
-    """
-
-    num_tokens: int
-    runs: np.ndarray
-    placed: list[PlacedMedium]
-    members: dict[Marker, list[str]]
-    ignored: tuple[str, ...] = ()
-    checksum: int = 0
+_MOST_LISTED = 5
 
 
 class SampleIndexer:
@@ -236,7 +178,7 @@ def _named(suffix: str) -> str:
 
 def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     """Read every sample of the shard with this number."""
-    rows = _Rows(number)
+    rows = ShardRows(number)
     bad: list[Bad] = []
     reader = ShardReader((path,))
     try:
@@ -260,60 +202,4 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
                 rows.add(member, seen)
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
-    columns = {name: np.array(rows.values[name], dtype=TYPES[name]) for name in TYPES}
-    return ShardIndex(columns, tuple(rows.suffixes), tuple(bad), rows.ignored)
-
-
-def count_ignored(counts: Counter[str], more: Mapping[str, int]) -> None:
-    """Add counts, those of what comes after many kinds together: keys may differ by sample."""
-    for name, number in more.items():
-        known = name in counts or len(counts) < _MOST_IGNORED
-        counts[name if known else "other keys"] += number
-
-
-class _Rows:
-    """The columns of a shard with this number, as they grow by its samples."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.values: dict[str, list[int]] = defaultdict(list)
-        self.suffixes: dict[str, int] = {}
-        self.ignored: Counter[str] = Counter()
-
-    def add(self, member: Member, seen: IndexedSample) -> None:
-        """Append one sample."""
-        rows, runs = self.values, seen.runs
-        count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
-        kept = [
-            suffix
-            for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
-            if suffix in member.places
-        ]
-        num_labels = int((runs[:, 1] - runs[:, 0]).sum())
-        sizes = str([member.places[suffix].size for suffix in kept])
-        content = crc32(sizes.encode(), seen.checksum)
-        per_sample = (seen.num_tokens, num_labels, self.number, content)
-        for name, value in zip(SAMPLES, per_sample, strict=True):
-            rows[name].append(value)
-        for suffix in kept:
-            rows["member_offset"].append(member.places[suffix].offset)
-            rows["member_size"].append(member.places[suffix].size)
-            rows["member_suffix"].append(self.suffixes.setdefault(suffix, len(self.suffixes)))
-        for each in seen.placed:
-            rows["span_module"].append(each.module)
-            rows["span_member"].append(each.member)
-            rows["span_position"].append(each.span.position)
-            rows["span_height"].append(each.span.height)
-            rows["span_width"].append(each.span.width)
-            rows["span_reads"].append(each.span.reads or 0)
-            rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
-            rows["span_told"].append(each.told)
-            rows["span_loose"].append(each.span.loose)
-            for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
-                rows[name].append(value)
-        for first, last in runs.tolist():
-            rows["run_first"].append(first)
-            rows["run_last"].append(last)
-        rows["key_byte"] += member.key.encode("utf-8", "surrogateescape")
-        for name, columns in LISTS.items():
-            rows[f"{name}_end"].append(len(rows[next(iter(columns))]))
+    return rows.index(bad)
