@@ -74,8 +74,12 @@ def percent(share: float) -> str:
 
 
 def role_text(role: Sequence[str]) -> str:
-    """Return what a rank holds, without the index of a stage where it is 0."""
-    return " + ".join(part.removesuffix(".0") for part in role) or "idle"
+    """Return what a rank holds: `vision + language.1,3`; a module alone where its stage is 0."""
+    held: dict[str, list[str]] = {}
+    for part in role:
+        module, _, stage = part.rpartition(".")
+        held.setdefault(module, []).append(stage)
+    return " + ".join(f"{m}.{','.join(s)}".removesuffix(".0") for m, s in held.items()) or "idle"
 
 
 def bytes_text(size: int) -> str:
