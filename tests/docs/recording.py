@@ -5,7 +5,8 @@
     python -m tests.docs.recording OUT.svg mimo-launch train quickstart.yaml --nproc 8
 
 The command runs at its own speed on a pseudo-terminal. What its screen shows is kept whenever it
-changes; the picture shows some of these screens, evenly chosen, and repeats them.
+changes; the picture shows some of these screens, evenly chosen, and repeats them. It begins with
+a screen of some lines; without animation it is the last one.
 """
 
 import codecs
@@ -29,7 +30,7 @@ import pyte
 
 WIDTH, HEIGHT = 90, 22
 CHAR, LINE, MARGIN = 7.8, 17, 14
-FRAMES, SECONDS, LAST_SECONDS = 24, 12.0, 4.0
+FRAMES, SECONDS, LAST_SECONDS, LEAST_LINES = 24, 12.0, 4.0, 5
 # A screen that changes twice within this time is kept once.
 SETTLED = 0.2
 PALETTE = {
@@ -46,7 +47,6 @@ def record(command: Sequence[str]) -> list[Screen]:
     stream, decode = pyte.Stream(screen), codecs.getincrementaldecoder("utf-8")("replace").decode
     screens: list[Screen] = []
     stream.feed(f"$ {shlex.join(command)}\r\n")
-    screens.append(_shown(screen))
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     env = {**os.environ, "TERM": "xterm-256color", "PYTHONWARNINGS": "ignore"}
@@ -68,7 +68,13 @@ def record(command: Sequence[str]) -> list[Screen]:
     if process.wait():
         sys.exit(f"{shlex.join(command)} failed with {process.returncode}")
     screens.append(_shown(screen))
-    return [shown for shown, _ in groupby(screens)]
+    # With a line or two it would look like an empty box.
+    said = [shown for shown in screens if sum(map(_has_text, shown)) >= LEAST_LINES]
+    return [shown for shown, _ in groupby(said)]
+
+
+def _has_text(line: tuple[tuple[str, str, bool], ...]) -> bool:
+    return any(text.strip() for text, _, _ in line)
 
 
 def _shown(screen: Any) -> Screen:
@@ -103,8 +109,8 @@ def picture(screens: Sequence[Screen]) -> str:
             "<style>",
             "text { white-space: pre; } .f { visibility: hidden; }",
             *_visible(starts, total),
-            f"@media (prefers-reduced-motion: reduce) {{ .f {{ animation: none; }} "
-            f".f{steps - 1} {{ visibility: visible; }} }}",
+            f".f{steps - 1} {{ visibility: visible; }}",
+            "@media (prefers-reduced-motion: reduce) { .f { animation: none !important; } }",
             "</style>",
             f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#1c2128"/>',
             *(line for i, shown in enumerate(chosen) for line in _frame(i, shown)),

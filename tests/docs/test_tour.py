@@ -29,6 +29,16 @@ def test_the_start_page_has_the_steps_of_its_spec_and_of_the_first_advice() -> N
     assert drawn == gallery_page.start_pictures(), "run: python -m tests.docs.gallery_page"
 
 
+def test_the_film_of_a_terminal_is_never_an_empty_box() -> None:
+    """Each of its screens has some lines; without animation the last one is seen."""
+    film = (ROOT / "docs" / "img" / "quickstart.svg").read_text(encoding="utf-8")
+    screens = re.findall(r'<g class="f f\d+">(.*?)</g>', film, re.DOTALL)
+    assert screens
+    assert all(len(set(re.findall(r'<text x="\S+" y="(\S+)"', each))) > 4 for each in screens)
+    assert f"\n.f{len(screens) - 1} {{ visibility: visible; }}\n" in film
+    assert ">done: 500 steps" in screens[-1].splitlines()[-2] + screens[-1].splitlines()[-1]
+
+
 def test_the_tour_has_every_room_in_the_order_of_imports() -> None:
     assert re.findall(r"^\| `(\w+)` \|", TOUR.read_text(encoding="utf-8"), re.MULTILINE) == rooms()
 
