@@ -24,7 +24,8 @@ from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.sample_encoder import EncodedSample, SampleEncoder
+from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
+from mimo_launch.data.webdataset.text_tokens import EncodedSample
 from mimo_launch.spec.spec import Spec
 
 TEMPLATES = {

@@ -17,12 +17,13 @@ from tests.support.chat_templates import (
     SPECIALS,
 )
 from tests.support.shards import tokenizer_folder
-from tests.unit.test_chat_tokens import made, reference, text_in_loss, with_vocab, write
+from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import TemplateRefused
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
+from mimo_launch.data.webdataset.text_tokens import TextTokens
 
 TOOLS = [
     {
@@ -329,12 +330,12 @@ def test_a_token_over_an_edge_of_an_answer_is_learnt_if_the_part_outside_is_blan
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="<unk>", continuing_subword_prefix=""))
     tokenizer.add_special_tokens(["<|image_pad|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    found = with_vocab(folder, template="chat")
-    encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     start = text.index("yes")
-    ids, learnt = encoder._encode(text, [(start, start + 3)])
-    assert dict(zip(ids, learnt.tolist(), strict=True))[words[token]] is in_loss
-    rest = [i for i, is_in in zip(ids, learnt.tolist(), strict=True) if is_in and i != words[token]]
+    encoded = TextTokens(folder, "", len(text)).encode(text, [(start, start + 3)])
+    learnt = encoded.tokens[encoded.loss_mask].tolist()
+    assert words[token] in encoded.tokens
+    assert (words[token] in learnt) is in_loss
+    rest = [each for each in learnt if each != words[token]]
     assert "".join(list(words)[i] for i in rest) == "".join(c for c in "yes" if c not in token)
 
 

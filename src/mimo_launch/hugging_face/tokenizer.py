@@ -3,7 +3,7 @@
 Decides: which files hold the vocabulary, the special tokens and the chat template.
 Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja, and the class of the
 processor, as transformers 4 and 5 write them.
-Leaves: token ids of texts to `data.webdataset.sample_encoder`.
+Leaves: token ids of texts to `data.webdataset.text_tokens`.
 """
 
 from functools import lru_cache

@@ -162,7 +162,7 @@ def _logits(
     frames: Sequence[Sequence[int]],
     read: Mapping[str, Tensor],
 ) -> list[Tensor]:
-    """Return for each codebook the logits [N, codes] behind each frame."""
+    """Return for each codebook the logits [N, codes] after each frame."""
     (read_rE,) = read.values()
     table = weights[f"{name}.codes.weight"]
     seen = [

@@ -26,7 +26,7 @@ from mimo_launch.data.webdataset.decode_video import video_size
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
-from mimo_launch.data.webdataset.sample_encoder import SampleEncoder, loss_mask_among
+from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
 from mimo_launch.data.webdataset.shard_rows import Bad, IndexedSample, ShardIndex, ShardRows
 from mimo_launch.data.webdataset.tar_files import (
     BrokenShard,
@@ -35,6 +35,7 @@ from mimo_launch.data.webdataset.tar_files import (
     samples_of,
     target_of,
 )
+from mimo_launch.data.webdataset.text_tokens import loss_mask_among
 from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.

@@ -1,38 +1,33 @@
-"""Samples as tokens, with the tokenizer of a Hugging Face folder.
+"""Samples as text, and where it is learned.
 
 Decides: that the loss is over a caption and its end token, or the answers of a conversation with
 the token that ends each turn.
-Relies on: the `tokenizers` library for ids, equal to those of transformers' `apply_chat_template`.
+Relies on: `text_tokens` for ids; ids of conversations equal those of transformers'
+`apply_chat_template`.
 Leaves: which token marks an image or a clip to `media_text`, its rows to `media_rows`.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.answer_spans import Conversation
 from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
 from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.guards import TooMuch, bounds, without_panic
-from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
+from mimo_launch.data.webdataset.guards import TooMuch, bounds
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.webdataset.messages import Message, MessagePart
 from mimo_launch.data.webdataset.records import Record
 from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.data.webdataset.text_tokens import EncodedSample, TextTokens
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
-    TOKENIZER,
-    TokenizerError,
     chat_sources,
     image_text,
     special_texts,
@@ -55,20 +50,6 @@ _ESCAPE = (
 _IN_TEXT = "its text has a token that stands for an image or a clip" + _ESCAPE
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedSample:
-    """The text tokens of a sample [n], which of them are learned, and what stands between them.
-
-    `markers` are images, clips and targets in order, each with the number of text tokens before it.
-    `ignored` are keys of its messages that the chat template does not read.
-    """
-
-    tokens: npt.NDArray[np.int64]
-    loss_mask: npt.NDArray[np.bool_]
-    markers: tuple[tuple[int, Marker], ...]
-    ignored: tuple[str, ...] = ()
-
-
 class SampleEncoder:
     """Writes samples as tokens, for one tokenizer, template and set of modules."""
 
@@ -80,18 +61,9 @@ class SampleEncoder:
             TemplateRefused: Its chat template cannot be used with these encoders.
         """
         folder = Path(data.tokenizer)
-        try:
-            file = str(folder / TOKENIZER)
-            self._tokenizer = without_panic(partial(Tokenizer.from_file, file))
-            probe = without_panic(partial(self._tokenizer.encode, ""))
-        except Exception as error:  # The library raises nothing narrower.
-            raise TokenizerError(f"{folder / TOKENIZER} cannot be read: {error}") from error
-        # These are settings of the program that saved the tokenizer, not of the model.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         specials = special_texts(folder)
+        self._tokens = TextTokens(folder, specials.get("eos_token", ""), data.max_characters)
         self._template = data.template
-        self._most = data.max_characters
         around = image_text(folder)
         says = inputs.says_time
         self._words = None if says is None else words_of(says, specials, around)
@@ -102,24 +74,17 @@ class SampleEncoder:
                 raise TemplateRefused(f"{folder} has no chat template")
             try:
                 with bounds():
-                    self._chat = ChatFormats(sources, specials, data.template, self._most, around)
+                    self._chat = ChatFormats(
+                        sources, specials, data.template, data.max_characters, around
+                    )
             except TooMuch as error:
                 raise TemplateRefused(f"it {error} for one short conversation") from error
         if self._words and self._chat is None:
             raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
-        self._end = self._tokenizer.token_to_id(specials.get("eos_token", ""))
-        self._start = [
-            token
-            for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
-            if is_special and token != self._end
-        ][:1]
-        self._markers = find_markers(spec, data, inputs, self._tokenizer, self._chat)
+        tokenizer = self._tokens.tokenizer
+        self._markers = find_markers(spec, data, inputs, tokenizer, self._chat)
         self._tiles = tile_text(folder, self._markers["image"]) if inputs.cuts_images else None
-        ids = {marker: self._tokenizer.token_to_id(text) for marker, text in self._markers.items()}
-        self._ids = {token: marker for marker, token in ids.items() if token is not None}
-        if len(self._ids) < len(self._markers):
-            raise TemplateRefused("two of images, clips, videos and targets have the same marker")
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = tokenizer.get_added_tokens_decoder()
         texts = [kind.content for token, kind in added.items() if kind.special]
         media = self._markers.values()
         # The longest first: one may begin like another.
@@ -127,7 +92,7 @@ class SampleEncoder:
         self._ends = "|".join(map(re.escape, ends)) or "(?!)"
         shown = [data.image_marker, data.audio_marker]
         shown += [data.video_marker] * inputs.reads_videos
-        self._literals = LiteralMarkers(self._tokenizer, [*shown, *media])
+        self._tokens.expect(self._markers, [*shown, *media])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -151,7 +116,7 @@ class SampleEncoder:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return tokens as text, without special ones."""
-        text: str = self._tokenizer.decode(list(tokens))
+        text: str = self._tokens.tokenizer.decode(list(tokens))
         return text
 
     @property
@@ -210,17 +175,13 @@ class SampleEncoder:
         text, inside = template.prompt, list[Marker]()
         for part in record.caption:
             if part.kind == "text":
-                text += self._literals.signed(part.text, is_prose=record.is_prose)
+                text += self._tokens.literals.signed(part.text, is_prose=record.is_prose)
             else:
                 pieces = next(tiles) if part.kind == "image" else 1
                 text += self._markers[part.kind] * pieces
                 inside += [part.kind] * pieces
-        tokens, loss_mask = self._encode(text, [(len(template.prompt), len(text))])
-        end = [] if self._end is None else [self._end]
-        encoded = self._without_markers(
-            [*self._start, *tokens, *end],
-            np.array([*[False] * len(self._start), *loss_mask, *[True] * len(end)], dtype=np.bool_),
-        )
+        learn = [(len(template.prompt), len(text))]
+        encoded = self._tokens.encode(text, learn, is_document=True)
         if [marker for _, marker in encoded.markers if marker != "target"] != inside:
             raise BadSample(_IN_TEXT)
         if inside:
@@ -229,7 +190,7 @@ class SampleEncoder:
         media: list[Marker] = ["image"] * images
         media += ["audio"] * members.get("audio", 0)
         media += ["video"] * members.get("video", 0)
-        shown = ((len(self._start), medium) for medium in media)
+        shown = ((len(self._tokens.start), medium) for medium in media)
         return replace(encoded, markers=(*shown, *encoded.markers))
 
     def _conversation(
@@ -246,7 +207,7 @@ class SampleEncoder:
             text, learn = with_parts(text, learn, whole, written, shown)
             parts[shown] = map(len, told[shown])
         wanted = tuple(m for m in record.media() for _ in range(next(parts.get(m, repeat(1)))))
-        encoded = self._without_markers(*self._encode(text, learn))
+        encoded = self._tokens.encode(text, learn)
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
         if found != wanted:
             raise BadSample(
@@ -278,23 +239,12 @@ class SampleEncoder:
             marker = self._markers["video"]
             yield "video", marker, [self._words.written(marker, x) for x in told["video"]]
 
-    def _without_markers(
-        self, tokens: Sequence[int], loss_mask: npt.NDArray[np.bool_]
-    ) -> EncodedSample:
-        """Return a text without the tokens that stand for something else."""
-        places = [place for place, token in enumerate(tokens) if token in self._ids]
-        is_text = np.ones(len(tokens), dtype=np.bool_)
-        is_text[places] = False
-        markers = tuple((place - i, self._ids[tokens[place]]) for i, place in enumerate(places))
-        ids = np.array(tokens, dtype=np.int64)
-        return EncodedSample(ids[is_text], loss_mask[is_text], markers)
-
     def _conversed(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
         """Return the text of a conversation, where its answers are, and what is ignored of it."""
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)
-        signed = partial(self._literals.signed, is_prose=record.is_prose)
+        signed = partial(self._tokens.literals.signed, is_prose=record.is_prose)
         settings = {"tools": signed(record.tools), "documents": signed(record.documents)}
         messages = [
             replace(
@@ -312,48 +262,6 @@ class SampleEncoder:
                 return found.text, found.answers(), tuple(found.ignored())
         except TooMuch as error:
             raise BadSample(f"the chat template {error}") from error
-
-    def _encode(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
-        """Return the tokens of a text, and which of them are learned.
-
-        A token at an edge of a learned span is learned only if the part outside is blank.
-        """
-        if len(text) > self._most:
-            raise BadSample(
-                f"its text has {len(text):,} characters, but `data.max_characters` allows "
-                f"{self._most:,}"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadSample(f"its text has half a surrogate pair: {error.reason}") from error
-        try:
-            encoded = without_panic(partial(self._tokenizer.encode, text, add_special_tokens=False))
-        except Exception as error:  # The library raises nothing narrower.
-            raise BadSample(f"the tokenizer refuses its text: {error}") from error
-        ids, offsets = encoded.ids, np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
-        loss_mask = np.zeros(len(ids), dtype=np.bool_)
-        for first, last in learn:
-            inside = (offsets[:, 0] < last) & (offsets[:, 1] > first)
-            beyond = inside & ((offsets[:, 0] < first) | (offsets[:, 1] > last))
-            for token in np.flatnonzero(beyond):
-                start, end = offsets[token]
-                inside[token] = not (text[start:first] + text[last:end]).strip()
-            loss_mask |= inside
-        return self._literals.spelled(ids, loss_mask)
-
-
-def loss_mask_among(
-    loss_mask: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a sample are learned, bool [tokens], from those of its text.
-
-    The first token is not: nothing predicts it.
-    """
-    found = np.zeros(len(is_row), dtype=np.bool_)
-    found[~is_row] = loss_mask
-    found[:1] = False
-    return found
 
 
 def _unread(suffixes: Sequence[str], *media: Medium) -> str:

@@ -20,7 +20,7 @@ from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.member_readers import ImageReader
 from mimo_launch.data.webdataset.open_split import OpenSplit
 from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.sample_encoder import loss_mask_among
+from mimo_launch.data.webdataset.text_tokens import loss_mask_among
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
