@@ -125,6 +125,19 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --warmup_ratio 0.03", write(f"{SET} optimizer.schedule.warmup=3")),
         ("train S --micro-batch-size 4", write(f"{SET} schedule.microbatches=4")),
         ("train S --epochs 2", write(f"{SET} train.steps=1250")),
+        ("train S --micro-batch-size 4 --global-batch-size 64",
+         write(f"{SET} schedule.microbatches=8 --set batch.global=64")),
+        ("train S --epochs 2 --global-batch-size 64 --warmup-ratio 0.1",
+         write(f"{SET} train.steps=625 --set batch.global=64 --set optimizer.schedule.warmup=63")),
+        ("train S --warmup-ratio 0.03 --steps 1000",
+         write("train S --set optimizer.schedule.warmup=30 --steps 1000")),
+        ("train S --per-device-train-batch-size 2 --gradient-accumulation-steps 8",
+         write(f"{SET} batch.global=32 --set schedule.microbatches=8")),
+        ("train S --beta1 0.5 --beta2 0.6", write(f"{SET} 'optimizer.betas=[0.5, 0.6]'")),
+        ("train S --max_steps 3 --epochs 2", "`max_steps=3` means `train.steps=3` and `epochs=2` "
+         "means `train.steps=1250`: write one of them"),
+        ("train S --load r --no_load_optim", "`--set init_from=r`; nothing here is sure to mean "
+         "`no_load_optim`"),
         ("train S --fp16 true", write(f"{SET} train.precision=bf16") + " (fp16 needs loss"),
         ("train S --tensor-model-parallel-size 2", "each module has its own: write `--set "
          "modules.vision.grid.tp=2` or `--set modules.language.grid.tp=2`"),

@@ -64,6 +64,11 @@ WRONG = {
     "a whole number with a point": ("steps: 100", "steps: 1e2", None),
     "a quoted learning rate": ("lr: 0.001", "lr: '1e-3'", None),
     "a percentage": ("0.95", "95%", None),
+    "a microbatch beside accumulation": (
+        "microbatches: 2}\nbatch: {global: 32, seq: 64}",
+        "microbatches: 1}\nbatch: {seq: 64, micro_batch_size: 4, grad_accum_steps: 8}",
+        "microbatches: 8}\nbatch: {seq: 64, global: 64}",
+    ),
     "yes": ("{tp: 2, dp: 2}", "{tp: 2, dp: 2}\n    sequence_parallel: yes",
             "{tp: 2, dp: 2}\n    sequence_parallel: true"),
     "a word of torch": ("steps: 100", "steps: 100, precision: bfloat16",

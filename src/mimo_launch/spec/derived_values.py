@@ -21,6 +21,8 @@ from mimo_launch.spec.wording import flow
 # From a value, the data of its spec and the path of our key to ours; None where a number lacks.
 Derive = Callable[[Any, Any, YamlPath], Any]
 _MOST = 2**31
+# Words for the microbatches of a step.
+ACCUMULATION = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation")
 
 
 def _number(value: Any) -> Fraction | None:
@@ -82,6 +84,20 @@ def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:
     if type(size) is not int or size < 1 or not samples or not dp or samples % (dp * size):
         return None
     return samples // (dp * size)
+
+
+def accumulation(data: Any) -> int | None:
+    """Return the microbatches of a step that another word says, in any section."""
+    top = data if isinstance(data, dict) else {}
+    sections = [top, *(each for each in top.values() if isinstance(each, dict))]
+    found = [each[word] for each in sections for word in ACCUMULATION if word in each]
+    return found[0] if found and type(found[0]) is int and found[0] > 0 else None
+
+
+def samples_of_accumulation(size: Any, data: Any, _: YamlPath = ()) -> int | None:
+    """Return the samples of a step: microbatches of a size, as many as are accumulated."""
+    number, dp = accumulation(data), _size("dp", data)
+    return size * number * dp if type(size) is int and size > 0 and number and dp else None
 
 
 def min_lr_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> float | None:

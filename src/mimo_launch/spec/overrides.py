@@ -141,7 +141,7 @@ def meant_paths(dotted: str, data: Any) -> list[str]:
     if keys[0] in tops:
         plain = ".".join(keys)
         return [plain] if plain != dotted else []
-    known = synonym("", keys[-1])
+    known = synonym("", keys[-1], data)
     end = tuple(known.key.split(".")) if known is not None and known.key else tuple(keys)
     found = dict[str, None]()
     for pattern in all_paths():
@@ -156,7 +156,7 @@ def meant_paths(dotted: str, data: Any) -> list[str]:
 
 def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
     """Return our spellings of a value for a key that has another name or another unit."""
-    known, keys = synonym("", dotted.rpartition(".")[2]), tuple(path.split("."))
+    known, keys = synonym("", dotted.rpartition(".")[2], data), tuple(path.split("."))
     field = field_at(keys, data)
     if known is None or field is None or not (known.values or known.derive):
         return [text]

@@ -38,7 +38,7 @@ class Renamed(NamedTuple):
 def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     """Return what to write in place of an unknown key; None if it is no word of anybody."""
     section, word = path[:-1], str(path[-1])
-    known = synonym(str(section[-1]) if section else "", word)
+    known = synonym(str(section[-1]) if section else "", word, data)
     if known is not None and known.note:
         return Renamed(_without(known, value) if known.missing else known.note)
     if known is None:

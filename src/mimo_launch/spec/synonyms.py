@@ -10,13 +10,17 @@ Leaves: where the key belongs and whether it takes the value to `renaming`; word
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from mimo_launch.spec.derived_values import (
+    ACCUMULATION,
     Derive,
+    accumulation,
     beta_of,
     microbatches_of_size,
     min_lr_of_ratio,
     patches_of_pixels,
+    samples_of_accumulation,
     samples_of_batches,
     seconds_of_minutes,
     stages_of_layers,
@@ -73,7 +77,7 @@ _WORDS = {
     "sequence_length sequence_len max_length cutoff_len",
     "schedule.kind": "pipeline_parallel_schedule pipeline_schedule",
     "schedule.virtual_stages": "virtual_pipeline_model_parallel_size",
-    "schedule.microbatches": "gradient_accumulation_steps grad_accum_steps gradient_accumulation",
+    "schedule.microbatches": " ".join(ACCUMULATION),
     "optimizer.kind": "optim optimizer_type optimizer_name",
     "optimizer.lr": "learning_rate",
     "optimizer.weight_decay": "wd adam_weight_decay",
@@ -194,13 +198,17 @@ class Synonym:
     missing: str = ""
 
 
-def synonym(section: str, word: str) -> Synonym | None:
-    """Return what a key of a section means; None for words of no trainer."""
+def synonym(section: str, word: str, data: Any = None) -> Synonym | None:
+    """Return what a key of a section means; None for words of no trainer.
+
+    `data` are those of the spec: a size of microbatches beside their number is that of a step.
+    """
     plain = word.strip("-").lower().replace("-", "_")
-    for name in (f"{section}.{plain}", plain):
-        if name in _TABLE:
-            return _TABLE[name]
-    return None
+    found = _TABLE.get(f"{section}.{plain}") or _TABLE.get(plain)
+    if found is not None and found.derive is microbatches_of_size and accumulation(data):
+        formula = "this x gradient accumulation x dp of `language`, the samples of a step"
+        return Synonym("batch.global", derive=samples_of_accumulation, formula=formula)
+    return found
 
 
 _TABLE = {

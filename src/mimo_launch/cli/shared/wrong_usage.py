@@ -30,11 +30,18 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
     """
     here = _Line(commands)
     try:
-        here.read(list(args))
+        # Values in another unit follow from other settings of the line, which are then known.
+        for _ in range(3):
+            here = _Line(commands, known=here.settings)
+            here.read(list(args))
     except _OnlyWords as words:
         return str(words)
     if here.words:
-        return "; ".join(dict.fromkeys(here.words))
+        return "; ".join(dict.fromkeys([*here.words, *here.unknown]))
+    if here.unknown:
+        return ""
+    if twice := here.set_twice():
+        return twice
     written = [*here.front, here.command, *here.rest]
     if not here.command or written == list(args) or not here.is_taken():
         return ""
@@ -49,15 +56,20 @@ class _OnlyWords(Exception):
 class _Line:
     """A command line while it is written anew: options in front, a command, and the rest.
 
-    `words` say what no option does, `why` what is not quite the same.
+    `words` say what no option does, `why` what is not quite the same, `unknown` what is no word of
+    any trainer. `settings` are those of the spec, as written there and here; `known` are those
+    that an earlier reading found.
     """
 
     commands: Mapping[str, Any]
+    known: Mapping[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
     front: list[str] = field(default_factory=list)
     command: str = ""
     rest: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     why: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     plans_only: bool = False
 
     def is_taken(self) -> bool:
@@ -161,6 +173,9 @@ class _Line:
         if re.search(r"class 'int'|INT|IntRange", of) and not value.lstrip("-").isdecimal():
             ours = next(iter(meant("", value, {"type": "integer"})), ours)
         self.rest += [] if ours is None else [name, ours]
+        if ours is not None and name in ("--set", "--steps"):
+            line = ours if name == "--set" else f"train.steps={ours}"
+            self.settings[line] = line
 
     def _translate(self, word: str, args: list[str], spec: str) -> None:
         """Write another option as what stands for it here."""
@@ -221,15 +236,36 @@ class _Line:
             if option is None or self._our_option(word):
                 self.rest += [word, *value]
 
-    def _set(self, path: str, value: str, spec: str) -> None:
-        """Write a setting of the spec as the `--set` that is meant, or say what it is here."""
+    def set_twice(self) -> str:
+        """Return that two words mean one setting, with different values; "" if none do."""
+        found: dict[str, tuple[str, str]] = {}
+        for asked, line in self.settings.items():
+            path = line.partition("=")[0]
+            other, before = found.setdefault(path, (asked, line))
+            if before != line and (asked != line or other != before):
+                return f"`{other}` means `{before}` and `{asked}` means `{line}`: write one of them"
+        return ""
+
+    def _set(self, path: str, value: str, spec: str, asked: str = "") -> None:
+        """Write a setting of the spec as the `--set` that is meant, or say what it is here.
+
+        `asked` is the setting as it was written, if in other words.
+        """
         if "--set" not in self._options():
             raise _OnlyWords("")
         line = f"{path}={value}"
+        asked = asked or line
+        # In a section that has no such key a word of another trainer stays to be read.
+        lines = [
+            each
+            for theirs, ours in self.known.items()
+            if theirs != asked
+            for each in (ours, f"train.{theirs}")
+            if each == ours or "." not in theirs.partition("=")[0]
+        ]
+        lines.append(line)
         loaded = (
-            load_spec(spec, [line])
-            if Path(spec).is_file()
-            else load_text(_NO_SPEC, overrides=[line])
+            load_spec(spec, lines) if Path(spec).is_file() else load_text(_NO_SPEC, overrides=lines)
         )
         faults = [
             item
@@ -237,17 +273,22 @@ class _Line:
             if item.is_error and loaded.source.place_of(item).override == line
         ]
         if not faults:
-            self.rest += ["--set", line]
+            self.rest += [] if line in self.settings.values() else ["--set", line]
+            self.settings[asked] = line
             return
         said = faults[0].help
         offers = re.findall(r"`--set ([^`]+)`", said)
         meant_for = shlex.split(offers[0])[0] if len(offers) == 1 else line
         if meant_for != line:
             self.why += re.findall(r"` (\([^`]+\))$", said)
-            self._set(*meant_for.partition("=")[::2], spec)
+            self._set(*meant_for.partition("=")[::2], spec, asked)
             return
-        if said.startswith(("none of", "did you mean")):
-            raise _OnlyWords("")  # Of no trainer: rather a slip of an option.
+        if said.startswith(("none of", "did you mean")):  # Rather a slip of an option.
+            self.unknown.append(f"nothing here is sure to mean `{path}`")
+            return
+        if said.startswith("delete it: "):
+            self.why.append(f"(without `{line}`: {said.removeprefix('delete it: ')})")
+            return
         each = "each module has its own: " if said.startswith("write `--set modules.") else ""
         self.words.append(each + said)
 
