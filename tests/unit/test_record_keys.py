@@ -75,9 +75,11 @@ def test_a_key_that_cannot_be_honoured_makes_the_sample_bad_with_what_to_write(
         (
             {"messages": [ASKED, SECOND], "weight": 0.5},
             "chat",
-            "`weight: 0.5`, but a sample counts",
+            "`weight: 0.5`, but samples have no weights",
         ),
         ({"text": "a cat", "train": False}, "caption", "`train: false`.*take it out of the shards"),
+        ({"text": "a cat", "weight": 2}, "caption", "`weight: 2`.*in a shard that `data` names 2"),
+        ({"text": "a cat", "weight": 1e400}, "caption", "`weight: Infinity`.*: leave the key out$"),
         (
             {"messages": [{"role": "system", "content": "x"}, SECOND], "system": "y"},
             "chat",

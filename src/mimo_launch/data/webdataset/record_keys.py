@@ -79,11 +79,15 @@ def whole_sample_keys(record: Mapping[str, Any]) -> list[str]:
     """
     found = [key for key in LEARNT if isinstance(record.get(key), int | float)]
     for key in found:
-        if (value := record[key]) != LEARNT[key]:
-            raise BadSample(
-                f"its JSON says `{key}: {_shown(value)}`, but a sample counts once: take it out of "
-                f"the shards, or write `loss: false` in the messages that are not learnt"
-            )
+        if (value := record[key]) == LEARNT[key]:
+            continue
+        says = f"its JSON says `{key}: {_shown(value)}`"
+        if value in (0, 1):
+            raise BadSample(f"{says}, so nothing of it is learnt: take it out of the shards")
+        instead = ""
+        if value in range(2, 100):
+            instead = f", and put it in a shard that `data` names {value:g} times"
+        raise BadSample(f"{says}, but samples have no weights: leave the key out{instead}")
     return found
 
 
