@@ -145,4 +145,4 @@ def test_evaluation_is_the_same_on_every_layout() -> None:
     ]
     assert found[0].eval_loss == pytest.approx(found[1].eval_loss, rel=1e-9)
     assert found[0].digit_accuracy == found[1].digit_accuracy
-    assert found[0].samples == 64
+    assert found[0].samples == found[1].samples == 40
