@@ -26,8 +26,9 @@ from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.flow import FlowStage
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.evaluation import DRAWING_STEPS, evaluate
+from mimo_launch.train.evaluation import DRAWING_STEPS, evaluate, greedy_answers
 from mimo_launch.train.events import EvalFinished, StepFinished
+from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
@@ -249,6 +250,26 @@ def test_any_data_set_that_has_answers_is_scored() -> None:
     [accuracy] = run_ranks(accuracy_of_any_answers, made, world_size=1)
     assert accuracy is not None
     assert 0 <= accuracy <= 1
+
+
+def said_up_to_each_token(made: Spec) -> list[list[tuple[int, ...]]]:
+    """Return the answers that no token ends, then those that each token of the vocabulary ends."""
+    inputs = step_inputs(WithAnswers(build_dataset(made)), "heldout", tuple(range(8)), 0)
+    with RankSession(Plan.of(made), randomise=True) as session:
+        step = session.executor.run_forward(session.mine.evaluation, inputs)
+        return [
+            [each.said for each in greedy_answers(session, step, inputs, end)]
+            for end in range(-1, 20)
+        ]
+
+
+def test_what_is_said_behind_the_end_of_an_answer_does_not_count() -> None:
+    model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 20}
+    made = spec({"language": box(0, model=model)}, mbs=8, seq=32)
+    [(whole, *ended)] = run_on_running_ranks(said_up_to_each_token, made, world_size=1)
+    assert len({token for said in whole for token in said}) > 1
+    for end, found in enumerate(ended):
+        assert found == [said[: said.index(end)] if end in said else said for said in whole]
 
 
 class AnswersOfUnequalLength(WithAnswers):
