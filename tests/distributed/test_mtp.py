@@ -71,7 +71,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "hybrid, pp 2, three axes": {"pp": 2, "model": {**HYBRID, "mrope": [1, 1, 1]}},
     "hybrid, experts over ep, packed": {
-        "dp": 2, "experts": {"ep": 2}, "model": {**HYBRID, **EXPERTS, "pattern": "*E-E"},
+        "dp": 2, "experts": {"ep": 2}, "model": {**HYBRID, **EXPERTS, "pattern": "*E*-"},
         "data": {"packing": True},
     },
     "hybrid without positions, squared ReLU": {
@@ -83,6 +83,7 @@ OFTEN = {
     "pp 2, windows in the last layer",
     "windows in all layers but the last, scaled embeddings",
     "hybrid, tp 2, cp 2, documents",
+    "hybrid, experts over ep, packed",
     "tp 2, cp 2, sequence parallel, documents",
     "experts, tp 2, pp 2, packed, recompute",
 }

@@ -148,6 +148,15 @@ def test_windows_caps_and_growth_are_small_enough_to_be_seen() -> None:
     assert (again.query_scaling.beta, again.query_scaling.length) == (0.75, 2)
 
 
+def test_recurrences_take_several_chunks_and_experts_have_losses_to_be_seen() -> None:
+    sizes = {"heads": 16, "groups": 4, "head_dim": 64, "state": 128, "conv": 5, "chunk": 128}
+    moe = {"experts": 64, "top_k": 8, "width": 64, "aux_loss": 0.001, "bias_update_rate": 0.001}
+    model = {"kind": "hybrid", "pattern": "ME*", "mamba": sizes, "moe": moe}
+    small = shrink(spec({"language": box(0, model=model)})).language.model
+    assert (small.mamba.chunk, small.mamba.conv, small.mamba.state) == (8, 4, 6)
+    assert (small.moe.aux_loss, small.moe.bias_update_rate) == (0.1, 0.1)
+
+
 @pytest.mark.parametrize(
     ("layers", "full", "small_full"),
     [(6, [5], (1,)), (6, [2, 4], (0,)), (6, [], ()), (3, [0, 1, 2], (0, 1)), (1, [0], (0,))],
