@@ -263,6 +263,29 @@ def test_a_rank_that_dies_before_the_run_begins_is_named(tmp_path: Path) -> None
     assert leave_in_time(tmp_path, 2)
 
 
+def test_a_signal_before_the_run_begins_is_no_failure(tmp_path: Path) -> None:
+    """Whoever started the ranks ends them: torchrun after one that died too early for a watcher."""
+
+    def around(number: int, become: Callable[[], None]) -> Callable[[], None]:
+        def enter() -> None:
+            become()
+            if number == 0:
+                prepare._nothing_to_run = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+
+        return enter
+
+    launchers = srun(tmp_path, tasks=2, nodes=1, around=around)
+    until = time.monotonic() + 20
+    while not gone(launchers[0].pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(launchers[1].pid, signal.SIGTERM)
+    ends = [launcher.finish(20) for launcher in launchers]
+    assert [code for code, _, _ in ends] == [-signal.SIGTERM] * 2
+    assert leave_in_time(tmp_path, 2)
+    assert "".join(launcher.err.read_text() for launcher in launchers) == ""
+    assert not (launchers[0].run / "failure.txt").exists()
+
+
 def test_another_number_of_tasks_is_a_usage_error(tmp_path: Path) -> None:
     for launcher in srun(tmp_path, tasks=3, nodes=2):
         code, out, err = launcher.finish()

@@ -32,6 +32,7 @@ from mimo_launch.launcher.watchdog import POLL_SECONDS, LocalWorker, WorkerWatch
 from mimo_launch.launcher.watched_rank import peer_of
 from mimo_launch.launcher.worker_logs import next_attempt, rank_folder
 from mimo_launch.launcher.worker_processes import ExitWatch
+from mimo_launch.train.run_state import STOP_SIGNALS
 
 # A rank that has connected says its number at once.
 HELLO_SECONDS = 2.0
@@ -40,6 +41,7 @@ FIRST_SECONDS = 0.5
 # Ranks that have heard their exit code are ended after this time.
 END_SECONDS = 3.0
 MOST_BYTES = 1 << 20
+_STOPS = {number.name for number in STOP_SIGNALS}
 
 
 class RankWatcher:
@@ -66,6 +68,8 @@ class RankWatcher:
         """Watch until the ranks have ended."""
         with self._exits:
             self._gather()
+            if self._beginning is None and self._were_stopped():
+                return
             everyone = self._hosts()
             folder = _FolderOfFirstRank(self._cells)
             hosts = WatchedHosts(everyone, everyone.attempt, folder)
@@ -95,6 +99,20 @@ class RankWatcher:
             if nothing_to_do or self._cells.asked_to_end:
                 return
             time.sleep(POLL_SECONDS)
+
+    def _were_stopped(self) -> bool:
+        """Wait for the end of ranks as long as stop signals alone end them, and return if they did.
+
+        Before a run begins, such a signal comes from whoever started the ranks.
+        """
+        until = time.monotonic() + END_SECONDS
+        while all(end.killed_by in _STOPS for end in self._exits.exits.values()):
+            if not self._left(self._ranks):
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        return False
 
     def _look(self) -> None:
         """Let ranks connect, and read how the run begins."""
