@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from tests.support.chat_templates import QWEN3, SPECIALS
 from tests.support.shards import CHATML, GENERATION, image_bytes, tokenizer_folder, write_shard
-from tests.unit.test_chat_tokens import reference, text_in_loss, write
+from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
 from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.webdataset.records import read_record
 from mimo_launch.survey.reading_speed import survey
 
 ASKED = {"role": "user", "content": "What?"}
@@ -101,6 +102,36 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 RESULT = {"role": "tool", "content": "4"}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 TEXT = json.dumps(FUNCTION)
+
+
+@pytest.mark.parametrize(
+    ("first", "call", "why"),
+    [
+        ({}, {"reasoning": "Hm."}, r"message 3 \(tool_call\) has `reasoning` after the answer"),
+        ({}, {"tool_calls": [CALL]}, r"message 3 \(tool_call\) has calls as `content` and as `too"),
+        ({"tool_calls": [{**CALL, "loss": False}]}, {}, "a call of message 2.*in the message"),
+        ({}, {"content": [{**FUNCTION, "weight": 0}]}, "a call of message 3.*in the message"),
+    ],
+)
+def test_no_key_of_a_call_is_lost(
+    tmp_path: Path, first: dict[str, Any], call: dict[str, Any], why: str
+) -> None:
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    turns = [ASKED, {**FIRST, **first}, {"role": "tool_call", "content": TEXT, **call}, RESULT]
+    with pytest.raises(BadSample, match=why):
+        write(folder, {"messages": [*turns, SECOND]}, template="chat")
+
+
+def test_a_key_of_a_call_that_joins_an_answer_is_counted_if_it_is_not_read(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    calls = [{"role": "tool_call", "content": TEXT, "note": note} for note in "xy"]
+    turns = [ASKED, FIRST, *calls, RESULT, SECOND]
+    record = read_record(
+        made(folder, template="chat").data, {"json": json.dumps({"messages": turns}).encode()}.get
+    )
+    assert record.ignored == ("`note` of calls",)
+    found = write(folder, {"messages": turns}, template="chat")
+    assert found.ignored == ("`note` of messages",)
 
 
 @pytest.mark.parametrize(

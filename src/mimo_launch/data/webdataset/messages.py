@@ -92,15 +92,27 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
             ignored.append(f"the role `{role[:40]}`, which is not learnt,")
         last = messages[-1] if messages else None
         if role in CALLS and last is not None and last.role == "assistant":
-            if last.in_loss != message.in_loss:
-                raise BadSample(f"{where} and the answer before it are one, but one is not learnt")
-            calls = [*last.rest.get("tool_calls", ()), *message.rest["tool_calls"]]
-            messages[-1] = replace(last, rest={**last.rest, "tool_calls": calls})
+            messages[-1] = joined = _joined(last, message, where)
+            ignored += (
+                f"`{key[:40]}` of calls"
+                for key, value in message.rest.items()
+                if key != "tool_calls" and joined.rest[key] != value
+            )
         else:
             messages.append(replace(message, number=number))
     if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
         raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
     return messages, ignored
+
+
+def _joined(answer: Message, call: Message, where: str) -> Message:
+    """Return an answer with the calls of the message after it. Raises: BadSample."""
+    if answer.in_loss != call.in_loss:
+        raise BadSample(f"{where} and the answer before it are one, but one is not learnt")
+    calls = [*answer.rest.get("tool_calls", ()), *call.rest["tool_calls"]]
+    for key in call.rest.keys() & {*REASONING}:
+        raise BadSample(f"{where} has `{key}` after the answer: write it in the answer")
+    return replace(answer, rest={**call.rest, **answer.rest, "tool_calls": calls})
 
 
 def _content_key(turn: Mapping[str, Any]) -> str:
@@ -119,10 +131,12 @@ def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -
     known = ("role" if "role" in turn else "from", key, *LEARNT)
     rest = {name: value for name, value in turn.items() if name not in known and value is not None}
     if is_call:
+        if "tool_calls" in rest:
+            raise BadSample(f"{where} has calls as `content` and as `tool_calls`: leave one out")
         rest["tool_calls"], content = calls_of(content, where), ""
     elif OLD_CALL in rest and "tool_calls" not in rest:
         rest["tool_calls"] = calls_of([rest.pop(OLD_CALL)], where)
-    _check_calls(rest.get("tool_calls", []))
+    _check_calls(rest.get("tool_calls", []), where)
     if key not in turn and not rest.keys() & {"tool_calls", *REASONING}:
         raise BadSample(f"{where} has no `content`")
     if len({str(rest[name]) for name in REASONING if name in rest}) > 1:
@@ -138,14 +152,22 @@ def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -
     return Message(named, parts, rest, isinstance(content, list), said is not False)
 
 
-def _check_calls(calls: Any) -> None:
+def _check_calls(calls: Any, where: str) -> None:
     if not isinstance(calls, list):
         raise BadSample(f"`tool_calls` of a message is {type_of(calls)}, not a list")
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name.strip():
+        if function is None or not isinstance(name, str) or not name.strip():
             raise BadSample("a call of a tool has no name")
+        _refuse_loss(call, f"a call of {where}")
+        _refuse_loss(function, f"a call of {where}")
+
+
+def _refuse_loss(keys: Mapping[str, Any], where: str) -> None:
+    """Raise BadSample if a piece of a message is not to be learnt: a whole message is."""
+    if in_loss(keys, where) is False:
+        raise BadSample(f"{where} is not to be learnt: write that in the message")
 
 
 def _parts(content: Any, markers: Markers) -> list[MessagePart]:
@@ -170,8 +192,7 @@ def _ignored_of_parts(content: Sequence[Any], where: str) -> Iterator[str]:
     """Yield the keys of parts that are ignored. Raises: BadSample if one is about the loss."""
     for part in content:
         if isinstance(part, dict):
-            if in_loss(part, f"a part of {where}") is False:
-                raise BadSample(f"a part of {where} is not to be learnt: write that in the message")
+            _refuse_loss(part, f"a part of {where}")
             unread = ignored_keys(part, "type", "text", *_PART_MEDIA, *LEARNT)
             yield from (f"{key} of parts of messages" for key in unread)
 
