@@ -185,3 +185,21 @@ def test_what_was_meant_is_printed_in_place_of_names_that_are_spelt_alike(run_cl
     ]))  # fmt: skip
     _, _, err = run_cli("run valid.yaml")
     assert err.startswith("error[usage]: there is no command `run`\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("train S --profile", "--profile"),
+        ("plan S --apply 1 -o", "-o"),
+        ("train S --lr 3 --device --steps 3", "--device"),
+        ("train S --output-dir", "--output-dir"),
+        ("train S --load --lr 3", "--load"),
+        ("train S --master-port", "--master-port"),
+    ],
+)
+def test_an_option_without_its_value_is_named(line: str, option: str) -> None:
+    """Neither an empty text nor the next option stands in for the value."""
+    said = help_of(line)
+    assert said.startswith(f"`{option}` takes a value")
+    assert "''" not in said

@@ -166,7 +166,7 @@ class _Line:
                 self._translate("--load", args, "")
             return
         if value is None:
-            value = args.pop(0) if args else ""
+            value = self._value_of(name, args)
         ours = VALUES.get(name, {}).get(value, value)
         # Versions of typer and click name the type differently.
         of = str(getattr(option, "type_descriptor", getattr(option, "type", "")))
@@ -176,6 +176,13 @@ class _Line:
         if ours is not None and name in ("--set", "--steps"):
             line = ours if name == "--set" else f"train.steps={ours}"
             self.settings[line] = line
+
+    def _value_of(self, name: str, args: list[str]) -> str:
+        """Take the next word as the value of an option; if it is none, say so."""
+        if args and not args[0].startswith("--"):
+            return args.pop(0)
+        self.words.append(f"`{name}` takes a value")
+        return "..."
 
     def _translate(self, word: str, args: list[str], spec: str) -> None:
         """Write another option as what stands for it here."""
@@ -189,7 +196,7 @@ class _Line:
             self._set(name.lstrip("-").replace("-", "_"), value, spec)
             return
         if "{}" in template and not equals:
-            value = args.pop(0) if args else ""
+            value = self._value_of(word, args)
         head, _, tail = template.partition(" ")
         tail = tail.replace("{}", value)
         if head == "<":
