@@ -1,12 +1,14 @@
-"""Initial values follow from the seed, the name and the place."""
+"""Initial values follow from seed, name and place; which weights decay follows from their kind."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.specs import box, spec
+from torch import nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers import initial_weights
@@ -183,14 +185,34 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     return inputs**-0.5
 
 
+def network_of(kind: str, tp: int = 1, **model: Any) -> tuple[str, nn.Module]:
+    """Return the name of a module and what its first rank of `tp` computes."""
+    is_encoder = kind in ("vision", "audio")
+    name = kind if is_encoder else "language"
+    modules = {name: box(0, tp=tp, model=KINDS[kind] | model)}
+    made = spec(modules | ({"language": box(tp)} if is_encoder else {}))
+    [stage] = build_layout(made)[name].stages
+    context = ParallelContext(Group(tuple(range(tp)), 0, None)) if tp > 1 else ParallelContext()
+    return name, build_network(made, stage, context)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [*((kind, {}) for kind in KINDS), ("decoder", {"tp": 2, "kv_heads": 1})]
+)
+def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
+    kind: str, more: dict[str, int]
+) -> None:
+    """Nor do tables of embeddings, unless the spec says so."""
+    for item in declared_parameters("", network_of(kind, **more)[1]):
+        for name, segment in ((placed.name, placed.segment) for placed in item.placed):
+            is_matrix = len(segment.shape) > 1 and segment.trains and not segment.embedding
+            assert segment.decay == is_matrix, name
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_weight_has_its_distribution(kind: str) -> None:
     """Measured on what a parameter is filled with, not on what is declared."""
-    is_encoder = kind in ("vision", "audio")
-    name = kind if is_encoder else "language"
-    modules = {name: box(0, model=KINDS[kind])} | ({"language": box(1)} if is_encoder else {})
-    [stage] = build_layout(made := spec(modules))[name].stages
-    network = build_network(made, stage, ParallelContext())
+    name, network = network_of(kind)
     init_parameters(name, network, 11)
     seen = set()
     for item in local_segments(declared_parameters("", network), torch.Tensor.detach):
