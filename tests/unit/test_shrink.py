@@ -149,12 +149,14 @@ def test_windows_caps_and_growth_are_small_enough_to_be_seen() -> None:
 
 
 def test_recurrences_take_several_chunks_and_experts_have_losses_to_be_seen() -> None:
-    sizes = {"heads": 16, "groups": 4, "head_dim": 64, "state": 128, "conv": 5, "chunk": 128}
-    moe = {"experts": 64, "top_k": 8, "width": 64, "aux_loss": 0.001, "bias_update_rate": 0.001}
-    model = {"kind": "hybrid", "pattern": "ME*", "mamba": sizes, "moe": moe}
-    small = shrink(spec({"language": box(0, model=model)})).language.model
+    sizes = {"heads": 18, "groups": 6, "state": 128, "conv": 5, "chunk": 128, "min_step": 0.002}
+    moe = {"experts": 64, "top_k": 8, "width": 96, "aux_loss": 0.001, "bias_update_rate": 0.001}
+    model = {"kind": "hybrid", "pattern": "ME*", "mamba": sizes, "moe": moe | {"shared": 96}}
+    small = shrink(spec({"language": box(0, tp=3, model=model)})).language.model
     assert (small.mamba.chunk, small.mamba.conv, small.mamba.state) == (8, 4, 6)
+    assert small.mamba.min_step == 0.002
     assert (small.moe.aux_loss, small.moe.bias_update_rate) == (0.1, 0.1)
+    assert small.moe.shared == 3 * 16
 
 
 @pytest.mark.parametrize(
