@@ -44,7 +44,7 @@ from mimo_launch.spec.spec import (
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_custom import OneRankEncoder
 from mimo_launch.verify.oracle_encoders import connect, encode
-from mimo_launch.verify.oracle_generators import LOSSES, MAKERS, Draw
+from mimo_launch.verify.oracle_generators import Draw, generator_of
 from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
@@ -209,12 +209,13 @@ class Oracle:
         tokens = torch.from_numpy(self.dataset.text("heldout", index)[0])
         x_SD, found = self.stream("heldout", index, tokens, Load()), {}
         for name in self._generators:
-            model = self.spec.modules[name].model
-            if make := MAKERS.get(model.kind):
-                found[name] = [
-                    make(self.weights, name, model, like, read, draw, num_steps)
-                    for like, _, read, draw in self._asked("heldout", index, name, x_SD, 0)
-                ]
+            if name in self.custom:
+                continue
+            generator = generator_of(self.weights, name, self.spec.modules[name].model)
+            found[name] = [
+                generator.made(like, read, draw, num_steps)
+                for like, _, read, draw in self._asked("heldout", index, name, x_SD, 0)
+            ]
         return {name: arrays for name, arrays in found.items() if arrays}
 
     @property
@@ -270,8 +271,8 @@ class Oracle:
         """Return the loss of a generator for one image or clip, and its right codes."""
         if name in self.custom:
             return self.custom[name].loss(self.weights, array, read, draw), 0
-        model = self.spec.modules[name].model
-        return LOSSES[model.kind](self.weights, name, model, array, read, draw)
+        generator = generator_of(self.weights, name, self.spec.modules[name].model)
+        return generator.loss(array, read, draw)
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the logits behind each token of a record, [S, words]; see `stream`."""
