@@ -5,6 +5,8 @@ Relies on: which keys the user wrote; a default never counts, written or not.
 Leaves: values that are wrong by themselves to `spec`.
 """
 
+from dataclasses import replace
+
 from mimo_launch.checks.rule import Findings, chosen, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
@@ -163,10 +165,13 @@ def lr_schedule_used(spec: Spec) -> Findings:
             "only wsd has a decay phase of a given length",
         )
     if schedule.kind == "wsd" and schedule.decay == 0:
-        yield no_effect(
-            (*_SCHEDULE, "kind"),
-            "`kind: wsd` does nothing without `decay`",
-            "wsd without a decay phase is a constant learning rate",
+        yield replace(
+            no_effect(
+                (*_SCHEDULE, "kind"),
+                "`kind: wsd` does nothing without `decay`",
+                "wsd without a decay phase is a constant learning rate",
+            ),
+            help="add `decay`, the number of steps in which it falls, or write `kind: constant`",
         )
     if schedule.kind == "constant" and schedule.min_lr > 0:
         yield no_effect(
