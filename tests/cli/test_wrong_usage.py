@@ -31,6 +31,7 @@ def write(line: str) -> str:
 # A wrong line for each row of the table of options, by its first word, and the help.
 ROWS = {
     "config": ("train --config S", write("train S")),
+    "config_name": ("train --config_name q", "`mimo-launch train FOLDER/q.yaml`"),
     "dry_run": ("train S --dry_run --device cpu --nproc 8", write("plan S --nproc 8")),
     "override": ("train S --override train.steps=3", write(f"{SET} train.steps=3")),
     "output_dir": ("train S --output_dir x", write("train S --runs x")),
@@ -134,6 +135,8 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --per-device-train-batch-size 2 --gradient-accumulation-steps 8",
          write(f"{SET} batch.global=32 --set schedule.microbatches=8")),
         ("train S --beta1 0.5 --beta2 0.6", write(f"{SET} 'optimizer.betas=[0.5, 0.6]'")),
+        ("plan S --dry-run", write("plan S")),
+        ("train S --seed 3 --freeze_vit false", write(f"{SET} train.seed=3") + " (without"),
         ("train S --max_steps 3 --epochs 2", "`max_steps=3` means `train.steps=3` and `epochs=2` "
          "means `train.steps=1250`: write one of them"),
         ("train S --load r --no_load_optim", "`--set init_from=r`; nothing here is sure to mean "

@@ -149,6 +149,10 @@ WRONG = {
             ("schedule", "{kind: linear}", "{kind: wsd, decay: 100}"),
             ("schedule", "{kind: linear, warmup: 10}", "{kind: wsd, warmup: 10, decay: 90}"),
             ("schedule", "{kind: constant_with_warmup, warmup: 9}", "{warmup: 9}"),
+            ("schedule", "{type: linear, warmup: 10}", "{kind: wsd, warmup: 10, decay: 90}"),
+            ("schedule", "{warmup_ratio: 0.1, name: linear}",
+             "{kind: wsd, warmup: 10, decay: 90}"),
+            ("schedule", "{warmup_steps: 10, kind: linear}", "{kind: wsd, warmup: 10, decay: 90}"),
             ("schedule", "{kind: WSD, decay: 9}", "{kind: wsd, decay: 9}"),
             ("clip", "0", "null"),
         )
@@ -223,6 +227,8 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
         ("kind: adamw", "kind: sgd_momentum", "the optimizer `sgd_momentum` is not here"),
         ("betas: [0.9, 0.95]", "schedule: {warmup: -1}", "write a whole number from 0 to"),
         ("steps: 100", "steps: 0", "write a whole number from 1 to"),
+        ("betas: [0.9, 0.95]", "schedule: {kind: linear, warmup_ratio: 0.1}", "`wsd` falls linear"),
+        ("data: {kind: digits}", "data: {dataset: [a, b]}", "shards: PATTERN"),
     ],
 )
 def test_help_says_that_something_is_not_here_and_offers_nothing_else(
@@ -320,6 +326,17 @@ def test_a_kind_is_offered_only_where_it_can_stand() -> None:
     assert found.help == "add `kind: decoder`"
     (found, *_) = check_text(VALID.replace("kind: decoder, layers: 2", "a: 2")).diagnostics
     assert "vit" not in found.help
+
+
+def test_words_of_no_kind_of_data_choose_none() -> None:
+    (found,) = check_text(VALID.replace("data: {kind: digits}", "data: {split: train}")).diagnostics
+    assert found.help == "add `kind: digits`, `kind: synthetic`, or `kind: webdataset`"
+
+
+def test_a_wsd_without_decay_is_not_to_be_deleted_but_completed() -> None:
+    text = VALID.replace("betas: [0.9, 0.95]", "schedule: {kind: wsd}")
+    (found,) = check_text(text).diagnostics
+    assert found.help.startswith("add `decay`")
 
 
 def test_a_finding_about_a_size_of_a_set_offers_another_set() -> None:

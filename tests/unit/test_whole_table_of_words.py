@@ -41,10 +41,12 @@ VALUES: dict[str, Any] = {
     "train.precision": "fp64", "train.log_every": 3, "train.seed": 3, "train.timeout": 99,
     "checkpoint.every": 7, "checkpoint.keep": 4, "checkpoint.asynchronous": False,
     "eval.every": 7, "eval.samples": 64, "data.packing": True, "nodes.gpus": 4,
+    "log.wandb.entity": "us",
     "log.tensorboard": True, "log.wandb.project": "other", "log.mlflow.experiment": "other",
     "batch.global": 64, "batch.seq": 128, "schedule.virtual_stages": 2,
     LAYER + "layers": 4, LAYER + "hidden": 128, LAYER + "heads": 8, LAYER + "kv_heads": 2,
-    LAYER + "head_dim": 32, LAYER + "mlp": 96, LAYER + "vocab": 640, LAYER + "norm_eps": 1e-4,
+    LAYER + "head_dim": 32, LAYER + "mlp": 96, LAYER + "vocab": 640, LAYER + "vocab_multiple": 64,
+    LAYER + "norm_eps": 1e-4,
     LAYER + "rope_theta": 5000.0, LAYER + "tied": True, LAYER + "moe.experts": 8,
     LAYER + "moe.top_k": 2, LAYER + "mtp.depth": 2, LAYER + "mtp.loss_weight": 0.25,
     LAYER + "activation": "gelu_tanh",
@@ -145,6 +147,8 @@ IN_ANOTHER_UNIT: dict[str, tuple[Any, Any]] = {
     "warmup_ratio": (0.031, 4),
     "min_lr_ratio": (0.1, 1e-4),
     "epochs": (2, 1250),
+    "train_samples": (1600, 50),
+    "warmup_samples": (100, 4),
     "eval_iters": (2, 64),
     "num_layers_per_virtual_pipeline_stage": (1, 2),
     "distributed_timeout_minutes": (30, 1800),
@@ -190,3 +194,13 @@ def test_what_is_not_here_is_said_and_deleted_only_where_it_was_off(words: str) 
 def test_a_note_never_says_to_delete_what_was_meant(word: str) -> None:
     assert not offers(f"delete it: {_TABLE[word].note}")[1:] or "write" in _TABLE[word].note
     assert "delete" not in _TABLE[word].note
+    # What is on, also by the word `full`, is never to be deleted.
+    for value in (True, "full", "all"):
+        (found, *_) = load_text(changed((word,), value)).diagnostics
+        assert "delete it" not in found.help, found.help
+
+
+@pytest.mark.parametrize("word", ["freeze_vit", "freeze_llm", "use_wandb", "deepspeed"])
+def test_what_is_off_is_not_to_be_turned_on(word: str) -> None:
+    for value in (False, None, "none"):
+        assert mended(changed((word,), value)) == [spec_of(json.dumps(BASE))]

@@ -15,7 +15,7 @@ from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE, Strict
 from mimo_launch.spec.data import DigitsData, SyntheticData
 from mimo_launch.spec.places import value_at
-from mimo_launch.spec.sections import OptimizerSpec
+from mimo_launch.spec.sections import LrSchedule, OptimizerSpec
 from mimo_launch.spec.wording import flow
 
 # From a value, the data of its spec and the path of our key to ours; None where a number lacks.
@@ -68,12 +68,17 @@ def steps_of_epochs(epochs: Any, data: Any, _: YamlPath = ()) -> int | None:
     return ceil(number * samples / batch) if type(samples) is int and samples > 0 else None
 
 
-def linear_schedule(data: Any) -> str:
-    """Return the schedule that falls linearly to the end of the run, as a line; "" if unknown."""
+def linear_schedule(word: Any, data: Any) -> str:
+    """Return the schedule that falls linearly to the end of the run, as a line; "" if unknown.
+
+    It stands there as `word`, by any key. Beside another key that is not here, such as a ratio of
+    warmup, its length is unknown.
+    """
     steps, section = _count(("train", "steps"), data), value_at(("optimizer", "schedule"), data)
-    others = {k: v for k, v in section.items() if k != "kind"} if isinstance(section, dict) else {}
-    warmup = others.get("warmup", 0)
-    if steps is None or type(warmup) is not int or not 0 <= warmup < steps:
+    written = section.items() if isinstance(section, dict) else ()
+    others = {key: value for key, value in written if key != "kind" and value != word}
+    warmup, known = others.get("warmup", 0), set(others) <= {*LrSchedule.model_fields}
+    if steps is None or not known or type(warmup) is not int or not 0 <= warmup < steps:
         return ""
     return flow({**others, "kind": "wsd", "decay": steps - warmup})
 
@@ -104,6 +109,12 @@ def min_lr_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> float | None:
     """Return the learning rate that is a part of the peak."""
     part, peak = _number(ratio), _number(value_at(("optimizer", "lr"), data))
     return float(part * peak) if part is not None and part <= 1 and peak is not None else None
+
+
+def steps_of_samples(samples: Any, data: Any, _: YamlPath = ()) -> int | None:
+    """Return the steps that some samples take."""
+    batch = _count(("batch", "global"), data)
+    return ceil(samples / batch) if type(samples) is int and samples > 0 and batch else None
 
 
 def samples_of_batches(batches: Any, data: Any, _: YamlPath = ()) -> int | None:

@@ -60,7 +60,7 @@ _8BIT = "its moments are fp32: more memory, and no rounding to 8 bits"
 # Why the value for a word is not quite the same thing.
 _WHY = {
     "fp16 float16 half 16 f16 16-mixed 16-true": _HALF,
-    "mixed amp": "weights, reductions and norms stay fp32, products are bf16",
+    "mixed amp bf16-true": "weights, reductions and norms stay fp32, products are bf16",
     "fp8": "8 bits are `fp8` of a module, beside bf16",
     "tf32": "products of fp32 are in full precision here",
     "adam fused_adam": "without `weight_decay` it is Adam; with it, decay acts on the weights, not "
@@ -83,6 +83,10 @@ _MISSING = {
         r"|plateau|reduce_lr|cyclic|piecewise",
         "the schedule `{}` is not here, and no other has its rates; `wsd` falls linearly over its "
         "last `decay` steps to `min_lr`",
+    ),
+    "wsd": (
+        r"linear",
+        "`wsd` falls linearly over its last `decay` steps: `train.steps` less `warmup`",
     ),
     "optimizer full": (
         r"hsdp|hybrid|zero\+\+|zeropp|hpz",

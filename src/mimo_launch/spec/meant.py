@@ -52,7 +52,7 @@ def schedule_meant(path: YamlPath, value: Any, data: Any) -> str:
     """Return `schedule: ...` for a kind of it that takes other keys here; "" for any other."""
     if path[-3:] != ("optimizer", "schedule", "kind") or value not in _LINEAR:
         return ""
-    line = linear_schedule(data)
+    line = linear_schedule(value, data)
     return line and f"schedule: {line}"
 
 

@@ -239,6 +239,13 @@ class _Reader:
             at = (*path, (typos or synonyms)[0])
             self._report(findings.unknown_key(at, ["kind"], ["kind"], meant=_KIND))
             return
+        notes = [key for key in value if (each := synonym(str(path[-1]), key)) and each.note]
+        if notes:
+            # A kind that does not read these words would train on something else.
+            at = (*path, notes[0])
+            meant = renamed(at, value[notes[0]], self._data)
+            self._report(findings.unknown_key(at, [], [], meant=meant))
+            return
         fitting = {
             str(kind): len([key for key in value if key not in cls.model_fields])
             + len(
@@ -251,7 +258,10 @@ class _Reader:
             for kind, cls in kinds.items()
             if _may_stand(cls, path)
         }
-        best = [kind for kind, unknown in fitting.items() if unknown == min(fitting.values())]
+        read = {name for cls in kinds.values() for name in cls.model_fields}
+        # Words of no kind say nothing of which is meant.
+        least = min(fitting.values()) if read & {*value} or not value else max(fitting.values())
+        best = [kind for kind, unknown in fitting.items() if unknown <= least]
         fault = findings.missing_kind(path, best)
         self._missing[fault] = (*path, "kind")
         self._report(fault)

@@ -40,7 +40,7 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     section, word = path[:-1], str(path[-1])
     known = synonym(str(section[-1]) if section else "", word, data)
     if known is not None and known.note:
-        return Renamed(_without(known, value) if known.missing else known.note)
+        return Renamed(_without(known, value))
     if known is None:
         target, known = _free_place(section, word, value, data), Synonym()
     else:
@@ -70,10 +70,14 @@ def _of_each_module(known: Synonym, value: Any, data: Any) -> Renamed | None:
 
 
 def _without(known: Synonym, value: Any) -> str:
-    """Return that something is not here, and how a run does without it."""
-    if str(value).strip().lower() in OFF:
+    """Return what to write for a word without a key, or how a run does without it."""
+    word = str(value).strip().lower()
+    if known.missing and word in OFF:
         return f"delete it: there is no {known.missing} here"
-    return f"there is no {known.missing} here: {known.note}"
+    # A note says how to turn something on; `full` of it is no wish to do without.
+    if known.note.startswith("write") and word in OFF and word != "full":
+        return "delete it: it is off unless the spec turns it on"
+    return f"there is no {known.missing} here: {known.note}" if known.missing else known.note
 
 
 def _place_of(known: Synonym, section: YamlPath, data: Any) -> YamlPath | None:

@@ -26,6 +26,7 @@ from mimo_launch.spec.derived_values import (
     stages_of_layers,
     steps_of_epochs,
     steps_of_ratio,
+    steps_of_samples,
 )
 from mimo_launch.spec.words_without_key import MISSING, NOTES
 
@@ -46,6 +47,7 @@ _WORDS = {
     _LAYER + "head_dim": "kv_channels head_size",
     _LAYER + "mlp": "intermediate_size ffn_hidden_size ffn_dim ffn_size mlp_dim n_inner d_ff",
     _LAYER + "vocab": "vocab_size padded_vocab_size n_vocab",
+    _LAYER + "vocab_multiple": "make_vocab_size_divisible_by",
     _LAYER + "patch": "patch_size patch_dim",
     _LAYER + "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon norm_epsilon",
     _LAYER + "rope_theta": "rotary_base rope_base",
@@ -78,15 +80,16 @@ _WORDS = {
     "schedule.kind": "pipeline_parallel_schedule pipeline_schedule",
     "schedule.virtual_stages": "virtual_pipeline_model_parallel_size",
     "schedule.microbatches": " ".join(ACCUMULATION),
-    "optimizer.kind": "optim optimizer_type optimizer_name",
+    "optimizer.kind": "optim optimizer_type optimizer_name optimizer.name",
     "optimizer.lr": "learning_rate",
     "optimizer.weight_decay": "wd adam_weight_decay",
     "optimizer.clip": "grad_clip gradient_clipping max_grad_norm clip_grad clip_grad_norm "
     "gradient_clip_val gradient_clip",
     "optimizer.eps": "adam_epsilon adam_eps epsilon",
     "optimizer.betas": "adam_betas",
-    "optimizer.schedule.kind": "lr_scheduler lr_scheduler_type lr_decay_style lr_schedule",
-    "optimizer.schedule.decay": "lr_wsd_decay_iters num_decay_steps",
+    "optimizer.schedule.kind": "lr_scheduler lr_scheduler_type lr_decay_style lr_schedule "
+    "schedule.name",
+    "optimizer.schedule.decay": "lr_wsd_decay_iters num_decay_steps wsd_decay_steps",
     "optimizer.schedule.warmup": "warmup_steps num_warmup_steps lr_warmup_iters lr_warmup_steps "
     "warmup_iters",
     "optimizer.schedule.min_lr": "min_learning_rate lr_min eta_min",
@@ -104,6 +107,7 @@ _WORDS = {
     "log.tensorboard": "enable_tensorboard",
     "nodes.gpus": "gpus_per_node nproc_per_node",
     "log.wandb.project": "wandb_project",
+    "log.wandb.entity": "wandb_entity",
     "log.mlflow.experiment": "mlflow_experiment_name",
 }
 _FULL = {"true": "full", "full": "full", "false": "", "none": "none"}
@@ -124,12 +128,14 @@ _VALUES: dict[str, tuple[str, Mapping[str, str]]] = {
     "recompute_granularity": (_M + "recompute", _FULL),
     "recompute_activations": (_M + "recompute", _FULL),
     "trainable": (_M + "frozen", {"true": "", "false": "true"}),
+    "requires_grad": (_M + "frozen", {"true": "", "false": "true"}),
     "untie_embeddings_and_output_weights": (
         _LAYER + "tied",
         {"true": "false", "false": "true"},
     ),
     "untie_embeddings": (_LAYER + "tied", {"true": "false", "false": "true"}),
 }
+_OF_SAMPLES = "this / `batch.global`, a number of steps"
 # Words for values in another unit: the key, how its value follows, and that in words.
 _DERIVED: dict[str, tuple[str, Derive, str]] = {
     "micro_batch_size microbatch_size mbs local_batch_size pipeline_parallel_microbatch_size "
@@ -153,6 +159,12 @@ _DERIVED: dict[str, tuple[str, Derive, str]] = {
         steps_of_epochs,
         "this x the samples of an epoch / `batch.global`, a number of steps; `mimo-launch data` "
         "counts the records of an epoch",
+    ),
+    "train_samples": ("train.steps", steps_of_samples, _OF_SAMPLES),
+    "warmup_samples lr_warmup_samples": (
+        "optimizer.schedule.warmup",
+        steps_of_samples,
+        _OF_SAMPLES,
     ),
     "eval_iters eval_batches": (
         "eval.samples",

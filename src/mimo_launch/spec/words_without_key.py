@@ -21,8 +21,8 @@ NOTES = {
     "batch_size train_batch_size": "`global` of `batch` counts the samples of a step over all "
     "replicas; if this counts those of one, multiply it by dp of `language`, and by gradient "
     "accumulation",
-    "deepspeed": "write `sharding: full` in modules where the file says ZeRO-3; `sharding: "
-    "optimizer`, the default, is ZeRO-1",
+    "deepspeed zero_optimization": "write `sharding: full` in modules where the file says ZeRO-3; "
+    "`sharding: optimizer`, the default, is ZeRO-1",
     "fsdp_config": "write `sharding: full` in modules that FSDP should shard",
     "freeze_lm freeze_llm freeze_language_model": _FROZEN,
     "freeze_vit freeze_vision_tower freeze_vision_model": _FROZEN_TOWER,
@@ -38,6 +38,10 @@ NOTES = {
     "report_to logger": "write `tensorboard: true`, `wandb: {project: NAME}` or `mlflow: "
     "{experiment: NAME}` under `log`",
     "save output_dir save_dir work_dir default_root_dir": _PLACE,
+    "save_strategy eval_strategy evaluation_strategy": "`every` counts the steps between two; "
+    "`checkpoint: none` never saves, `eval: null` never evaluates",
+    "vit_lr vision_lr vision_tower_lr mm_projector_lr aligner_lr": "each module may have its "
+    "own `lr` under `optimizer`, which a projector shares with its encoder",
     "load resume_from resume_from_checkpoint ckpt_path checkpoint_path": _RESUME,
     "activation_checkpoint": "write `recompute: full` in a module; selective recomputation is "
     "missing",

@@ -59,7 +59,8 @@ _MODEL = (
 # front of the command, `RUN` the argument of commands that read a run; `#` says that the option is
 # left out. What begins otherwise are words.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "config config_file config_path config_name cfg spec yaml file conf recipe c f": ("{}",),
+    "config config_file config_path cfg spec yaml file conf recipe c f": ("{}",),
+    "config_name": ("name the file: `mimo-launch train FOLDER/{}.yaml`",),
     "dry_run dryrun check check_only validate_only no_run simulate": (
         "@plan",
         "`mimo-launch plan FILE` shows what a run would do, and starts nothing",

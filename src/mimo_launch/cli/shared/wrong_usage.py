@@ -221,7 +221,7 @@ class _Line:
                 continue
             if head in ("{}", "RUN") and not self._takes(head):
                 continue
-            if head == "@plan" and self.command not in ("train", "bench", "verify"):
+            if head == "@plan" and self.command not in ("plan", "train", "bench", "verify"):
                 continue
             return template
         return None
