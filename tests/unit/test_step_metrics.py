@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.support.specs import box, spec
 
 from mimo_launch.comm.async_copies import HostCopy
+from mimo_launch.comm.finite_flags import FiniteFlag
+from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layers.parameter_segments import declared_parameters, local_segments
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import build_network
 from mimo_launch.optimizer.gradients import (
@@ -18,6 +21,7 @@ from mimo_launch.optimizer.gradients import (
     num_zeros,
     reduce_metrics,
     sum_of_squares,
+    sum_partial_gradients,
 )
 
 
@@ -77,3 +81,33 @@ def test_counting_zeros_leaves_norms_as_they_are() -> None:
     )
     assert counted.zeros == {"language": network.norm.weight.numel()}
     assert replace(counted, zeros=None) == plain
+
+
+def test_ranks_that_share_a_key_head_sum_its_gradient_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight ranks in one process, two for each of four heads; rank r has gradients of 2 ** r."""
+    model = {"heads": 8, "kv_heads": 4, "hidden": 64}
+    made = spec({"language": box(0, tp=8, model=model)})
+    [stage] = build_layout(made)["language"].stages
+    buffers: list[torch.Tensor] = []
+
+    def summed(rank: int) -> dict[str, list[float]]:
+        handle: Any = object()
+        tp = Group(tuple(range(8)), rank, handle)
+        network = build_network(made, stage, ParallelContext(tp))
+        for parameter in network.parameters():
+            parameter.grad = torch.full_like(parameter, 2.0**rank)
+        declared = list(declared_parameters("language", network))
+        sum_partial_gradients(declared, tp, FiniteFlag(torch.device("cpu")))
+        shared = [each for each in local_segments(declared) if each.segment.tp_grad == "partial"]
+        return {each.name: each.local.unique().tolist() for each in shared}
+
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: buffers.append(x.clone()))
+    names = {name for rank in range(8) for name in summed(rank)}
+    assert {name.rpartition(".attention.")[2] for name in names} == {"k.weight", "v.weight"}
+    total = torch.stack(buffers).sum(0)
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.copy_(total))
+    for rank in range(8):
+        both = 3 * 2.0 ** (rank // 2 * 2)
+        assert summed(rank) == {name: [both] for name in names}
