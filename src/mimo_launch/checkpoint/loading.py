@@ -2,19 +2,17 @@
 
 Decides: that a run resumes from its newest usable checkpoint, and otherwise takes the weights that
 `init_from` names; which checkpoint is usable; that a tensor that does not fit is an error, except
-in `init_from` where the spec allows it, as are
-other data than it was saved with.
-Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for weights of others.
+in `init_from` where the spec allows it.
+Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for weights of others,
+`changes` for what is not as it was saved.
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -29,6 +27,7 @@ from mimo_launch.checkpoint.boxes import (
     state_boxes,
     weight_boxes,
 )
+from mimo_launch.checkpoint.changes import changed_data, changed_settings
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     DAMAGED,
@@ -46,7 +45,7 @@ from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.contents import Contents, changed_files
+from mimo_launch.data.contents import Contents
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
@@ -54,11 +53,7 @@ from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import EndOfRun, RunState
-
-
-class DataHasChanged(EndOfRun):
-    """A run would go on with other samples than it was saved with."""
+from mimo_launch.train.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +238,11 @@ def start_run(
         usable = newest_usable(run, group, emit, session.progress.beat, own=True)
     if usable is not None:
         session.progress.enter(Phase.LOADING)
-        changed = _changes_of_data(session, usable, data, group)
+        allowed = spec.train.allow_changed_data
+        changed = changed_data(usable.path, usable.marker.data, data, group, allowed=allowed)
         state, fresh = load_state(session, usable, group)
         changes = (
-            *_changes(usable.marker.spec, dump_spec(spec), ""),
+            *changed_settings(usable.marker.spec, dump_spec(spec)),
             *changed,
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )
@@ -263,43 +259,3 @@ def start_run(
             raise CheckpointError(f"`init_from` of `{name}`: {start} has no usable checkpoint")
         emit(load_weights(session, name, usable, group))
     return RunState(), saver
-
-
-def _changes_of_data(
-    session: RankSession, usable: Usable, data: Mapping[str, Contents], group: dist.ProcessGroup
-) -> list[str]:
-    """Return what differs from the data that a checkpoint was saved with.
-
-    Ranks: collective over `group`. Raises: DataHasChanged if that is not allowed for `train`.
-    """
-    old = usable.marker.data
-    if old is None:
-        return ["data: not recorded in the checkpoint"] * any(data.values())
-    # Hosts may have copies: the first rank says what there is.
-    train, heldout = from_first(
-        [changed_files(old.get(split, ()), data.get(split, ())) for split in ("train", "heldout")],
-        group,
-    )
-    if train and not session.spec.train.allow_changed_data:
-        raise DataHasChanged(
-            f"the samples of `data` are not those that {usable.path} was saved with: "
-            f"{'; '.join(train)}\n`--set train.allow_changed_data=true` goes on, and some samples "
-            "of the epoch may come twice or not at all; `--no-resume` starts a new run"
-        )
-    if not {"heldout"} <= old.keys() & data.keys():
-        heldout = []  # It was not evaluated, or is not: the settings say so.
-    return [*(f"data.shards {each}" for each in train), *(f"data.eval_shards {h}" for h in heldout)]
-
-
-def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield the settings that differ, as `path: old -> new`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys((*old, *new)):
-            yield from _changes(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif old != new:
-        yield f"{path}: {_as_yaml(old)} -> {_as_yaml(new)}"
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as a spec writes it."""
-    return value if isinstance(value, str) else json.dumps(value)
