@@ -182,8 +182,8 @@ class EvalSpec(Strict):
     every: Count | None = Field(None, description="Steps between evaluations.")
     samples: HeldOut = Field(
         256,
-        description="Held-out samples per evaluation, the first ones of the set; `all`, or a "
-        "number that the set does not have, is each of them.",
+        description="Held-out samples per evaluation, the first ones of the set; `all`, or more "
+        "than there are, takes each of them once.",
     )
 
 

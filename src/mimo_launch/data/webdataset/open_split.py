@@ -1,8 +1,7 @@
 """The samples of one split of shards, from their index.
 
 Decides: which samples are too long and where these end; that samples of a shard count as often as
-it is written; what the user learns of samples that are
-left out; that errors name the shard and the key.
+it is written; what the user is told of samples that are left out; that errors name shard and key.
 Relies on: `index_columns` and `tar_files`.
 Leaves: what members mean to `samples`.
 """

@@ -168,7 +168,7 @@ class SampleEncoder:
         unread: Sequence[str],
         told: Told,
     ) -> EncodedSample:
-        """Return a caption behind its media, or a document with markers, with its media in it."""
+        """Return a caption after its media, or a document with media at its markers."""
         tiles = iter(map(len, told["image"]) if "image" in told else repeat(1))
         if record.media():
             self._refuse_other_number(record, members, unread)
