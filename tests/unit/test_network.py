@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,6 +89,33 @@ def test_the_store_of_ranks_that_joined_listens_at_the_masters_address_only(
     assert second.hear() == begun
     first.say(0)
     assert second.hear() == 0
+
+
+def test_ranks_that_torchrun_starts_again_read_nothing_of_an_earlier_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store of its agent outlives them, with all that they wrote."""
+    with listen_at(HERE, 0) as listener:
+        port = listener.getsockname()[1]
+        agent = open_store(HERE, port, listener)
+    monkeypatch.setenv("MASTER_ADDR", HERE)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for attempt in range(2):
+        with ThreadPoolExecutor() as pool:
+            second = pool.submit(_hear_as_second)
+            time.sleep(0.5)
+            assert not second.done()
+            first = JoinedWorld(Joined(0, 2), timeout=5)
+            began = Beginning(attempt, (Host(node=0, name="gpu0", ranks=(0, 1)),), 29501)
+            first.say(began)
+            assert second.result() == began
+        del first
+    assert agent.num_keys() >= 1
+
+
+def _hear_as_second() -> Beginning | int:
+    return JoinedWorld(Joined(1, 2), timeout=5).hear()
 
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "192.0.2.1"])

@@ -2,7 +2,8 @@
 
 Decides: the first rank looks at the run folder for all, and says whether there is anything to run
 and which ranks have the same watcher; its store listens only at MASTER_ADDR.
-Relies on: MASTER_ADDR and MASTER_PORT; under torchrun, the store of its agent.
+Relies on: MASTER_ADDR and MASTER_PORT. Under torchrun the store of its agent is there, which tells
+the port of the first rank's own: torchrun starts ranks again beside all that earlier ones wrote.
 Leaves: the process group to `worker`, watching to `rank_watcher`.
 """
 
@@ -14,12 +15,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.network import listen_at, open_store
+from mimo_launch.launcher.network import answers, listen_at, open_store
 from mimo_launch.launcher.torchrun_slurm import Joined
 from mimo_launch.launcher.verdict import Host
 
 POLL_SECONDS = 0.05
-_TOLD, _HEARD, _WATCHER = "mimo/told", "mimo/heard", "mimo/watcher"
+_PORT, _TOLD, _HEARD, _WATCHER = "mimo/port", "mimo/told", "mimo/heard", "mimo/watcher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,26 @@ class JoinedWorld:
     def __init__(self, joined: Joined, *, timeout: int) -> None:
         """Open the store on the first rank, or wait for it. Raises: OSError, RuntimeError."""
         import_for_workers()
-        from torch.distributed.rendezvous import rendezvous
-
         self._joined, self._timeout = joined, timeout
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            self._store: Any = next(rendezvous("env://"))[0]
-            return
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agent = None
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            agent = open_store(host, port, None, timeout)
+            port = 0 if joined.rank == 0 else self._port_told(agent, host)
         listener = None if joined.rank else listen_at(host, port)
-        self._store = open_store(host, port, listener, timeout)
+        port = port if listener is None else listener.getsockname()[1]
+        self._store: Any = open_store(host, port, listener, timeout)
+        if agent is not None and joined.rank == 0:
+            agent.set(_PORT, str(port))
+
+    def _port_told(self, agent: Any, host: str) -> int:
+        """Return the port of the first rank's store, not that of one of an earlier start."""
+        until = time.monotonic() + self._timeout
+        while not answers(host, port := int(agent.get(_PORT))):
+            if time.monotonic() > until:
+                raise RuntimeError(f"no store answers at {host}:{port}")
+            time.sleep(POLL_SECONDS)
+        return port
 
     @property
     def group(self) -> dict[str, Any]:
