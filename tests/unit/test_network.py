@@ -91,6 +91,15 @@ def test_the_store_of_ranks_that_joined_listens_at_the_masters_address_only(
     assert second.hear() == 0
 
 
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", HERE)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    first = JoinedWorld(Joined(0, 2), timeout=1)
+    first.introduce("")
+    with pytest.raises(RuntimeError, match="rank 1 did not come within 1 s"):
+        first.hosts()
+
+
 def test_ranks_that_torchrun_starts_again_read_nothing_of_an_earlier_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

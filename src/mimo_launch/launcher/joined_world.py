@@ -92,7 +92,12 @@ class JoinedWorld:
         """
         found: dict[tuple[str, str], list[int]] = {}
         for rank in range(self._joined.world_size):
-            watcher, name = json.loads(self._store.get(f"{_WATCHER}/{rank}"))
+            try:
+                said = self._store.get(f"{_WATCHER}/{rank}")
+            except RuntimeError as error:
+                message = f"rank {rank} did not come within {self._timeout} s"
+                raise RuntimeError(message) from error
+            watcher, name = json.loads(said)
             if watcher:
                 found.setdefault((watcher, name), []).append(rank)
         return tuple(
