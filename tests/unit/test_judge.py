@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -221,6 +222,26 @@ def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Pa
         assert not WorkerWatch(cells, (worker,), exits, host=0, timeout=0).alarm()
         process.kill()
     process.wait()
+
+
+def test_a_killed_rank_is_seen_though_it_ends_later_than_its_connections(tmp_path: Path) -> None:
+    """A process on a GPU may take seconds to end; its peers lose it at once."""
+    processes = [subprocess.Popen(["sleep", "30"]) for _ in range(2)]
+    cells = HostCells(2)
+    workers = [
+        LocalWorker(rank=rank, local_rank=rank, pid=process.pid, folder=tmp_path)
+        for rank, process in enumerate(processes)
+    ]
+    WorkerCells(cells.shared, 0).progress.failed(Cause.LOST)
+    with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
+        watch = WorkerWatch(cells, workers, exits, host=0, timeout=30)
+        assert watch.failed()
+        threading.Timer(0.8, processes[1].kill).start()
+        lost, killed = watch.examine()
+        assert (lost.end, killed.end and killed.end.killed_by) == (None, "SIGKILL")
+        processes[0].kill()
+    for process in processes:
+        process.wait()
 
 
 class Store:

@@ -28,10 +28,13 @@ from mimo_launch.launcher.worker_processes import (
     take_stacks,
 )
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import Cause, Phase
 
 # Failures come in groups; a look a moment later shows more of them.
 SETTLE_SECONDS = 0.2
+# A process that is killed closes its connections first. With memory on a GPU it takes seconds more
+# to end.
+ENDING_SECONDS = 3.0
 # The longest time between two looks of a running process; in the rest, this process stood still.
 SEEN_SECONDS = 1.0
 POLL_SECONDS = 0.05
@@ -130,7 +133,7 @@ class WorkerWatch:
 
     def examine(self) -> list[RankState]:
         """Return what is known of each worker, its stack included. Takes some seconds."""
-        time.sleep(SETTLE_SECONDS)
+        self._settle()
         if self._recorder is not None:
             self._recorder.ask([w.rank for w in self.workers if self._end(w) is None])
         reachable = {
@@ -144,6 +147,18 @@ class WorkerWatch:
         if self._recorder is not None:
             self._recorder.wait()
         return [self._state(worker, stacks) for worker in self.workers]
+
+    def _settle(self) -> None:
+        """Wait for more failures: where ranks have only lost a peer, for the end of that peer."""
+        time.sleep(SETTLE_SECONDS)
+        until = time.monotonic() + ENDING_SECONDS
+        while self._only_lost_peers() and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+
+    def _only_lost_peers(self) -> bool:
+        failed = {self._cells.read(worker.local_rank).cause for worker in self.workers}
+        none_ended = not any(self._end(worker) for worker in self.workers)
+        return failed <= {Cause.NONE, Cause.LOST} and Cause.LOST in failed and none_ended
 
     def _end(self, worker: LocalWorker) -> Exit | None:
         return self._exits.exits.get(worker.rank)
