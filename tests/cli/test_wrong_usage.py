@@ -135,6 +135,10 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --per-device-train-batch-size 2 --gradient-accumulation-steps 8",
          write(f"{SET} batch.global=32 --set schedule.microbatches=8")),
         ("train S --beta1 0.5 --beta2 0.6", write(f"{SET} 'optimizer.betas=[0.5, 0.6]'")),
+        ("train S --seq-length 4096 --what 4", "`seq_length=4096` is `--set batch.seq=4096`; "
+         "nothing here is sure to mean `what`"),
+        ("train S --save_strategy no --eval_steps 50", "or is `null`; `eval_steps=50` is `--set "
+         "eval.every=50`"),
         ("plan S --dry-run", write("plan S")),
         ("train S --seed 3 --freeze_vit false", write(f"{SET} train.seed=3") + " (without"),
         ("train S --max_steps 3 --epochs 2", "`max_steps=3` means `train.steps=3` and `epochs=2` "

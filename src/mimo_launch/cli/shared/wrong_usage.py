@@ -36,10 +36,9 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
             here.read(list(args))
     except _OnlyWords as words:
         return str(words)
-    if here.words:
-        return "; ".join(dict.fromkeys([*here.words, *here.unknown]))
-    if here.unknown:
-        return ""
+    if here.words or here.unknown:
+        said = dict.fromkeys([*here.words, *here.renamed()])
+        return "; ".join([*said, *dict.fromkeys(here.unknown)] if said else [])
     if twice := here.set_twice():
         return twice
     written = [*here.front, here.command, *here.rest]
@@ -242,6 +241,11 @@ class _Line:
             value = [] if option is None or option.is_flag else [before.pop(0)]
             if option is None or self._our_option(word):
                 self.rest += [word, *value]
+
+    def renamed(self) -> list[str]:
+        """Return what stands for each setting that is not as it is written here."""
+        changed = [each for each in self.settings.items() if each[0] != each[1]]
+        return [f"`{asked}` is `--set {shlex.quote(line)}`" for asked, line in changed] + self.why
 
     def set_twice(self) -> str:
         """Return that two words mean one setting, with different values; "" if none do."""
