@@ -130,6 +130,7 @@ WRONG = {
             ("steps: 100", "steps", "1000 steps", "1000"),
             ("steps: 100", "steps", "10^3", "1000"),
             ("steps: 100", "steps", "[40]", "40"),
+            ("steps: 100", "steps", "100, timeout: 30m", "100, timeout: 1800"),
             ("lr: 0.001", "lr", "'1,5e-4'", "0.00015"),
             ("lr: 0.001", "lr", "10^-4", "0.0001"),
             ("lr: 0.001", "lr", "1.5*10^-4", "0.00015"),
@@ -155,6 +156,7 @@ WRONG = {
             ("schedule", "{warmup_steps: 10, kind: linear}", "{kind: wsd, warmup: 10, decay: 90}"),
             ("schedule", "{kind: WSD, decay: 9}", "{kind: wsd, decay: 9}"),
             ("clip", "0", "null"),
+            ("schedule", "{kind: cosine, min_lr: 10%}", "{kind: cosine, min_lr: 0.0001}"),
         )
     },
     **{
@@ -227,6 +229,11 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
         ("kind: adamw", "kind: sgd_momentum", "the optimizer `sgd_momentum` is not here"),
         ("betas: [0.9, 0.95]", "schedule: {warmup: -1}", "write a whole number from 0 to"),
         ("steps: 100", "steps: 0", "write a whole number from 1 to"),
+        ("nodes:", "checkpoint: {every: 30m}\nnodes:", "write a whole number from 1 to"),
+        ("steps: 100", "steps: 100, val_every: 9", "none of the keys here is sure"),
+        ("betas: [0.9, 0.95]", "decoupled_weight_decay: true", "none of the keys here is sure"),
+        ("nodes:", "lr_scheduler: {kind: cosine}\nnodes:", "it is `schedule` under `optimizer`"),
+        ("global: 32, seq", "size: 32, seq", "add `global`, perhaps with the value of an unknown"),
         ("betas: [0.9, 0.95]", "schedule: {kind: linear, warmup_ratio: 0.1}", "`wsd` falls linear"),
         ("data: {kind: digits}", "data: {dataset: [a, b]}", "shards: PATTERN"),
     ],

@@ -46,7 +46,7 @@ VALUES: dict[str, Any] = {
     "batch.global": 64, "batch.seq": 128, "schedule.virtual_stages": 2,
     LAYER + "layers": 4, LAYER + "hidden": 128, LAYER + "heads": 8, LAYER + "kv_heads": 2,
     LAYER + "head_dim": 32, LAYER + "mlp": 96, LAYER + "vocab": 640, LAYER + "vocab_multiple": 64,
-    LAYER + "norm_eps": 1e-4,
+    LAYER + "rotary_factor": 0.5, LAYER + "norm_eps": 1e-4,
     LAYER + "rope_theta": 5000.0, LAYER + "tied": True, LAYER + "moe.experts": 8,
     LAYER + "moe.top_k": 2, LAYER + "mtp.depth": 2, LAYER + "mtp.loss_weight": 0.25,
     LAYER + "activation": "gelu_tanh",

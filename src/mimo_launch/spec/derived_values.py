@@ -22,7 +22,12 @@ from mimo_launch.spec.wording import flow
 Derive = Callable[[Any, Any, YamlPath], Any]
 _MOST = 2**31
 # Words for the microbatches of a step.
-ACCUMULATION = ("gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation")
+ACCUMULATION = (
+    "gradient_accumulation_steps",
+    "grad_accum_steps",
+    "gradient_accumulation",
+    "num_microbatches",
+)
 
 
 def _number(value: Any) -> Fraction | None:

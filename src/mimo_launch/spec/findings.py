@@ -77,7 +77,18 @@ def unknown_key(
 def _alike(key: str, known: Collection[str]) -> list[str]:
     """Return the keys that one may be a slip of; one with a further word means another thing."""
     plain = key.lower().replace("-", "_")
-    return [name for name in close_matches(key, known) if not plain.startswith(f"{name}_")]
+    return [name for name in close_matches(key, known) if _is_slip(plain.split("_"), name)]
+
+
+def _is_slip(words: list[str], name: str) -> bool:
+    """Return whether no word of a key is another one, or one more, than those of a name."""
+    ours = name.split("_")
+    if len(words) > len(ours):
+        return not (words[: len(ours)] == ours or words[-len(ours) :] == ours)
+    pairs = zip(words, ours, strict=False)
+    return len(words) < len(ours) or all(
+        one == two or close_matches(one, [two]) for one, two in pairs
+    )
 
 
 def is_spelling(key: str, known: Collection[str]) -> bool:
@@ -86,15 +97,23 @@ def is_spelling(key: str, known: Collection[str]) -> bool:
     return plain in (name.lower() for name in known)
 
 
-def missing_key(path: YamlPath, key: str, schema: dict[str, Any]) -> Diagnostic:
-    """Report a missing required key, at the key of its section."""
+def missing_key(
+    path: YamlPath, key: str, schema: dict[str, Any], *, others: bool = False
+) -> Diagnostic:
+    """Report a missing required key, at the key of its section.
+
+    With `others` the section has unknown keys, of which one may be meant: an example would take
+    the place of its value.
+    """
     return Diagnostic(
         code="missing-key",
         headline=f"{section_name(path)} lacks `{key}`",
         path=path,
         at_key=True,
         why=_meaning(key, schema) or "this key has no default",
-        help=f"add `{key}: {_example(schema)}`",
+        help=f"add `{key}`, perhaps with the value of an unknown key"
+        if others
+        else f"add `{key}: {_example(schema)}`",
     )
 
 

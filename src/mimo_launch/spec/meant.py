@@ -13,7 +13,12 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import MAX_RANKS
-from mimo_launch.spec.derived_values import linear_schedule, steps_of_epochs, steps_of_ratio
+from mimo_launch.spec.derived_values import (
+    linear_schedule,
+    min_lr_of_ratio,
+    steps_of_epochs,
+    steps_of_ratio,
+)
 from mimo_launch.spec.foreign_values import same_choice
 from mimo_launch.spec.wording import allowed_types
 
@@ -27,6 +32,7 @@ _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "
 # Keys that count steps of the run, and those that are off at 0 elsewhere and `null` here.
 _STEPS = ("warmup", "decay", "every", "log_every")
 _EPOCH = {"epoch": 1}
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 _LINEAR = ("linear", "linear_with_warmup", "Linear")
 _OFF_AT_ZERO = ("clip", "every")
 _OFF = ("0", "0.0", "false", "no", "off", "never")
@@ -41,6 +47,9 @@ def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
 
 def meant_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> list[str]:
     """Do the same where the spec is known: a part of a run means the steps that it is."""
+    if path[-1] == "min_lr" and str(value).strip().endswith("%"):
+        rate = min_lr_of_ratio(value, data)
+        return [] if rate is None else [str(rate)]
     guesses = meant(str(path[-1]), value, schema)
     if not guesses and path[-1] in _STEPS and not isinstance(value, bool):
         steps = steps_of_ratio(value, data) or steps_of_epochs(_EPOCH.get(str(value)), data)
@@ -151,6 +160,9 @@ class _Key:
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
             yield name if re.fullmatch(self.schema["pattern"], name) else ""
         if "integer" in self.types or "number" in self.types:
+            time = re.fullmatch(r"(\d{1,9})\s*(s|sec|m|min|h)", word)
+            if time and self.name == "timeout":
+                yield from self._allowed(int(time[1]) * _SECONDS[time[2]])
             yield from self.numbers(word)
 
     def numbers(self, word: str) -> Iterator[str]:
@@ -158,6 +170,8 @@ class _Key:
         plain = self._plain(word)
         factors = re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", plain)
         powers = re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain)
+        # Steps and seconds are hardly millions: `m` stands for minutes.
+        letters = "kbg" if self.name in (*_STEPS, "timeout") else "kmbg"
         if factors or powers:
             product = int(factors[1]) * int(factors[2]) if factors else 0
             yield from self._allowed(2 ** int(powers[1]) if powers else product)
@@ -166,7 +180,7 @@ class _Key:
             digits = "0123456789abcdef"[:base]
             if set(match[2]) <= set(digits):
                 yield from self._allowed(int(match[2], base))
-        elif match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmbg])(i?)", plain):
+        elif match := re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s*([{letters}])(i?)", plain):
             number, power = float(match[1]), _THOUSANDS[match[2]]
             bases = (1024, 1000) if match[3] or self.name in _BINARY else (1000, 1024)
             for base in bases[:1] if match[3] else bases:

@@ -125,6 +125,7 @@ class _Reader:
         known = {field.alias or name: (name, field) for name, field in cls.model_fields.items()}
         free = [key for key in known if key not in data]
         suspects: set[str] = set()
+        of_kinds = {*known, *(key for other in others.values() for key in other.model_fields)}
         for key, value in data.items():
             if key not in known:
                 suspects.update(self._unknown_key((*path, key), value, known, free, others))
@@ -136,7 +137,8 @@ class _Reader:
                 if values[key] is UNREADABLE:
                     left_out.add(name)
             elif field.is_required() and key not in suspects:
-                fault = findings.missing_key(path, key, field_schema(field))
+                schema = field_schema(field)
+                fault = findings.missing_key(path, key, schema, others=bool({*data} - of_kinds))
                 self._missing[fault] = (*path, key)
                 self._report(fault)
                 left_out.add(name)

@@ -45,6 +45,8 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
         target, known = _free_place(section, word, value, data), Synonym()
     else:
         target = _place_of(known, section, data)
+    if target is not None and target[-1] == "kind" and isinstance(value, dict):
+        target = target[:-1]  # The section, in place of its kind.
     if target is not None and section[: len(target)] == target:
         return None  # The word means the section that it stands in.
     field = None if target is None else field_at(target, data)

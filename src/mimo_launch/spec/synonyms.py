@@ -51,6 +51,7 @@ _WORDS = {
     _LAYER + "patch": "patch_size patch_dim",
     _LAYER + "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon norm_epsilon",
     _LAYER + "rope_theta": "rotary_base rope_base",
+    _LAYER + "rotary_factor": "rotary_percent partial_rotary_factor",
     _LAYER + "activation": "hidden_act hidden_activation activation_function act_fn",
     _LAYER + "tied": "tie_word_embeddings tie_embeddings",
     _LAYER + "moe.experts": "num_experts num_local_experts n_routed_experts",
@@ -87,8 +88,8 @@ _WORDS = {
     "gradient_clip_val gradient_clip",
     "optimizer.eps": "adam_epsilon adam_eps epsilon",
     "optimizer.betas": "adam_betas",
-    "optimizer.schedule.kind": "lr_scheduler lr_scheduler_type lr_decay_style lr_schedule "
-    "schedule.name",
+    "optimizer.schedule.kind": "scheduler lr_scheduler lr_scheduler_type lr_decay_style "
+    "lr_schedule schedule.name",
     "optimizer.schedule.decay": "lr_wsd_decay_iters num_decay_steps wsd_decay_steps",
     "optimizer.schedule.warmup": "warmup_steps num_warmup_steps lr_warmup_iters lr_warmup_steps "
     "warmup_iters",

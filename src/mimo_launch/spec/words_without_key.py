@@ -38,8 +38,8 @@ NOTES = {
     "report_to logger": "write `tensorboard: true`, `wandb: {project: NAME}` or `mlflow: "
     "{experiment: NAME}` under `log`",
     "save output_dir save_dir work_dir default_root_dir": _PLACE,
-    "save_strategy eval_strategy evaluation_strategy": "`every` of `checkpoint` and of `eval` counts "
-    "the steps between two, or is `null`",
+    "save_strategy eval_strategy evaluation_strategy": "`every` of `checkpoint` and of `eval` "
+    "counts the steps between two, or is `null`",
     "vit_lr vision_lr vision_tower_lr mm_projector_lr aligner_lr": "each module may have its "
     "own `lr` under `optimizer`, which a projector shares with its encoder",
     "load resume_from resume_from_checkpoint ckpt_path checkpoint_path": _RESUME,
