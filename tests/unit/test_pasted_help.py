@@ -211,6 +211,7 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
     [
         ("ranks: 4-7", "ranks: 4-7\n    recompute: selective", "part of a layer (`selective`)"),
         ("ranks: 4-7", "ranks: 4-7\n    recompute: [mlp]", "recomputation of a part"),
+        ("ranks: 4-7", "ranks: 4-7\n    recompute: {mode: selective}", "recomputation of a part"),
         ("ranks: 4-7", "ranks: 4-7\n    sharding: hsdp", "replicas over hosts (`hsdp`)"),
         ("ranks: 4-7", "ranks: 4-7\n    backend: megatron", "backend `megatron` is not here"),
         ("ranks: 4-7", "ranks: 4-7\n    frozen: [0, 1]", "freezing a part of a module"),

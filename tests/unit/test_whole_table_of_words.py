@@ -22,6 +22,7 @@ BASE["modules"]["language"]["model"] |= {
     "moe": {"experts": 4, "top_k": 1, "width": 64},
     "mtp": {"depth": 1, "loss_weight": 0.5},
     "sliding_window": {"size": 8},
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
 }
 BASE["modules"]["language"] |= {"backend": "transformer_engine", "fp8": {}, "experts": {}}
 BASE["modules"]["vision"]["model"] |= {"positions": "learned", "image": [7, 7]}
@@ -46,7 +47,8 @@ VALUES: dict[str, Any] = {
     "batch.global": 64, "batch.seq": 128, "schedule.virtual_stages": 2,
     LAYER + "layers": 4, LAYER + "hidden": 128, LAYER + "heads": 8, LAYER + "kv_heads": 2,
     LAYER + "head_dim": 32, LAYER + "mlp": 96, LAYER + "vocab": 640, LAYER + "vocab_multiple": 64,
-    LAYER + "rotary_factor": 0.5, LAYER + "norm_eps": 1e-4,
+    LAYER + "rotary_factor": 0.5, LAYER + "rope_scaling.rope_type": "yarn",
+    LAYER + "norm_eps": 1e-4,
     LAYER + "rope_theta": 5000.0, LAYER + "tied": True, LAYER + "moe.experts": 8,
     LAYER + "moe.top_k": 2, LAYER + "mtp.depth": 2, LAYER + "mtp.loss_weight": 0.25,
     LAYER + "activation": "gelu_tanh",

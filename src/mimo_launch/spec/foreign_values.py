@@ -152,11 +152,12 @@ def why_other(choices: Collection[str], value: object) -> str:
 
 def not_here(choices: Collection[str], value: object) -> str:
     """Return that a word names something that is not here; "" if nobody knows the word."""
-    word = word_of(value)
-    for marker in _markers(choices):
-        pattern, words = _MISSING.get(marker, ("(?!)", ""))
-        if re.match(pattern, word):
-            return words.format(word[:40])
+    parts = list(value.values()) if isinstance(value, dict) else []
+    for word in map(word_of, [value, *parts]):
+        for marker in _markers(choices):
+            pattern, words = _MISSING.get(marker, ("(?!)", ""))
+            if re.match(pattern, word):
+                return words.format(word[:40])
     return ""
 
 

@@ -51,6 +51,7 @@ _WORDS = {
     _LAYER + "patch": "patch_size patch_dim",
     _LAYER + "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon norm_epsilon",
     _LAYER + "rope_theta": "rotary_base rope_base",
+    _LAYER + "rope_scaling.rope_type": "rope_scaling.type",
     _LAYER + "rotary_factor": "rotary_percent partial_rotary_factor",
     _LAYER + "activation": "hidden_act hidden_activation activation_function act_fn",
     _LAYER + "tied": "tie_word_embeddings tie_embeddings",
