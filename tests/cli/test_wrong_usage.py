@@ -139,6 +139,7 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
          "nothing here is sure to mean `what`"),
         ("train S --save_strategy no --eval_steps 50", "or is `null`; `eval_steps=50` is `--set "
          "eval.every=50`"),
+        ("plan S --gpu h100", "`--set nodes.gpu=h100-80gb` is meant, and another key: add"),
         ("plan S --dry-run", write("plan S")),
         ("train S --seed 3 --freeze_vit false", write(f"{SET} train.seed=3") + " (without"),
         ("train S --max_steps 3 --epochs 2", "`max_steps=3` means `train.steps=3` and `epochs=2` "

@@ -287,7 +287,10 @@ class _Line:
             self.rest += [] if line in self.settings.values() else ["--set", line]
             self.settings[asked] = line
             return
-        said = faults[0].help
+        said = min((item.help for item in faults), key=lambda each: each.startswith("add "))
+        if said.startswith("add "):  # A key beside it, which is not there.
+            self.words.append(f"`--set {shlex.quote(line)}` is meant, and another key: {said}")
+            return
         offers = re.findall(r"`--set ([^`]+)`", said)
         meant_for = shlex.split(offers[0])[0] if len(offers) == 1 else line
         if meant_for != line:
