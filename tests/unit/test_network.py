@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+from mimo_launch.launcher import joined_world
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
 from mimo_launch.launcher.hosts import OneHost
 from mimo_launch.launcher.joined_world import Beginning, JoinedWorld
@@ -100,10 +101,15 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         first.hosts()
 
 
+@pytest.mark.parametrize("own", [HERE, ELSEWHERE])
 def test_ranks_that_torchrun_starts_again_read_nothing_of_an_earlier_start(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, own: str
 ) -> None:
-    """The store of its agent outlives them, with all that they wrote."""
+    """The store of its agent outlives them, with all that they wrote.
+
+    MASTER_ADDR may be that of a service which passes on only the port of the agent.
+    """
+    monkeypatch.setattr(joined_world, "listen_at", lambda host, port: listen_at(own, port))
     with listen_at(HERE, 0) as listener:
         port = listener.getsockname()[1]
         agent = open_store(HERE, port, listener)

@@ -12,15 +12,16 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from mimo_launch.launcher.forking import import_for_workers
-from mimo_launch.launcher.network import answers, listen_at, open_store
+from mimo_launch.launcher.network import answers, listen_at, local_address, open_store
 from mimo_launch.launcher.torchrun_slurm import Joined
 from mimo_launch.launcher.verdict import Host
 
 POLL_SECONDS = 0.05
-_PORT, _TOLD, _HEARD, _WATCHER = "mimo/port", "mimo/told", "mimo/heard", "mimo/watcher"
+_PLACE, _TOLD, _HEARD, _WATCHER = "mimo/place", "mimo/told", "mimo/heard", "mimo/watcher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,38 @@ class JoinedWorld:
         import_for_workers()
         self._joined, self._timeout = joined, timeout
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = None
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            agent = open_store(host, port, None, timeout)
-            port = 0 if joined.rank == 0 else self._port_told(agent, host)
+            self._store: Any = self._beside(open_store(host, port, None, timeout), host)
+            return
         listener = None if joined.rank else listen_at(host, port)
-        port = port if listener is None else listener.getsockname()[1]
-        self._store: Any = open_store(host, port, listener, timeout)
-        if agent is not None and joined.rank == 0:
-            agent.set(_PORT, str(port))
+        self._store = open_store(host, port, listener, timeout)
 
-    def _port_told(self, agent: Any, host: str) -> int:
-        """Return the port of the first rank's store, not that of one of an earlier start."""
+    def _beside(self, agent: Any, host: str) -> Any:
+        """Return a store of the first rank, which tells its place through that of torchrun."""
+        if self._joined.rank:
+            return open_store(*self._place_told(agent, host), None, self._timeout)
+        listener = listen_at(host, 0)
+        own, port = listener.getsockname()[:2]
+        if ip_address(own).is_unspecified:
+            own = local_address(host, port)
+        store = open_store(own, port, listener, self._timeout)
+        agent.set(_PLACE, json.dumps([own, port]))
+        return store
+
+    def _place_told(self, agent: Any, host: str) -> tuple[str, int]:
+        """Return where the first rank's store is: one of an earlier start answers no more.
+
+        A service at MASTER_ADDR may pass on only the port of the agent.
+        """
         until = time.monotonic() + self._timeout
-        while not answers(host, port := int(agent.get(_PORT))):
+        while True:
+            own, port = json.loads(agent.get(_PLACE))
+            for address in (host, own):
+                if answers(address, port):
+                    return address, port
             if time.monotonic() > until:
                 raise RuntimeError(f"no store answers at {host}:{port}")
             time.sleep(POLL_SECONDS)
-        return port
 
     @property
     def group(self) -> dict[str, Any]:
