@@ -157,6 +157,8 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
          write("train S --node-rank 1 --max-restarts 2")),
         ("train S --resume runs/x", "the same command resumes"),
         ("--nproc_per_node 8 train S", write("train --nproc 8 S")),
+        ("report --html r", write("report --output report.html r")),
+        ("report r --png", write("report r --output report.png")),
         ("plan S --out x.html", write("plan S --html x.html")),
         ("export r --output_dir d", write("export r --to d")),
         ("train S --weight-decay 0.1", write(f"{SET} optimizer.weight_decay=0.1")),

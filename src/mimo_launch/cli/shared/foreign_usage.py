@@ -54,6 +54,8 @@ _MODEL = (
     "a spec describes the model: `mimo-launch init spec.yaml --model {}` writes one for a folder; "
     "`--set init_from={}` takes its weights"
 )
+# Of files that are drawn.
+FORMATS = ("html", "png", "svg", "pdf")
 # Options, and what stands for each: the first of these that the command has. `{}` is the value of
 # the option, which takes none where it is missing. `@` names another command, `<` an option in
 # front of the command, `RUN` the argument of commands that read a run; `#` says that the option is
@@ -105,7 +107,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "quiet silent q": ("`> /dev/null` at the end of the line silences the answers",),
     "log_level loglevel": ("`mimo-launch -v COMMAND` prints more",),
     "json": (_METRICS + "; `mimo-launch runs --json` prints all runs, `plan --json` the plan",),
-    "html png svg pdf": (
+    " ".join(FORMATS): (
         "--timeline {}",
         "--output {}",
         "`mimo-launch report RUN -o FILE.html` draws a run, `mimo-launch plan FILE --html "

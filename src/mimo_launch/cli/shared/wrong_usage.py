@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.cli.shared.foreign_usage import COMMANDS, NO_COMMAND, OPTIONS, VALUES
+from mimo_launch.cli.shared.foreign_usage import (
+    COMMANDS,
+    FORMATS,
+    NO_COMMAND,
+    OPTIONS,
+    VALUES,
+)
 from mimo_launch.spec.load import load_spec, load_text
 from mimo_launch.spec.meant import meant
 
@@ -195,7 +201,9 @@ class _Line:
             self._set(name.lstrip("-").replace("-", "_"), value, spec)
             return
         if "{}" in template and not equals:
-            value = self._value_of(word, args)
+            # The name of a format alone, as in `--html`, asks for a file of any name.
+            is_file = plain not in FORMATS or (args and Path(args[0]).suffix == f".{plain}")
+            value = self._value_of(word, args) if is_file else f"{self.command}.{plain}"
         head, _, tail = template.partition(" ")
         tail = tail.replace("{}", value)
         if head == "<":
