@@ -202,7 +202,7 @@ class _Line:
             return
         if "{}" in template and not equals:
             # The name of a format alone, as in `--html`, asks for a file of any name.
-            is_file = plain not in FORMATS or (args and Path(args[0]).suffix == f".{plain}")
+            is_file = plain not in FORMATS or (args and Path(args[0]).suffix[1:] in FORMATS)
             value = self._value_of(word, args) if is_file else f"{self.command}.{plain}"
         head, _, tail = template.partition(" ")
         tail = tail.replace("{}", value)
