@@ -139,7 +139,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "`sharding: optimizer`, the default, is ZeRO-1",
     ),
     "master_port main_process_port rdzv_port": (
-        "the port stands behind the host: `--rdzv-endpoint HOST:{}`",
+        "the port follows the host: `--rdzv-endpoint HOST:{}`",
     ),
     "master_addr main_process_ip": ("the host of rank 0 and a port: `--rdzv-endpoint {}:29500`",),
 }
