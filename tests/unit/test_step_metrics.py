@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
+from torch import nn
 
 from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.comm.finite_flags import FiniteFlag
@@ -23,6 +24,7 @@ from mimo_launch.optimizer.gradients import (
     sum_of_squares,
     sum_partial_gradients,
 )
+from mimo_launch.spec.spec import Spec
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -62,19 +64,21 @@ def test_no_zeros_differ_from_zeros_that_were_not_counted(
     assert (found.norms, found.flags, found.zeros) == ({"a": 3.0, "b": 4.0}, (1,), zeros)
 
 
+def with_gradients(made: Spec, context: ParallelContext, value: float) -> tuple[nn.Module, Any]:
+    """Return the network of a rank with equal gradients, and what metrics read of its module."""
+    [stage] = build_layout(made)["language"].stages
+    network = build_network(made, stage, context)
+    for parameter in network.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+    declared = list(declared_parameters("language", network))
+    return network, SimpleNamespace(declared=lambda: declared, context=context, aux_loss=None)
+
+
 def test_counting_zeros_leaves_norms_as_they_are() -> None:
     made = spec({"language": box(0)})
-    layout = build_layout(made)
-    [stage] = layout["language"].stages
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        parameter.grad = torch.full_like(parameter, 0.5)
+    network, module = with_gradients(made, ParallelContext(), 0.5)
     network.norm.weight.grad.zero_()
-    declared = list(declared_parameters("language", network))
-    module: Any = SimpleNamespace(
-        declared=lambda: declared, context=ParallelContext(), aux_loss=None
-    )
-    losses = {"language": torch.ones(())}
+    layout, losses = build_layout(made), {"language": torch.ones(())}
     plain, counted = (
         reduce_metrics(layout, {"language": module}, losses, count_zeros=count).read()
         for count in (False, True)
@@ -83,22 +87,34 @@ def test_counting_zeros_leaves_norms_as_they_are() -> None:
     assert replace(counted, zeros=None) == plain
 
 
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_tp_ranks_count_each_zero_once_also_of_key_heads_that_they_share(key_heads: int) -> None:
+    """Four ranks in one process; the sum over ranks is taken here."""
+    model = {"heads": 4, "kv_heads": key_heads, "hidden": 64}
+    made = spec({"language": box(0, tp=4, model=model)})
+    layout, losses = build_layout(made), {"language": torch.ones(())}
+    whole, _ = with_gradients(made, ParallelContext(), 0.0)
+    found = 0
+    for rank in range(4):
+        _, module = with_gradients(made, ParallelContext(Group((0, 1, 2, 3), rank, None)), 0.0)
+        modules = {"language": module}
+        zeros = reduce_metrics(layout, modules, losses, count_zeros=True).read().zeros or {}
+        found += zeros["language"]
+    assert found == sum(parameter.numel() for parameter in whole.parameters())
+
+
 def test_ranks_that_share_a_key_head_sum_its_gradient_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight ranks in one process, two for each of four heads; rank r has gradients of 2 ** r."""
     model = {"heads": 8, "kv_heads": 4, "hidden": 64}
     made = spec({"language": box(0, tp=8, model=model)})
-    [stage] = build_layout(made)["language"].stages
     buffers: list[torch.Tensor] = []
 
     def summed(rank: int) -> dict[str, list[float]]:
         handle: Any = object()
         tp = Group(tuple(range(8)), rank, handle)
-        network = build_network(made, stage, ParallelContext(tp))
-        for parameter in network.parameters():
-            parameter.grad = torch.full_like(parameter, 2.0**rank)
-        declared = list(declared_parameters("language", network))
+        declared = with_gradients(made, ParallelContext(tp), 2.0**rank)[1].declared()
         sum_partial_gradients(declared, tp, FiniteFlag(torch.device("cpu")))
         shared = [each for each in local_segments(declared) if each.segment.tp_grad == "partial"]
         return {each.name: each.local.unique().tolist() for each in shared}
