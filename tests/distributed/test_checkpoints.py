@@ -372,29 +372,36 @@ def run_into_bad_numbers(spec: Spec, folder: Path) -> None:
         run_with_bad_steps(spec, folder, (4, 5, 6))
 
 
-def run_while_a_save_waits(spec: Spec, folder: Path) -> None:
-    """Train; the first save is written once two further steps have changed the weights."""
+def run_while_a_save_waits(spec: Spec, folder: Path) -> list[CheckpointSaved]:
+    """Train; the first save is written 0.4 s after the last step, while the next one waits."""
     write, is_later = saver_module.write_boxes, threading.Event()
 
     def late(*args: Any) -> None:
         assert is_later.wait(60)
         write(*args)
 
+    saves = list[CheckpointSaved]()
+
     def hear(event: Any) -> None:
-        if isinstance(event, StepFinished) and event.step == 5:
-            is_later.set()
+        if isinstance(event, StepFinished) and event.step == spec.train.steps:
+            threading.Timer(0.4, is_later.set).start()
+        if isinstance(event, CheckpointSaved):
+            saves.append(event)
 
     saver_module.write_boxes = late
     with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, folder, hear)
         train(session, hear, Hooks(saver=saver), state)
+    return saves
 
 
 def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> None:
     """Weights and moments equal those of a run that waits for the disk while it saves."""
     run(make_spec("one rank", 3, checkpoint={"asynchronous": False}), tmp_path / "waits")
     spec = make_spec("one rank", 6, checkpoint={"every": 3, "asynchronous": True})
-    run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)
+    [[_, waited]] = run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)
+    # Training waits for the save before, too.
+    assert waited.stall_s > 0.1
     all_checkpoints(tmp_path / "goes on")[0].rename(tmp_path / "end")
     expected, found = (tensors(tmp_path / name) for name in ("waits", "goes on"))
     assert found.keys() == expected.keys()
