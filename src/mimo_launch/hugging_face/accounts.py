@@ -1,8 +1,8 @@
-"""Accounts for every tensor of a folder: taken by a module, left out for a reason, or by nobody.
+"""Accounts for every tensor of a folder: taken by a module, left out for a reason, or unknown.
 
 Decides: our names of all tensors that a module may have, and the reasons in words.
 Relies on: the places of the families, which know the names in files.
-Leaves: shapes, and names that only other settings of the same family have, to `checkpoint`.
+Leaves: shapes, and names that exist only under other settings of a family, to `checkpoint`.
 """
 
 import re
@@ -51,7 +51,7 @@ _DEPTH = ("token_norm", "hidden_norm", "project", "norm")
 
 
 def _names(model: Any) -> Iterator[str]:
-    """Yield every name that a tensor of our model may have, without the module."""
+    """Yield every name that a tensor of our model may have, without the module's name."""
     kind = kind_of(model)
     layers = [*_LAYER]
     if kind.moe is not None:
@@ -86,7 +86,7 @@ def names_in_files(part: Part[Any], model: Any) -> set[str]:
 def taken(part: Part[Any], model: Any, tensors: Iterable[str]) -> set[str]:
     """Return the tensors of files that our model takes."""
     inner = {name: found for name in tensors if (found := part.inner_name(name)) is not None}
-    if part.family in own_folders.FAMILIES:  # They have any names.
+    if part.family in own_folders.FAMILIES:  # Their tensors may have any name.
         return set(inner)
     known = names_in_files(part, model)
     return {
@@ -102,9 +102,9 @@ def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
 
 
 def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
-    """Return what of the ends and layers of a language model is not among tensors of files.
+    """Return the ends and layers of a language model that the tensors of files lack.
 
-    It is empty if they hold nothing of the part.
+    The list is empty if the files hold nothing of the part.
     """
     there = {inner for name in tensors if (inner := part.inner_name(name)) is not None}
     family, kind = part.family, kind_of(model)
@@ -124,7 +124,7 @@ def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
     if has_apart:
         there = {inner for inner in there if not inner.startswith(further_tokens.OURS)}
     layers = {int(found[1]) for inner in there if (found := _LAYER_NUMBER.search(inner))}
-    # Some families give layers another name.
+    # A layer of some families is several of ours.
     depths = kind.depths if family.has_depths and not has_apart else 0
     theirs = dict.fromkeys(n // family.layers_in_one for n in range(model.layers + depths))
     return missing + [f"layer {n}" for n in theirs if layers and n not in layers]
@@ -155,9 +155,9 @@ def reason(part: Part[Any], model: Any, name: str) -> str:
 def left_out(
     parts: Iterable[tuple[Part[Any], Any]], tensors: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return why each tensor is left out that no part takes, and those that a part does not know.
+    """Return why tensors that no part takes are left out, and the names of unknown tensors.
 
-    Parts come with their models, None for one that is not computed.
+    Each part comes with its model, or None if it is not computed.
     """
     pairs = list(parts)
     why, strange = dict[str, str](), []

@@ -1,7 +1,7 @@
 """Finds the transformers model that equals our modules, alone or together, or what prevents it.
 
-Decides: that they are equal if the configuration that we write, read back, has our value for every
-key.
+Decides: that two models are equal if the configuration that we write, read back, gives our value
+for every key.
 Relies on: the families and parts, which read what they write.
 Leaves: tensors and files to `export`.
 """
@@ -30,7 +30,7 @@ from mimo_launch.spec.wording import text_of
 class Architecture:
     """A model of transformers: its class, its configuration, and the part that each module is.
 
-    `where` are the keys under which the configuration of each part stands, if it is not the whole.
+    `where` holds the keys that lead to the configuration of each part, unless it is the whole.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Architecture:
 class Modules:
     """Our modules by name: their models, the tokens of rows that language reads, and their widths.
 
-    The vocabulary is a number, without padding. The width of a generator is that of the rows that
-    it reads. `like` are the types of the models and the parts that their weights came from, which
-    come first where several models of transformers are equal.
+    The vocabulary is a number, without padding. The width of a generator is the width of the rows
+    that it reads. `like` holds the types of the models and parts that the weights came from; they
+    are preferred where several models of transformers are equal.
     """
 
     models: Mapping[str, Model]
@@ -63,7 +63,7 @@ def alone(modules: Modules, name: str) -> Architecture | None:
             if family.row_width is not None:
                 config[family.row_width] = modules.widths[name]
             part = part_of(config, model.kind)
-            # The width of rows may say more, as in a GLM-4.1V.
+            # The width of rows may imply other keys, as in a GLM-4.1V.
             if says(part, model):
                 return Architecture(family.architecture, config, {name: part})
     return None
@@ -86,21 +86,21 @@ def together(modules: Modules) -> Architecture | None:
 
 
 def says(part: Part[Any], model: Model) -> bool:
-    """Return whether a part of a configuration equals our model in every key."""
+    """Return whether a part of a configuration and our model have equal values for every key."""
     if part.not_computed():
         return False
     return all(value_of(model, key) == there for key, there in part.keys().items())
 
 
 def obstacles(model: Model) -> list[str]:
-    """Return, per architecture, what it lacks for a model, such as "no llama with `tied: true`"."""
+    """Return what each architecture lacks for a model, such as "no llama with `tied: true`"."""
     return [
         f"no {family.model_type} with {', '.join(_obstacles(family, model))}"
         for family in _kin(model)
     ]
 
 
-# Language models that transformers has as a part of wholes only.
+# Language models that transformers has only as part of a whole model.
 _IN_WHOLES = {
     *(w.text.model_type for w in QWEN_VL if not w.text.architecture.endswith("ForCausalLM")),
     qwen2_5_omni.TEXT.model_type,
@@ -118,7 +118,7 @@ def _kin(model: Model) -> Iterator[Family[Any]]:
 
 
 def _alike(families: Iterable[Family[Any]], model: Model) -> Iterator[Family[Any]]:
-    """Yield the families of a kind of model; decoders with experts and those without differ."""
+    """Yield the families of a kind of model, separating decoders with and without experts."""
     has_experts = kind_of(model).moe is not None
     for family in families:
         both = family.kind != "decoder" or family.of_experts == has_experts
@@ -140,7 +140,7 @@ def _differences(
 ) -> Iterator[str]:
     """Yield the settings of a model that a family does not have, as "`key: value`".
 
-    `but`: keys that the model around it decides.
+    `but` holds keys that the model around it decides.
     """
     found = False
     for key, there in {**family.keys(family.config(model)), **(but or {})}.items():
@@ -158,7 +158,7 @@ Assembly = tuple[str, Config, Mapping[str, tuple[str, ...]]]
 
 
 def _assemblies(modules: Modules, by_kind: Mapping[str, str]) -> Iterator[Assembly]:
-    """Yield class, configuration and paths of the models that modules of different kinds may be."""
+    """Yield class, configuration and paths of each model that modules of these kinds may form."""
     models = {kind: modules.models[name] for kind, name in by_kind.items()}
     vision, speech = (models.get(kind) for kind in ("vit", "talker"))
     text = next(

@@ -1,7 +1,7 @@
 """The contents of a Hugging Face folder in our terms: modules, their sizes, tensors and types.
 
 Decides: what is reported of a folder, and which keys of a model need not be written.
-Relies on: `config.json` and the headers of the files; of tensors `repeats` alone reads samples.
+Relies on: `config.json` and the headers of the files; only `repeats` reads samples of tensors.
 Leaves: showing it to `cli.inspect`.
 """
 
@@ -38,7 +38,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Model
 
-# Keys of whole models for the token that stands for a row, by the kind of the encoder.
+# Keys of whole models for the placeholder token of a row, by the kind of the encoder.
 _TOKENS = {
     "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
@@ -51,11 +51,12 @@ class Module:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
     `not_computed` are settings, as `key: value`, that our model does not have; if there are any,
-    `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder has it;
-    `reads` are the modules whose rows it takes; `video` is the key of `model` that lets it read
-    videos, which need not be written; neither need `mtp`, which reads `depths` that predict further
-    tokens. `images` says what its processor makes of an image of shards, if that is several or not
-    supported. `untied` is as in `Part`; `missing` are ends and layers that the files lack.
+    `keys` and tensors are left out. `placeholder` is the token for its rows, if the folder names
+    one; `reads` are the modules that it takes rows from; `video` is the optional key of `model`
+    that lets it read videos. `depths` counts the depths of multi-token prediction that the optional
+    key `mtp` reads. `images` describes what its processor makes of an image of shards, if that is
+    several images or not supported. `untied` is as in `Part`; `missing` are ends and layers that
+    the files lack.
     """
 
     name: str
@@ -78,8 +79,9 @@ class Module:
 class Contents:
     """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
 
-    `unread` describes what belongs to none of our modules. `left_out` are tensors that no module
-    takes on purpose, with the reason; `unknown` are those that nobody takes, so nothing starts.
+    `unread` describes what belongs to none of our modules. `left_out` are tensors that every module
+    leaves out on purpose, with the reason; `unknown` are tensors that no module knows, which
+    prevent a start.
     """
 
     folder: Path
@@ -107,14 +109,14 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """What the parts of a folder share: its settings, its tensors, and what images become."""
+    """What the parts of a folder share: settings, tensors, and what becomes of images."""
 
     config: Config
     headers: Mapping[str, TensorHeader]
     images: str | None
 
     def module(self, part: Part[Any], model: Model | None, own: Collection[str]) -> Module:
-        """Return a part that our model is, with its own tensors. Raises: ConfigError."""
+        """Return a part as a module, with its `own` tensors. Raises: ConfigError."""
         mine = {name: header for name, header in self.headers.items() if name in own}
         family, not_computed, keys = part.family, part.not_computed(), _keys_of(part)
         reads: list[str] = []
@@ -124,7 +126,7 @@ class _Folder:
                 {name for each in self.headers if (name := part.inner_name(each))}, model
             )
             if (kind := kind_of(model)).reads_rows:
-                # The weights of rows are named after the modules that make them.
+                # The weights that read rows are named after the modules that make these rows.
                 named = [name.removeprefix(READS) for name in mine if name.startswith(READS)]
                 reads = [LANGUAGE] if kind.computes_loss else [x.partition(".")[0] for x in named]
         needed = _needed(family.kind, keys)
@@ -183,7 +185,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def _images(folder: Path) -> str | None:
-    """Return what the image processor of a folder makes of an image, if it is worth a word."""
+    """Return what the image processor of a folder makes of an image, if that is worth reporting."""
     try:
         has_one = bool(read_processor(folder))
     except ProcessorError:
@@ -204,7 +206,7 @@ def _images(folder: Path) -> str | None:
 
 
 def _keys_of(part: Part[Any]) -> dict[str, Any]:
-    """Return the keys of a part that is computed, none of another. Raises: ConfigError."""
+    """Return the keys of a part, none if it is not computed. Raises: ConfigError."""
     keys = {} if part.not_computed() else part.keys()
     if keys and not part.family.norms_patches:
         keys["final_norm"] = False
@@ -216,7 +218,7 @@ def _model_of(part: Part[Any]) -> Model | None:
     if not (keys := _keys_of(part)):
         return None
     try:
-        # With lists, as in a spec, because error messages show values as a spec has them.
+        # With lists, because error messages show values as a spec writes them.
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
         return model_from_data({"kind": part.family.kind, **plain})
     except ValueError as error:

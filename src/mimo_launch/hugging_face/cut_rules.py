@@ -1,13 +1,13 @@
 """The rules by which an image is cut into tiles, which are images by themselves or parts of one.
 
-Decides: the grid of tiles of an image of some size, and the sizes that it has on the way to it; for
-tiles of LLaVA-OneVision the patches that show the image.
-Relies on: `resize_rules` for what is too large; `kinds.tiles` for what tiles of one image are.
+Decides: the grid of tiles for an image of a given size, and the sizes to which it is resized first;
+for tiles of LLaVA-OneVision the patches that show the image.
+Relies on: `resize_rules` for what is too large; `kinds.tiles` for the tiles of one image.
 Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tokenizer`.
 
-A `Cut` makes several images of one, its tiles, then all of it: each is an image by itself to the
-encoder and to language, all its rows are there, and it has a place of its own in the text. The
-tiles of LLaVA-OneVision are one image to language.
+A `Cut` turns one image into several: its tiles, then the whole image. Each is a separate image to
+the encoder and to language, keeps all its rows, and has its own place in the text. To language, the
+tiles of LLaVA-OneVision are one image.
 
 Source: arXiv:2408.12637, section 3.1, arXiv:2404.16821, section 3.3, arXiv:2310.03744, section 3.4,
 and `transformers` 5.24, models/idefics3, models/smolvlm, models/got_ocr2, models/llava_onevision.
@@ -35,7 +35,7 @@ class Enlarged:
     Without `splits`, every image is one tile.
     """
 
-    # Whether the tile of all of an image is made of the grid, or of the image as it was before.
+    # Whether the tile of the whole image is made from the resized grid or from the original image.
     shrinks_grid: ClassVar[bool] = True
     longest: int
     side: int
@@ -48,12 +48,12 @@ class Enlarged:
 
     @property
     def fewest(self) -> int:
-        """The fewest images that one image becomes."""
+        """The fewest images that one image can become."""
         return _with_whole(self._most_along)
 
     @property
     def most(self) -> int:
-        """The most images that one image becomes."""
+        """The most images that one image can become."""
         return _with_whole(self._most_along**2)
 
     @property
@@ -61,12 +61,12 @@ class Enlarged:
         return math.ceil(min(self.longest, _MOST_SIDE) / self.side) if self.splits else 1
 
     def steps(self, height: int, width: int) -> list[Size]:
-        """Return the sizes that an image gets, one after another; the last is that of the grid."""
+        """Return the sizes that an image gets, in order; the last is the size of the grid."""
         height, width = first = self._first(height, width)
         if not self.splits:
             return [first, self.tile]
         aspect = width / height
-        # The longer side first; the other follows from what that became.
+        # The longer side first; the other follows from its new length.
         if width >= height:
             width = self._multiple(width)
             height = self._multiple(int(width / aspect))
@@ -99,7 +99,7 @@ class Enlarged:
 class NearestAspect:
     """The rule of InternVL: the grid of `least` to `most_tiles` tiles whose aspect is nearest.
 
-    Of equally near ones that of most tiles, as long as the image has more than half their pixels.
+    Of equally near grids, the one with most tiles, if the image has more than half its pixels.
     """
 
     shrinks_grid: ClassVar[bool] = False
@@ -115,16 +115,16 @@ class NearestAspect:
 
     @property
     def fewest(self) -> int:
-        """The fewest images that one image becomes."""
+        """The fewest images that one image can become."""
         return _with_whole(self.least)
 
     @property
     def most(self) -> int:
-        """The most images that one image becomes."""
+        """The most images that one image can become."""
         return _with_whole(self.most_tiles)
 
     def steps(self, height: int, width: int) -> list[Size]:
-        """Return the size of the grid of an image, the only one that it gets."""
+        """Return the size of the grid of an image, its only size."""
         aspect, area = width / height, height * width
         nearest, best = math.inf, (1, 1)
         for tall, wide in _grids(self.least, self.most_tiles):
@@ -145,7 +145,7 @@ def grid_of(cut: Cut, height: int, width: int) -> tuple[int, int]:
 
 
 def images_of(cut: Cut, height: int, width: int) -> int:
-    """Return how many images one image becomes: its tiles and, if there are several, all of it."""
+    """Return how many images one becomes: its tiles and, if there are several, the whole."""
     return _with_whole(math.prod(grid_of(cut, height, width)))
 
 
@@ -155,7 +155,7 @@ def _with_whole(tiles: int) -> int:
 
 @lru_cache(maxsize=8)
 def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    """Return the grids of `least` to `most` tiles, of few tiles first, narrow ones before wide."""
+    """Return the grids of `least` to `most` tiles, by number of tiles, narrow before wide."""
     found = [
         (tall, wide)
         for wide in range(1, most + 1)
@@ -176,7 +176,7 @@ def enlarged_of(config: Mapping[str, Any]) -> Enlarged:
 
 
 def nearest_of(config: Mapping[str, Any]) -> NearestAspect | None:
-    """Return the rule of an InternVL, None if its images are not cut.
+    """Return the rule of an InternVL, or None if its images are not cut.
 
     Raises: KeyError, TypeError, ValueError.
     """
@@ -201,9 +201,9 @@ def grids_of(config: Mapping[str, Any]) -> tuple[Size, ...]:
 
 
 def best_grid(height: int, width: int, grids: Iterable[Size]) -> Size:
-    """Return the grid, in pixels, that keeps most pixels of an image and wastes fewest of its own.
+    """Return the grid, in pixels, that keeps most pixels of an image and wastes fewest pixels.
 
-    Of equal ones the first. Raises: ImageTooThin.
+    Of equal grids the first is taken. Raises: ImageTooThin.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
@@ -217,7 +217,7 @@ def best_grid(height: int, width: int, grids: Iterable[Size]) -> Size:
 
 
 def fitted(height: int, width: int, grid: Size) -> Size:
-    """Return height and width of an image that is made as large as a grid, in pixels."""
+    """Return height and width, in pixels, of an image resized to fit a grid."""
     down, right = grid[0] / height, grid[1] / width
     if right < down:
         return min(math.ceil(height * right), grid[0]), grid[1]
@@ -228,7 +228,7 @@ def tiling(height: int, width: int, grid: Size, side: int, rule: TileRule) -> Ti
     """Return the tiles of an image on a grid in pixels, and which of their patches show it."""
     tall, wide = grid[0] // side, grid[1] // side
     lines, columns = tall * rule.height, wide * rule.width
-    # Rounded before it is cut off, so that no error of a division costs a line.
+    # Rounded before it is truncated, so that no division error costs a line.
     if width / height > columns / lines:
         shown = int(round(height * (columns / width), 7))
         return Tiling(tall, wide, lines - (lines - shown) // 2 * 2, columns)

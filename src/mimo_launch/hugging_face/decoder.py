@@ -1,7 +1,7 @@
 """Decoders of Llama, Qwen2, Qwen3 and Mistral shape.
 
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
-its tensors.
+their tensors.
 Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config classes;
 `rotary` and `windows`.
 Leaves: comparing with a spec to `checks.init_from_folder`, reading tensors to `checkpoint`.
@@ -24,7 +24,10 @@ from mimo_launch.spec.spec import DecoderModel, TalkerModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFamily:
-    """The optional parts of a block, and defaults of its settings; None follows from others."""
+    """The optional parts of a block, and the defaults of its settings.
+
+    A default of None follows from other settings.
+    """
 
     qkv_bias: bool = False
     output_bias: bool = False
@@ -68,12 +71,12 @@ place = Names(ENDS) | in_layers(
         **{f"mlp.{x}": f"mlp.{x}_proj" for x in MLP},
     },
 )
-# What no configuration says; of `mtp` the files say whether they have it.
+# Keys that no configuration has; the files show whether they hold `mtp`.
 _NOT_OF_FOLDERS = {"kind", "vocab_multiple", "mtp"}
 
 
 def not_computed(kind: DecoderFamily) -> Refusals:
-    """Return what our decoder does not compute of the configurations of a kind."""
+    """Return the settings of a kind that our decoder does not compute."""
     return refusals(
         only("hidden_act", "silu"),
         only("attention_bias", kind.output_bias),
@@ -85,7 +88,7 @@ def not_computed(kind: DecoderFamily) -> Refusals:
 
 
 def keys(kind: DecoderFamily, config: Config) -> dict[str, Any]:
-    """Return a configuration as keys of `model`, with none of other parts. Raises: ConfigError."""
+    """Return a configuration as keys of `model`, with other parts off. Raises: ConfigError."""
     said = {"num_key_value_heads": kind.kv_heads, "head_dim": kind.head_size, **config}
     found = {
         **_SIZES.keys(said),

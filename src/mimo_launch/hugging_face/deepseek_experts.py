@@ -1,4 +1,4 @@
-"""Experts as DeepSeek-V3 chooses them, which decoders of GLM have as well.
+"""Experts chosen as in DeepSeek-V3, also for decoders of GLM.
 
 Decides: what their settings mean, and the names of their tensors.
 Relies on: `decoder` for the rest of a block.
@@ -32,7 +32,7 @@ place = decoder.place | in_layers(
     decoder.LAYERS,
     {
         "mlp.router.weight": "mlp.gate.weight",
-        # The correction bias is not multiplied with activations.
+        # The correction bias is not multiplied by activations.
         "mlp.router.expert_bias": lambda *_: Place(
             "mlp.gate.e_score_correction_bias", at_least_fp32=True
         ),

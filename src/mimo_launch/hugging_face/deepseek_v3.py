@@ -3,8 +3,8 @@
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
 their tensors.
 Relies on: `decoder` for the rest of a block, `deepseek_experts` for experts.
-Leaves: the names of what predicts further tokens to `further_tokens`; weights in FP8, the form of
-the published folders, to `quantized`.
+Leaves: the names of tensors that predict further tokens to `further_tokens`; weights in FP8, the
+form of the published folders, to `quantized`.
 
 Source: `transformers` 5.23, models/deepseek_v3; arXiv:2412.19437.
 """
@@ -34,7 +34,7 @@ _DEFAULTS: Config = {
 _MLA = Settings(
     {
         "kv_rank": "kv_lora_rank",
-        # Null stands for no narrow width.
+        # Null means no narrow width.
         "q_rank": ("q_lora_rank", 1536),
         "rope_head_dim": "qk_rope_head_dim",
         "v_head_dim": "v_head_dim",
@@ -71,7 +71,7 @@ def _keys(config: Config) -> dict[str, Any]:
     found = decoder.keys(_BLOCK, {**config, "head_dim": size, "num_key_value_heads": heads})
     scaling, scalar = found["rope_scaling"], None
     if scaling is not None and scaling["mscale_all_dim"]:
-        # Scores grow once more with what scales all numbers of a head.
+        # Scores also grow with the factor that scales all numbers of a head.
         scalar = size / RopeScaling(**scaling).stretch_by(scaling["mscale_all_dim"]) ** 4
     return {
         **found,

@@ -1,6 +1,6 @@
-"""Hybrids of attention and Gated DeltaNet in configurations: which layer mixes how, and sizes.
+"""Hybrids of attention and Gated DeltaNet in configurations: the mixer of each layer, and sizes.
 
-Decides: the letters of `layer_types`, what follows without it, and the sizes of a DeltaNet.
+Decides: the letters of `layer_types`, its default, and the sizes of a DeltaNet.
 Relies on: the configuration classes of Qwen3.5 and Qwen3-Next in transformers, for names and
 defaults.
 Leaves: all other settings to the families.
@@ -18,7 +18,7 @@ _LETTERS = {"linear_attention": DELTANET, "full_attention": ATTENTION}
 _NAMES = {letter: name for name, letter in _LETTERS.items()}
 # Every fourth layer attends.
 _INTERVAL = 4
-# Our keys of a DeltaNet, with theirs and their defaults.
+# Our keys of a DeltaNet, each with the key and default of transformers.
 _SIZES = {
     "heads": ("linear_num_value_heads", 32),
     "key_heads": ("linear_num_key_heads", 16),
@@ -44,7 +44,7 @@ MIXERS = layer_types(tuple(_LETTERS), _types)
 
 
 def mixer_keys(config: Config, behind: str) -> dict[str, Any]:
-    """Return `pattern`, with a letter behind that of each mixer, and `deltanet`.
+    """Return `deltanet`, and `pattern` with the letter `behind` after each mixer's letter.
 
     Raises: ConfigError.
     """
@@ -57,7 +57,7 @@ def mixer_keys(config: Config, behind: str) -> dict[str, Any]:
 
 
 def mixer_config(model: HybridModel) -> Config:
-    """Return the same of our model, as transformers 5 writes it; what it does not say, too."""
+    """Return the mixers of our model as transformers 5 writes them, with sizes that it lacks."""
     sizes = model.deltanet or DeltaNetSizes.model_validate({"heads": 32, "key_heads": 16})
     held = sizes.architecture()
     return {

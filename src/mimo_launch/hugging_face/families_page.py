@@ -1,7 +1,7 @@
-"""Lists the families: what is read, what is written, what is refused.
+"""Lists the families: what is read, written and refused.
 
-Decides: the form of the list, and of the page, which
-`python -m mimo_launch.hugging_face.families_page docs/families.md` writes.
+Decides: the form of the list and of the page;
+`python -m mimo_launch.hugging_face.families_page docs/families.md` writes it.
 Relies on: the declarations of families and wholes; there is no second list.
 Leaves: printing to `cli.inspect`.
 """
@@ -34,8 +34,8 @@ Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 
 they stand for; any other `quantization_config` is refused.
 """
 
-# Names on the hub by model type: those that the docs of transformers use, and later models of the
-# same type. A model type says little to who looks for a model by its name.
+# Names on the hub by model type, from the docs of transformers, with later models of the same type.
+# A user who looks for a model by its name may not know its model type.
 _PUBLISHED: dict[str, tuple[str, ...]] = {
     "llava": ("llava-hf/llava-1.5-7b-hf",),
     "internvl": ("OpenGVLab/InternVL3-1B-hf",),
@@ -82,7 +82,7 @@ _PUBLISHED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class FamilyEntry:
-    """A model type: names on the hub, families of each module, what is written and refused."""
+    """A model type: names on the hub, families per module, what is written and refused."""
 
     model_type: str
     published: tuple[str, ...]
@@ -100,7 +100,7 @@ class FamilyEntry:
 
 
 def wholes() -> list[FamilyEntry]:
-    """Return the model types of several modules, or of one beside parts that are left out."""
+    """Return the model types with several modules, or with one module and parts left out."""
     found = []
     for name, whole in WHOLES.items():
         kinds = dict.fromkeys(family.kind for family in whole.families)
@@ -118,7 +118,7 @@ def wholes() -> list[FamilyEntry]:
 
 
 def modules() -> list[FamilyEntry]:
-    """Return the model types of one module each, alone or inside of wholes."""
+    """Return the model types of single modules, alone or inside a whole model."""
     own = {family.model_type for family in OWN}
     return [
         FamilyEntry(

@@ -1,4 +1,4 @@
-"""The interface of an architecture of transformers, and of the part of a folder that has one.
+"""The interface of an architecture of transformers, and of a part of a folder that has one.
 
 Decides: the functions of each family; the prefixes of names in the files of a part, and the
 settings of the whole model for the part.
@@ -21,7 +21,7 @@ from mimo_launch.spec.spec import Model, Strict
 
 
 def moe_keys(**said: Any) -> dict[str, Any]:
-    """Return `moe` with some keys and the defaults of others, unchecked; see `Moe.architecture`."""
+    """Return `moe` with these keys, defaults for the others, unchecked; see `Moe.architecture`."""
     return {
         key: said.get(key, each.default)
         for key, each in Moe.model_fields.items()
@@ -29,7 +29,7 @@ def moe_keys(**said: Any) -> dict[str, Any]:
     }
 
 
-# Keys that have a default, with the property of the model that applies it.
+# Keys with a default, and the property of the model that applies it.
 _DERIVED = {
     "kv_heads": "num_kv_heads",
     "head_dim": "head_size",
@@ -41,7 +41,7 @@ _DERIVED = {
 def value_of(model: Model, key: str) -> Any:
     """Return a model's value for one of its keys, with defaults applied.
 
-    Of sections that is what decides what is computed, not how, or how it is trained.
+    For a section, only the keys that decide what is computed, not how it is computed or trained.
     """
     derived = _DERIVED.get(key, key)
     found = getattr(model, derived if hasattr(model, derived) else key)
@@ -55,9 +55,9 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """How a tensor lies in one that stacks those of several experts: it is entry `number`.
+    """The place of an expert's tensor in a stack for several experts: it is entry `number`.
 
-    If the entry is `transposed`, its columns are our rows; of these every `step`-th is ours.
+    If the entry is `transposed`, its columns are our rows; one row in `step` belongs to our tensor.
     """
 
     number: int
@@ -70,7 +70,7 @@ class Stacked:
         return (rows // self.step, *rest)
 
     def read(self, whole: Any, first_row: int, box: Sequence[range]) -> Any:
-        """Return a box of our tensor, of which `first_row` is the first row, as slices of `whole`.
+        """Return a box of our tensor, read as slices of `whole`; `first_row` is our first row.
 
         `whole` may be a tensor, or a tensor of a file that takes slices without steps.
         """
@@ -86,15 +86,15 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor of a file, or consecutive rows of one, that holds a segment of ours.
+    """A tensor of a file, or consecutive rows of one, that holds one of our segments.
 
-    `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is that
-    of the whole tensor in the file where it differs from ours, with the same elements in the same
-    order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may stand in
-    front. Or it is that of a tensor in which ours is `stacked`. The columns of a `transposed` one
-    are our rows. A tensor `at_least_fp32` is not multiplied with activations, and transformers
-    keeps it in fp32. An `optional` one may be missing in a file: ours keeps its initial values.
-    With `runs` these rows do not follow each other.
+    `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is the
+    shape of the whole tensor in the file where it differs from ours, with the same elements in the
+    same order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may come
+    first. If ours is `stacked`, `shape` is the shape of the stack. The columns of a `transposed`
+    tensor are our rows. A tensor `at_least_fp32` is not multiplied by activations, and transformers
+    keeps it in fp32. An `optional` tensor may be missing in a file; ours then keeps its initial
+    values. With `runs`, our rows are not consecutive.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """A name of what is ours: that of the tensor, with the rows or the entry that it is."""
+        """A name of our part: the name of the tensor, with our rows or entry."""
         if self.stacked is not None:
             return f"{self.name}[{self.stacked.number}, {self.first_row}::{self.stacked.step}]"
         if self.num_rows is not None:
@@ -119,15 +119,15 @@ class Place:
 
 
 def layers_at(names: Mapping[str, str]) -> dict[str, Place]:
-    """Return the places of weights and biases of layers, by the names of layers, ours first."""
+    """Return the places of weights and biases of layers from `names`, our names first."""
     kinds = ("weight", "bias")
     return {f"{ours}.{kind}": Place(f"{at}.{kind}") for ours, at in names.items() for kind in kinds}
 
 
 def stacked_expert(layer: str, number: int, part: str, moe: Moe, stream: int) -> Place:
-    """Return the place of a weight of an expert where a layer stacks gates above ups, and downs.
+    """Return the place of an expert's weight in a layer that stacks gates above ups, and downs.
 
-    `layer` is the name of the experts of a layer, `part` is gate, up or down.
+    `layer` is the name of a layer's experts; `part` is gate, up or down.
     """
     entry = Stacked(number)
     if part == "down":
@@ -149,10 +149,10 @@ def rows_of(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
 class Family(Generic[M]):
     """One architecture as transformers writes it, for our models of type M.
 
-    `model_type`: that of the (sub-)configuration that describes the module.
-    `kind`: of our model.
+    `model_type`: as in the (sub-)configuration that describes the module.
+    `kind`: the kind of our model.
     `not_computed`: settings that our model does not have.
-    `random`: those that change numbers at random in training, such as dropout, where not 0.
+    `random`: settings that, if not 0, change numbers at random in training, such as dropout.
     `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
     `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
     `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
@@ -161,15 +161,15 @@ class Family(Generic[M]):
     `architecture`: the class of transformers that loads it.
     `row_width`: the key of its configuration for the width of the rows that it makes, or reads.
     `training(config)`: the training settings of a configuration, as keys of `moe`.
-    `of_experts`: for decoders with experts, and not for others.
+    `of_experts`: for decoders with experts only.
     `other_place(name, model)`: the place in files of other versions; None if it is the same.
-    `layers_in_one`: how many of our layers are one of theirs.
+    `layers_in_one`: how many of our layers form one layer of the architecture.
     `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
     `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
-    `norms_patches`: whether the patches of an image pass the last norm of a tower, which may be for
-    what pools them only. It is so of a folder of the tower alone, unless `keys` say.
-    `depth_place(name, model)`: the place of a tensor of it that stands by itself in files, None for
-    a depth that they do not hold; without the function a depth is a layer behind the last one.
+    `norms_patches`: whether the patches of an image pass the last norm of a tower; in some towers
+    only the pooling uses it. Applies to a folder of the tower alone, unless `keys` decides.
+    `depth_place(name, model)`: the place of a tensor of multi-token prediction that files keep
+    apart, None for a depth that they do not hold; without it, depths are layers after the last one.
     """
 
     model_type: str
@@ -194,19 +194,19 @@ class Family(Generic[M]):
 
     @property
     def refusals(self) -> Refusals:
-        """Everything that is refused of its configurations."""
+        """All settings of its configurations that are refused."""
         return Refusals((*self.not_computed.rules, *map(off, self.random)))
 
 
 PROJECTOR = "projector."
-# What inputs of a matrix in FP8 are divided by where they are quantized, too; here they are not.
+# The divisor for quantized inputs of a matrix in FP8; inputs are not quantized here.
 SCALE_OF_INPUTS = ".activation_scale"
 
 
 class Whole(Protocol):
-    """A model of transformers that holds several parts, or one under names of its own.
+    """A model of transformers that holds several parts, or one part under different names.
 
-    `families` are those of its parts, `refusals` what is refused of the settings around them;
+    `families` are the families of its parts, `refusals` the refused settings around them;
     `architecture` is the class of transformers that `export` writes, empty if it writes none.
     """
 
@@ -224,14 +224,14 @@ class Whole(Protocol):
 
     @property
     def refusals(self) -> Refusals:
-        """Return what is refused around the parts."""
+        """Return the refused settings around the parts."""
 
     def part(self, config: Config, kind: str) -> "Part[Any]":
-        """Return the part that is a module of a kind. Raises: NoSuchPart, ConfigError."""
+        """Return the part for a kind of module. Raises: NoSuchPart, ConfigError."""
 
 
 class NoSuchPart(ConfigError):
-    """A folder holds no module of a kind; `setting` says why, such as `model_type: gpt2`."""
+    """A folder holds no module of a kind; `setting` is why, such as `model_type: gpt2`."""
 
     def __init__(self, setting: str) -> None:
         super().__init__(setting)
@@ -242,13 +242,13 @@ class NoSuchPart(ConfigError):
 class Part(Generic[M]):
     """One module of a folder, of one family.
 
-    `prefixes`: pairs of a prefix in the files and the one in the family's names that it stands for;
-    transformers writes the first pair today. `elsewhere`: prefixes of other parts. `projector`: the
-    places of the projector in the files, by our tensor; if empty, ours keeps its initial values.
-    `fixed`: keys of `model` that the whole model decides; `refused`: settings of the whole model
-    that we cannot compute. `may_end_early`: a module may take only the first layers.
-    `reads_videos`: how the whole model reads videos, as `video` of ours. `untied`: its files hold
-    an output layer unlike the embedding, though the configuration ties both.
+    `prefixes`: pairs of a prefix in the files and the prefix that replaces it in the family's
+    names; transformers writes the first pair today. `elsewhere`: prefixes of other parts.
+    `projector`: the places of the projector in the files, by our tensor; if empty, ours keeps its
+    initial values. `fixed`: keys of `model` that the whole model decides; `refused`: settings of
+    the whole model that we cannot compute. `may_end_early`: a module may take only the first
+    layers. `reads_videos`: how the whole model reads videos, as `video` of our model. `untied`: the
+    files hold an output layer that differs from the embedding, though the configuration ties both.
     """
 
     family: Family[M]
@@ -279,15 +279,15 @@ class Part(Generic[M]):
     def training(self) -> dict[str, Any]:
         """Return the training settings of the folder, as keys of `moe`. Raises: ConfigError.
 
-        They are no part of the model, so a spec may have other values.
+        They are not part of the model, so a spec may have other values.
         """
         with reading_config():
             return self.family.training(self.config)
 
     def video(self) -> dict[str, Any] | None:
-        """Return how the folder's model reads videos, as `video` of ours. Raises: ConfigError.
+        """Return how the folder's model reads videos, as our `video`. Raises: ConfigError.
 
-        A spec need not say it: without, no video is read.
+        A spec may omit `video`; then no video is read.
         """
         if self.reads_videos is not None:
             return dict(self.reads_videos)
@@ -297,7 +297,7 @@ class Part(Generic[M]):
     def place(self, name: str, model: M) -> Place | None:
         """Return the place of our segment, None if it keeps its initial values by rule.
 
-        `name` is without the module. Raises: KeyError for one that the family does not have.
+        `name` excludes the module. Raises: KeyError for a name that the family does not have.
         """
         if name in self.projector:
             return self.projector[name]
@@ -311,7 +311,7 @@ class Part(Generic[M]):
             raise
 
     def _place_of_depth(self, name: str, model: Any) -> Place | None:
-        """Return the place of a tensor of multi-token prediction, None if files do not have it."""
+        """Return the place of a tensor of multi-token prediction, None if files lack it."""
         if not self.family.has_depths:
             return None
         if self.family.depth_place is not None:
@@ -320,26 +320,26 @@ class Part(Generic[M]):
         return self.family.place(ours, model) if theirs is None else Place(theirs)
 
     def copies(self, model: Any) -> Mapping[str, str]:
-        """Return the tensors of files that hold one of ours once more, with the name of ours."""
+        """Return the tensors of files that repeat one of ours, with the name of ours."""
         if not self.family.has_depths or self.family.depth_place is not None:
             return {}
         return {name: ours for ours, name in further_tokens.copies(model)}
 
     def depths_among(self, names: Collection[str], model: Any) -> int:
-        """Return how many depths of multi-token prediction are among the family's names."""
+        """Return how many depths of multi-token prediction `names`, of the family, contain."""
         ours = (f"{further_tokens.OURS}{depth}.project.weight" for depth in count())
         places = takewhile(bool, (self._place_of_depth(each, model) for each in ours))
         return sum(1 for _ in takewhile(lambda at: at is not None and at.name in names, places))
 
     def inner_name(self, name: str) -> str | None:
-        """Return the family's name of a tensor of the files; None if it is of another part."""
+        """Return the family's name for a tensor of the files; None if it is of another part."""
         for prefix, inner in sorted(self.prefixes, key=lambda pair: -len(pair[0])):
             if name.startswith(prefix) and not name.startswith(self.elsewhere):
                 return inner + name.removeprefix(prefix)
         return None
 
     def file_name(self, inner: str) -> str:
-        """Return the name in files of today for a name of the family, or of the projector."""
+        """Return the name in files written today for a name of the family, or of the projector."""
         found = [pair for pair in self.prefixes if inner.startswith(pair[1])]
         prefix, stands_for = max(found, key=lambda pair: len(pair[1]))
         return prefix + inner.removeprefix(stands_for)
@@ -356,9 +356,9 @@ class Part(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Alone(Generic[M]):
-    """How the files of a folder that holds one family, and perhaps parts left out, name it.
+    """How a folder names its only family; it may hold parts that are left out.
 
-    The fields are those of `Part`.
+    The fields are as in `Part`.
     """
 
     family: Family[M]

@@ -1,10 +1,10 @@
 """The files of a Hugging Face folder: its `config.json` and the headers of its safetensors.
 
 Decides: which files are read, how to read a number that may be missing or null, and when a file is
-no safetensors file.
+not a safetensors file.
 Relies on: the names that transformers gives its files; the format of safetensors: eight bytes with
 the length of a JSON object, the object, then the tensors
-(https://huggingface.co/docs/safetensors/index#format). No package is needed to read that much.
+(https://huggingface.co/docs/safetensors/index#format). Reading the headers needs no package.
 Leaves: what a configuration means to the families, reading tensors to `checkpoint`.
 """
 
@@ -30,20 +30,20 @@ class ConfigError(ValueError):
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder is that of any Hugging Face model, whatever its `config.json` is."""
+    """Return whether a folder is a Hugging Face model, whatever its `config.json` contains."""
     return os.path.lexists(folder / CONFIG)
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether anything has the names that transformers gives to safetensors.
+    """Return whether anything has a name that transformers gives to safetensors.
 
-    A FIFO or a link to nowhere counts: its reader says what it is.
+    A FIFO or a broken link counts: its reader reports what it is.
     """
     return any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
 
 
 def has_adapter(folder: Path) -> bool:
-    """Return whether `transformers` would add an adapter (LoRA) to the weights; none is read."""
+    """Return whether `transformers` would add an adapter (LoRA) to the weights; we read none."""
     return os.path.lexists(folder / ADAPTER)
 
 
@@ -61,7 +61,7 @@ def read_config(folder: Path) -> Config:
 def number(config: Config, key: str, *defaults: float | None) -> int | float:
     """Return a number, or the first default that is one.
 
-    A key that is null follows from other keys: the last default. Raises: ConfigError.
+    A key that is null follows from other keys and gets the last default. Raises: ConfigError.
     """
     options = [None, *defaults[-1:]] if key in config else list(defaults)
     found = next((x for x in (config.get(key), *options) if x is not None), None)
@@ -73,7 +73,7 @@ def number(config: Config, key: str, *defaults: float | None) -> int | float:
 
 
 def section(config: Config, key: str) -> Config:
-    """Return a configuration inside another; a missing one is empty. Raises: ConfigError."""
+    """Return a configuration inside another, empty if it is missing. Raises: ConfigError."""
     found = config.get(key) or {}
     if not isinstance(found, dict):
         raise ConfigError(f"`{key}` in {CONFIG} is {short(found)}, not an object")
@@ -82,7 +82,7 @@ def section(config: Config, key: str) -> Config:
 
 @contextmanager
 def reading_config() -> Iterator[None]:
-    """Raise ConfigError where a value has a type that no model has.
+    """Raise ConfigError where a value has a type that no model uses.
 
     Configurations come from anywhere and have hundreds of keys, so errors are caught in one place.
     """
@@ -95,14 +95,14 @@ def reading_config() -> Iterator[None]:
 
 
 def short(value: Any) -> str:
-    """Return a value of the file in a few characters."""
+    """Return a value of the file, shortened for messages."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # The format allows no longer header.
 MAX_HEADER = 100_000_000
-# Types as the format calls them, and as specs do.
+# Names of types in the format, and in specs.
 TYPES = {
     "F64": "fp64",
     "F32": "fp32",
@@ -123,14 +123,14 @@ _BYTES = {
 
 
 class FilesError(ValueError):
-    """The files of weights cannot be read; the message is one line."""
+    """The weight files cannot be read; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor: the name of its file, its type in the terms of the format (`BF16`), its shape.
+    """One tensor: the name of its file, its type in the format's terms (`BF16`), its shape.
 
-    `at` are its bytes in the file.
+    `at` is its range of bytes in the file.
     """
 
     file: str
@@ -152,7 +152,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the files of weights, in order. Raises: FilesError."""
+    """Return the names of the weight files, in order. Raises: FilesError."""
     if os.path.lexists(folder / WEIGHTS):
         return [WEIGHTS]
     try:

@@ -1,9 +1,9 @@
-"""The rules of video processors: which frames are taken of a video, and their height and width.
+"""The rules of video processors: which frames are taken from a video, and their height and width.
 
 Decides: both, with the numbers of `Qwen2VLVideoProcessor`, `Qwen3VLVideoProcessor` and
 `Glm4vVideoProcessor`.
 Relies on: `resize_rules` for the rules of sizes.
-Leaves: settings of folders to `video_processor`, frames that are images to `single_frames`.
+Leaves: settings of folders to `video_processor`, frames as separate images to `single_frames`.
 
 Source: `transformers` 5.23, models/qwen2_vl and models/qwen3_vl.
 """
@@ -22,18 +22,18 @@ from mimo_launch.hugging_face.resize_rules import (
 if TYPE_CHECKING:
     import numpy as np
 
-# The share of a context that `cap_pixels_per_frame` leaves to a video, and by how much the cap is
-# above the least size.
+# The share of a context that `cap_pixels_per_frame` leaves to a video, and the factor of the cap
+# over the least size.
 _SHARE, _ABOVE = 0.9, 1.05
 
 
 class VideoTooShort(ValueError):
-    """A video of which too few frames can be taken."""
+    """A video from which too few frames can be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSize:
-    """A video, not decoded: its frames, height and width in pixels, frames a second."""
+    """A video before decoding: number of frames, height and width in pixels, frames per second."""
 
     frames: int
     height: int
@@ -43,10 +43,10 @@ class VideoSize:
 
 @dataclass(frozen=True, slots=True)
 class FrameSampling:
-    """Which frames are taken: `number`, or `fps` a second within limits.
+    """Which frames are taken: `number`, or `fps` per second within limits.
 
-    `to_ends`: the first and the last one, and others evenly between them, as Qwen3-VL; otherwise
-    from the first one in equal steps, a multiple of `group` of them, as Qwen2-VL.
+    `to_ends`: the first and the last frame, and others evenly between them, as in Qwen3-VL;
+    otherwise a multiple of `group` frames in equal steps from the first one, as in Qwen2-VL.
     """
 
     fps: float | None
@@ -58,7 +58,7 @@ class FrameSampling:
 
     @property
     def most_taken(self) -> int:
-        """Most frames that are taken of any video."""
+        """The most frames that are taken from any video."""
         if self.to_ends:
             return self.number or self.most
         return round(self.number / self.group) * self.group if self.number else self.most
@@ -69,7 +69,7 @@ class FrameSampling:
         return tuple(taken.astype("int64").tolist())
 
     def _to_ends(self, size: VideoSize) -> "np.ndarray":
-        import numpy as np  # `validate` does without.
+        import numpy as np  # `validate` works without it.
 
         number, most = self.number, min(self.most, size.frames)
         if number is not None and number > size.frames:
@@ -95,17 +95,17 @@ class FrameSampling:
                 f"{max(number, self.group)} frames are to be taken of {size.frames}"
             )
         step = size.frames / number
-        # In fp32, whose rounding decides between two neighbours. Rounding gives the reference one
-        # more at times, behind the last frame, which is not there to decode.
+        # In fp32, because its rounding decides between two neighbours. Rounding sometimes gives the
+        # reference one more index, past the last frame, which cannot be decoded.
         return (np.arange(number) * step).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class SecondSampling:
-    """Which frames are taken of a video: those of every 1 / `fps` seconds, as GLM-4.1V.
+    """Which frames are taken from a video: one every 1 / `fps` seconds, as in GLM-4.1V.
 
-    Of a video of more than `longest` seconds as many as of one of these, evenly over all of it. An
-    even number is taken: the last one twice, if need be.
+    A video of more than `longest` seconds gives as many frames as one of `longest` seconds, evenly
+    over its length. The number is even: the last frame is repeated if necessary.
     """
 
     fps: float
@@ -119,13 +119,13 @@ class SecondSampling:
 
     @property
     def most_taken(self) -> int:
-        """Most frames that are taken of any video."""
+        """The most frames that are taken from any video."""
         most = max(1, int(self.longest * self.fps))
         return most + most % 2
 
     def indices(self, size: VideoSize) -> tuple[int, ...]:
         """Return the frames to take."""
-        import numpy as np  # `validate` does without.
+        import numpy as np  # `validate` works without it.
 
         last, lasts = size.frames - 1, size.frames / size.rate
         most = int(self.longest * self.fps)
@@ -144,9 +144,9 @@ class SecondSampling:
 class FrameSize:
     """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
 
-    `over_time`: the limits are of the pixels of all frames together, as in Qwen3-VL; otherwise of
-    one. `cap` are the tokens by which `cap_pixels_per_frame` limits a frame, or with `over_time`
-    all of them.
+    `over_time`: the limits apply to the pixels of all frames together, as in Qwen3-VL; otherwise to
+    one frame. `cap` is the number of tokens by which `cap_pixels_per_frame` limits a frame, or all
+    frames with `over_time`.
     """
 
     factor: int
@@ -158,11 +158,11 @@ class FrameSize:
 
     @property
     def most_pixels(self) -> int:
-        """Most pixels of a frame: with `over_time`, of one of the shortest video."""
+        """The most pixels of a frame: with `over_time`, of a frame of the shortest video."""
         return self.max_pixels // (self.group if self.over_time else 1)
 
     def before(self, height: int, width: int) -> tuple[tuple[int, int], ...]:
-        """Return the sizes that a frame has on its way: none."""
+        """Return the intermediate sizes of a frame: none."""
         del height, width
         return ()
 

@@ -1,10 +1,10 @@
-"""Multi-token prediction in the files of a family: a layer behind the last one for each depth.
+"""Multi-token prediction in the files of a family: a layer after the last one for each depth.
 
-Decides: the names of its tensors; that a depth has the embedding and the output layer once more.
+Decides: the names of its tensors; that a depth repeats the embedding and the output layer.
 Relies on: nothing.
-Leaves: the tensors of a layer to the families, and to them whether they have depths.
+Leaves: the tensors of a layer, and whether there are depths, to the families.
 
-How many there are the files say: transformers drops these tensors and keeps the setting.
+The files show the number of depths: transformers drops these tensors and keeps the setting.
 Source: the published weights of DeepSeek-V3 and of GLM-4.5.
 """
 
@@ -14,7 +14,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import DecoderModel
 
 OURS = "mtp."
-# The setting for their number.
+# The setting for the number of depths.
 NUMBER = "num_nextn_predict_layers"
 _BLOCK = "block."
 _AROUND: Mapping[str, str] = {
@@ -26,7 +26,7 @@ _AROUND: Mapping[str, str] = {
 
 
 def as_layer(name: str, model: DecoderModel) -> tuple[str, str | None]:
-    """Return our name of a tensor of a depth as if it was of a layer, and theirs around a block.
+    """Return our name of a depth's tensor as if of a layer, and the files' name around a block.
 
     Raises: KeyError for a name that no depth has.
     """
@@ -38,7 +38,7 @@ def as_layer(name: str, model: DecoderModel) -> tuple[str, str | None]:
 
 
 def copies(model: DecoderModel) -> Iterator[tuple[str, str]]:
-    """Yield our tensors that files hold once more, with the names of these in the family."""
+    """Yield our tensors that files repeat, with the family's names of the copies."""
     for depth in range(kind_of(model).depths):
         layer = f"model.layers.{model.layers + depth}"
         yield "embedding.weight", f"{layer}.embed_tokens.weight"

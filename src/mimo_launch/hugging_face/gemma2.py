@@ -1,7 +1,7 @@
-"""Decoders of Gemma 2 shape: capped scores and logits, norms on both sides, windows in turn.
+"""Decoders of Gemma 2 shape: capped scores and logits, norms on both sides, alternating windows.
 
 Decides: what their configurations mean, which settings our decoder cannot compute; the names of
-their norms, which are those of Gemma 3.
+their norms, which Gemma 3 shares.
 Relies on: `decoder` for the rest of a block.
 Leaves: Gemma 3 to `gemma3`.
 
@@ -42,12 +42,12 @@ place = decoder.place | in_layers(
 
 
 def _whole(config: Config) -> Config:
-    """Return a configuration with what follows if it is not written."""
+    """Return a configuration with its defaults filled in."""
     return in_turn(_DEFAULTS | config, every=2)
 
 
 def cap_of(config: Config, key: str) -> float | None:
-    """Return the number below which scores or logits stay. Raises: ConfigError."""
+    """Return the cap of scores or logits. Raises: ConfigError."""
     if config.get(key) is None:
         return None
     cap = number(config, key)
@@ -57,7 +57,7 @@ def cap_of(config: Config, key: str) -> float | None:
 
 
 def shared_keys(config: Config, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that Gemma 2 and 3 have besides `found`. Raises: ConfigError."""
+    """Return the keys that Gemma 2 and 3 have in addition to `found`. Raises: ConfigError."""
     scalar = number(config, "query_pre_attn_scalar")
     activation = str(config.get("hidden_activation", ACTIVATION))
     return {
@@ -71,7 +71,7 @@ def shared_keys(config: Config, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_config(model: DecoderModel) -> Config:
-    """Return the same as transformers 5 writes it."""
+    """Return the settings that Gemma 2 and 3 share, as transformers 5 writes them."""
     return {
         "hidden_activation": "silu" if model.activation == "silu" else ACTIVATION,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_size,

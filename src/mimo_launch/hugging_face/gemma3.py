@@ -1,10 +1,10 @@
-"""Gemma 3: the tower of SigLIP, whose patches are pooled, one linear map behind a norm, a decoder.
+"""Gemma 3: the tower of SigLIP with pooled patches, a norm and one linear map, a decoder.
 
 Decides: what the settings of the whole mean, and the names of the parts in its files; that the
 tokens of an image attend to each other in both directions.
 Relies on: `whole_models`; `vit` for the tower, `gemma3_text` for the decoder, and `llava` for
 the names of the parts, which are the same.
-Leaves: crops of large images (pan and scan) to nobody.
+Leaves: nothing; crops of large images (pan and scan) are not supported.
 
 Source: `transformers` 5.23, models/gemma3; arXiv:2503.19786.
 """

@@ -1,8 +1,8 @@
-"""Decoders of Gemma 3 shape: windows in most layers, which have a rotary base of their own.
+"""Decoders of Gemma 3 shape: windows in most layers, with a separate rotary base.
 
 Decides: what their configurations mean, and which settings our decoder cannot compute.
-Relies on: `gemma2` for what both decoders have, `decoder` for the rest of a block.
-Leaves: the whole model, which sees, to `gemma3`.
+Relies on: `gemma2` for what both decoders share, `decoder` for the rest of a block.
+Leaves: the whole model with vision to `gemma3`.
 
 Source: `transformers` 5.23, models/gemma3; arXiv:2503.19786.
 """
@@ -43,9 +43,9 @@ def _layers(config: Config) -> list[Any]:
 
 
 def _ropes(config: Config) -> tuple[Config, Config]:
-    """Return the rotary settings of layers without windows and of those with windows.
+    """Return the rotary settings of layers without windows and of layers with windows.
 
-    Versions before 5 wrote two bases, and a scaling of the layers without windows.
+    Versions before 5 wrote two bases, and a scaling for the layers without windows.
     """
     both = config.get("rope_parameters")
     both = both if isinstance(both, dict) else {}
@@ -69,7 +69,7 @@ _NOT_COMPUTED = refusals(
     *(
         one_of(key, (False, None), False)
         for key in (
-            # `transformers` has a cap of scores among the settings, and does not apply it.
+            # `transformers` has a setting for a cap of scores but does not apply it.
             *("attention_bias", gemma2.SCORE_CAP, "use_bidirectional_attention"),
         )
     ),

@@ -1,6 +1,6 @@
 """Decoders of GLM-4: in half of each head neighbours rotate; gate and up are one tensor.
 
-Decides: what their configurations mean, and which settings our decoder cannot compute. Those of
+Decides: what their configurations mean, and which settings our decoder cannot compute. Models from
 2025 (`glm4`) have norms on both sides.
 Relies on: `glm4v` for the names of tensors, which are the same; `decoder` for the rest of a block.
 Leaves: GLM-4 with experts to `glm4_moe`.

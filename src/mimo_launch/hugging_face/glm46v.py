@@ -1,9 +1,9 @@
-"""GLM-4.6V as a type of its own in `transformers`: the parts of a GLM-4.1V, another processor.
+"""GLM-4.6V as a separate type in `transformers`: the parts of a GLM-4.1V, another processor.
 
-Decides: which text and vision parts it may have, and that its videos are not read: they are sampled
-at other times, and told their time in other words.
+Decides: which text and vision parts it may have, and that its videos are not read: their sampling
+and the text of their times differ.
 Relies on: `glm4v` for both parts.
-Leaves: the published folders, whose types are `glm4v` and `glm4v_moe`, to these families.
+Leaves: the published folders, of types `glm4v` and `glm4v_moe`, to these families.
 
 Source: `transformers` 5.24, models/glm46v.
 """
@@ -26,7 +26,7 @@ _PARTS = {
 
 
 def _of_type(part: str, usual: str) -> Refusal:
-    """Return the rule that a part is of one type, which it may leave out."""
+    """Return the rule that a part is of one type, which the configuration may omit."""
 
     def found(config: Config) -> Iterator[str]:
         if (said := section(config, part).get("model_type", usual)) != usual:
@@ -44,11 +44,11 @@ def _no_videos(_: Config) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Glm46V(QwenVl):
-    """The whole: with parts of other types it is refused."""
+    """The whole model, refused if its parts have other types."""
 
     @property
     def refusals(self) -> Refusals:
-        """Rows must be as wide as language, and parts those of a GLM-4.1V."""
+        """Rows must be as wide as language, and parts must be those of a GLM-4.1V."""
         return super().refusals + _TYPES
 
     def part(self, config: Config, kind: str) -> Part[Any]:

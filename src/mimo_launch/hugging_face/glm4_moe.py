@@ -3,7 +3,7 @@
 Decides: what their configurations mean, and which settings our decoder cannot compute.
 Relies on: `glm4v` for heads that rotate in part, `deepseek_experts` for experts and the names of
 tensors.
-Leaves: the names of what predicts further tokens to `further_tokens`.
+Leaves: the names of tensors that predict further tokens to `further_tokens`.
 
 Source: `transformers` 5.23, models/glm4_moe; arXiv:2508.06471.
 """

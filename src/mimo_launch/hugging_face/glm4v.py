@@ -40,7 +40,7 @@ place = decoder.place | in_layers(
 
 
 def whole_heads(config: Config) -> Config:
-    """Return a configuration as if whole heads rotated, without biases."""
+    """Return a configuration as if whole heads rotated and there were no biases."""
     rope = {key: each for key, each in rotary.rope_settings(config).items() if key != FACTOR}
     kept = {key: each for key, each in config.items() if key not in (FACTOR, BIAS)}
     return kept | {"rope_parameters": rope, "rope_scaling": None}
@@ -52,7 +52,7 @@ def rotary_factor(config: Config, default: float) -> float:
 
 
 def _prepared(config: Config) -> Config:
-    # Its heads fill its width, and queries, keys and values have biases, whatever is said.
+    # Heads fill the width, and queries, keys and values have biases, whatever the configuration.
     return {key: x for key, x in (_DEFAULTS | whole_heads(config)).items() if key != "head_dim"}
 
 

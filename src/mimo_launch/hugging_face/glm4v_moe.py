@@ -1,9 +1,9 @@
-"""GLM-4.5V: the tower of GLM-4.1V, and a decoder whose experts are chosen as in DeepSeek-V3.
+"""GLM-4.5V: the tower of GLM-4.1V, and a decoder with experts chosen as in DeepSeek-V3.
 
 Decides: what the text part of its configuration means.
 Relies on: `deepseek_experts` for experts and the names of tensors, `glm4v` for heads that rotate in
 part, `glm4v_vision` for the tower, `qwen_vl` for the whole.
-Leaves: layers that predict further tokens, which are left out as transformers does.
+Leaves: layers that predict further tokens, which transformers leaves out as well.
 
 Source: `transformers` 5.23, models/glm4v_moe; arXiv:2508.06471.
 """
@@ -40,7 +40,7 @@ def _prepared(config: Config) -> Config:
 def _keys(config: Config) -> dict[str, Any]:
     return {
         **text_keys(_TEXT, _prepared(config)),
-        # Not of the projection behind attention.
+        # It does not apply to the projection after attention.
         "qkv_bias": bool(config.get("attention_bias", True)),
         "rotary_factor": rotary_factor(config, 0.5),
         "moe": deepseek_experts.experts(_prepared(config)),

@@ -1,7 +1,7 @@
 """Decoders of GPT-OSS: attention sinks, windows in every second layer, experts with biases.
 
 Decides: what their configurations mean, which settings our decoder cannot compute, and the names of
-their tensors: the experts of a layer are stacked, gates and what they gate in turn.
+their tensors: the experts of a layer are stacked, with rows of gate and up interleaved.
 Relies on: `decoder` for the rest of a block.
 Leaves: weights in 4 bits (MXFP4), the form of the published folders, to `quantized`.
 
@@ -48,12 +48,12 @@ _ROPE: Config = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-# The parts of our block that are always there.
+# The parts that every block has.
 _PARTS = {"attention_sinks": True, "activation": "clamped_silu"}
 
 
 def _whole(config: Config) -> Config:
-    """Return a configuration with what follows if it is not written."""
+    """Return a configuration with its defaults filled in."""
     config = _DEFAULTS | config
     if not rotary.rope_settings(config):
         config["rope_parameters"] = _ROPE
@@ -63,7 +63,7 @@ def _whole(config: Config) -> Config:
 def _keys(config: Config) -> dict[str, Any]:
     """Return a configuration as keys of `model`. Raises: ConfigError."""
     config = _whole(config)
-    # The published folders call it as other families do.
+    # The published folders use the name of other families.
     count = "num_experts" if "num_experts" in config else "num_local_experts"
     found = decoder.keys(_BLOCK, config)
     del found["mlp"]
@@ -77,7 +77,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _stacked(part: str, kind: str, model: DecoderModel, _layer: int, expert: int) -> Place:
-    """Return the place of a tensor of an expert; files have [experts, inputs, outputs] of them."""
+    """Return the place of an expert's tensor; files stack them as [experts, inputs, outputs]."""
     if (moe := model.moe) is None:
         raise KeyError(part)
     is_down, is_weight = part == "down", kind == "weight"
