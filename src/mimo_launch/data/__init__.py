@@ -1,1 +1,1 @@
-"""Data sets and the order of their samples: digits, synthetic ones, shards of your own."""
+"""Data sets and the order of their samples: digits, synthetic samples, the user's shards."""

@@ -1,6 +1,6 @@
 """Builds the data set that a spec names.
 
-Decides: which class that is.
+Decides: the class of the data set.
 Relies on: `dataset` for the interface of a data set.
 Leaves: samples to the data sets.
 """
@@ -15,14 +15,14 @@ def build_dataset(spec: Spec) -> Dataset:
     """Return the data set that `data:` names.
 
     Raises:
-        ValueError: The longest sample exceeds `batch.seq`, or an encoder cannot read the images;
-            shards hold nothing to train on (see `webdataset.open_split`).
-        OSError: Shards cannot be read, or their index written.
+        ValueError: The longest sample exceeds `batch.seq`, an encoder cannot read the images, or
+            the shards hold nothing to train on (see `webdataset.open_split`).
+        OSError: The shards cannot be read, or their index cannot be written.
     """
     if isinstance(spec.data, DigitsData):
         return DigitStrips(spec, spec.data)
     if isinstance(spec.data, WebdatasetData):
-        # Only now: tokenizers and decoders are optional packages.
+        # Imported here because tokenizers and decoders are optional packages.
         from mimo_launch.data.webdataset.samples import ShardSamples
 
         return ShardSamples(spec, spec.data)

@@ -1,7 +1,7 @@
-"""What the files of a data set hold, for a resumed run to see whether they are still the same.
+"""The contents of a data set's files, with which a resumed run checks that they have not changed.
 
-Decides: what a change is: other samples, more or fewer, or another order. The names and places of
-files do not count, nor their times.
+Decides: what counts as a change: other samples, more or fewer, or another order. Names, paths and
+times of files do not count.
 Relies on: a data set for its `contents`.
 Leaves: whether a run goes on to `checkpoint.loading`.
 """
@@ -16,9 +16,9 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """The samples that training takes of one file: their number, and a checksum of them in order.
+    """The samples of one file that training uses: their number, and a checksum of them in order.
 
-    A sample is another one if its members or its length in tokens are others.
+    A sample has changed if its members or its length in tokens have.
     """
 
     name: str
@@ -30,7 +30,7 @@ Contents = tuple[FileContents, ...]
 
 
 def contents_from(found: Iterable[Any]) -> Contents:
-    """Return contents as JSON holds them. Raises: ValueError, TypeError."""
+    """Return the contents that were read from JSON. Raises: ValueError, TypeError."""
     rows = [(name, samples, checksum) for name, samples, checksum in found]
     if not all(type(a) is str and type(b) is int and type(c) is int for a, b, c in rows):
         raise ValueError("the contents of data are no names and counts")
@@ -38,7 +38,7 @@ def contents_from(found: Iterable[Any]) -> Contents:
 
 
 def changed_files(old: Contents, new: Contents) -> list[str]:
-    """Return what differs between two contents, as `file: old -> new`; nothing if alike."""
+    """Return the differences between two contents as `file: old -> new`; empty if equal."""
     before, after = ([(each.samples, each.checksum) for each in files] for files in (old, new))
     if before == after:
         return []
@@ -58,9 +58,9 @@ def changed_files(old: Contents, new: Contents) -> list[str]:
 
 
 def _chosen(files: Contents, wanted: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Return the samples by name of so many files of these samples and checksums, last ones first.
+    """Return the number of samples of each `wanted` file, by name, later files first.
 
-    Of files that are alike, any stands for the others.
+    `wanted` counts files by their samples and checksum; any of several equal files may be chosen.
     """
     left, chosen = Counter(wanted), Counter[str]()
     for each in reversed(files):

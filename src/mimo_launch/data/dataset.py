@@ -1,9 +1,9 @@
 """The interface of a data set.
 
-Decides: what a loader may ask for of a sample, and the layout of text: padded arrays in which the
+Decides: what a loader may ask about a sample, and the layout of text: padded arrays in which the
 label at a position is the token to predict there.
 Relies on: nothing.
-Leaves: which samples a step takes to `sample_order`, loading them to the loop.
+Leaves: the samples of each step to `sample_order`, loading them to the loop.
 """
 
 from collections.abc import Sequence
@@ -26,26 +26,26 @@ Media = Pixels | Codes
 class BadSample(Exception):
     """A sample whose record or image cannot be read; the message says why.
 
-    A data set raises it for what it knows to be damaged, and wraps the errors of its decoders in
-    it. `describe` never does: it answers from the index, the same on all ranks.
+    A data set raises it for a sample that it finds damaged, and wraps the errors of its decoders
+    in it. `describe` never raises it: it reads only the index, which is the same on all ranks.
     """
 
 
 class Dataset(Protocol):
     """Samples by index; every answer is a pure function of (spec, split, index).
 
-    Every method that takes an index raises IndexError when it is not in [0, num_samples). Those
-    that read a record raise BadSample; an OSError, EOFError or ValueError counts as one.
+    Every method that takes an index raises IndexError when it is not in [0, num_samples). Methods
+    that read a record raise BadSample; callers treat OSError, EOFError and ValueError likewise.
     """
 
     @property
     def answer_end(self) -> int | None:
-        """Token that ends an answer, if evaluation is to decode answers and score them."""
+        """The token that ends an answer, if evaluation decodes answers and scores them."""
         ...
 
     @property
     def judges(self) -> bool:
-        """Whether it can judge what generators make; see `recognised`."""
+        """Whether the data set can judge generated images; see `recognised`."""
         ...
 
     def num_samples(self, split: Split) -> int:
@@ -53,23 +53,23 @@ class Dataset(Protocol):
         ...
 
     def contents(self, split: Split) -> Contents:
-        """Return what files hold; nothing of samples that are made as the settings say."""
+        """Return the contents of the files; empty if samples are generated from the settings."""
         ...
 
     def name(self, split: Split, index: int) -> str:
-        """Return what a person finds a sample by: shard and key, or its number."""
+        """Return a name by which a person finds the sample: shard and key, or its number."""
         ...
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Return the lengths and places of a sample, cheaply and without reading a pixel."""
+        """Return the lengths and positions of a sample, cheaply and without reading pixels."""
         ...
 
     def length(self, split: Split, index: int) -> int:
-        """Return the tokens of a sample, the `num_tokens` of `describe`: packing needs no more."""
+        """Return the number of tokens of a sample (`num_tokens` of `describe`), for packing."""
         ...
 
     def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:
-        """Return tokens and labels of a sample.
+        """Return the tokens and labels of a sample.
 
         Returns:
             Two int64 arrays [seq]: tokens, PAD after the last one; and labels, already shifted:
@@ -83,7 +83,7 @@ class Dataset(Protocol):
         Returns:
             Arrays in the `input_shape` of the model: float32, about zero mean, [channels,
             height_px, width_px] or [mels, frames]; or int64 [codebooks, frames] of codes, without
-            those of start and end. Empty for a sample without an image.
+            the start and end codes. Empty for a sample without an image.
         """
         ...
 
@@ -95,20 +95,20 @@ class Dataset(Protocol):
         ...
 
     def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
-        """Return how many images made for a sample are what it asks for, and how many are judged.
+        """Return how many images made for a sample show what it asks for, and how many are judged.
 
         `images` are in the order of its spans, in the form of `images`.
         """
         ...
 
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
-        """Return an array of `images` as pixels to look at, [channels, h, w]; None for a clip."""
+        """Return an array of `images` as displayable pixels [channels, h, w]; None for a clip."""
         ...
 
     def words(self, tokens: Sequence[int]) -> str:
-        """Return tokens of an answer as text."""
+        """Return the tokens of an answer as text."""
         ...
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Return the token ids of the true answer without its end token; empty if none scores."""
+        """Return the token ids of the true answer without its end token; empty if not scored."""
         ...

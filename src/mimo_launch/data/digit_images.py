@@ -1,8 +1,8 @@
-"""The images of the `digits` data set: real handwritten digits, and which of them are held out.
+"""The images of the `digits` data set: real handwritten digits, split into train and held-out.
 
 Decides: which images are held out, the scale of pixels, and which digit an image looks like; the
 layout of `digits.npz` and its bytes, which are the same on every run (with the same zlib).
-Relies on: `digits.npz` beside this file (1,797 images of 8 x 8 pixels with values 0 to 16).
+Relies on: `digits.npz` next to this file (1,797 images of 8 x 8 pixels with values 0 to 16).
 Leaves: samples to `digits`.
 
 `python -m mimo_launch.data.digit_images [--tes optdigits.tes] [--out digits.npz]` makes the file,
@@ -27,7 +27,7 @@ from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, s
 HELDOUT_SHARE = 0.2
 # The mean value of a pixel is 4.88; with 16ths every scaled value is exact in bf16 as well.
 PIXEL_MEAN, PIXEL_RANGE = 5.0, 16.0
-# Their standard deviation is 6.0: images to be drawn have the variance of the noise.
+# The standard deviation of pixels is 6.0: images to be drawn have the variance of the noise.
 PIXEL_DEVIATION = 6.0
 
 
@@ -40,7 +40,7 @@ class DigitImages(NamedTuple):
 
 @lru_cache(maxsize=1)
 def load_digits() -> DigitImages:
-    """Read the shipped file, once per process."""
+    """Return the images of the shipped file, which is read once per process."""
     path = resources.files(__package__).joinpath("digits.npz")
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return DigitImages(arrays["images"], arrays["labels"])
@@ -89,7 +89,7 @@ def from_sklearn() -> tuple[Bytes, Bytes]:
 
 
 def from_uci(path: Path) -> tuple[Bytes, Bytes]:
-    """Return the same from UCI's text file, which has 64 values and the label on each line.
+    """Return the same arrays from UCI's text file: 64 values and the label on each line.
 
     Raises:
         ValueError: The file does not hold 65 numbers per line.
@@ -101,7 +101,7 @@ def from_uci(path: Path) -> tuple[Bytes, Bytes]:
 
 
 def write_npz(path: Path, arrays: dict[str, Bytes]) -> None:
-    """Write a compressed .npz whose bytes depend on the arrays only.
+    """Write a compressed .npz with bytes that depend only on the arrays.
 
     Args:
         path: File to write.
@@ -113,7 +113,7 @@ def write_npz(path: Path, arrays: dict[str, Bytes]) -> None:
             np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0))
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=_ZIP_EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            # Otherwise the entry says which operating system wrote it.
+            # Otherwise the entry records the operating system.
             entry.create_system = 3
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, buffer.getvalue(), compresslevel=9)

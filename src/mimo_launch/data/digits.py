@@ -1,14 +1,14 @@
-"""The `digits` data set: strips of real handwritten digits, which a model reads out, or draws.
+"""The `digits` data set: strips of real handwritten digits that a model reads or draws.
 
-A sample is BOS, the patches of the strip for each encoder in written order, ASK, the digits, EOS.
-A share of the samples spells the digits in number words instead of showing them. A sample to draw
-is BOS, DRAW, the digits in number words, EOS; an image of each digit is made from the row of
-language at its word.
+A sample is BOS, the patches of the strip for each encoder in the order of the spec, ASK, the
+digits, EOS. A share of the samples spells the digits in number words instead of showing them. A
+sample to draw is BOS, DRAW, the digits in number words, EOS; the image of each digit is generated
+from the language row at its word.
 
 Decides: which images a strip shows, and how their pixels are scaled.
-Relies on: `digit_images` for the images, and for those that are held out.
-Leaves: cutting a strip into patches to the encoder; rows are its patches, or with pixel
-shuffle squares of patches, in row-major order.
+Relies on: `digit_images` for the images and the held-out split.
+Leaves: cutting a strip into patches to the encoder; rows are patches or, with pixel shuffle,
+squares of patches, in row-major order.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Codes, DigitsData, Images, Spec
 
-# Strips are made up as they are asked for, so this only has to exceed any sensible evaluation.
+# Strips are generated on demand, so this only has to exceed any sensible evaluation.
 HELDOUT_STRIPS = 1 << 20
 
 
@@ -62,7 +62,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What samples share that have the same number of digits, and an image or none."""
+    """What all samples with the same number of digits share, with an image or without."""
 
     num_digits: int
     num_tokens: int
@@ -72,7 +72,7 @@ class _Shape:
     spans: dict[str, tuple[ImageSpan, ...]]
 
     def labels_behind(self, tokens: int) -> int:
-        """Return the number of labels behind the first tokens."""
+        """Return the number of labels after the first `tokens` tokens."""
         return max(0, self.num_labels - max(0, tokens - self.ask))
 
 
@@ -121,7 +121,7 @@ class DigitStrips:
         # Without an encoder no strip can be read, so every sample spells its digits.
         self._text_limit = threshold(data.text_only if spec.encoders else 1.0)
         splits: tuple[Split, Split] = ("train", "heldout")
-        # One more word says which task a sample is, if there are several.
+        # If there are several tasks, one more word chooses the task.
         width = 2 + data.max_digits + (len(data.tasks) > 1)
         self._draws = {
             split: Draws(split_key(spec.train.seed, split, Purpose.DIGITS), width)
@@ -134,7 +134,7 @@ class DigitStrips:
         return self._data.samples if split == "train" else HELDOUT_STRIPS
 
     def strip(self, split: Split, index: int) -> Strip:
-        """Return which images (indices into `load_digits()`) the sample is made of.
+        """Return the images of the sample, as indices into `load_digits()`.
 
         Raises:
             IndexError: `index` is not in [0, num_samples).
@@ -155,14 +155,14 @@ class DigitStrips:
         return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Return the lengths and places of a sample, without its pixels."""
+        """Return the lengths and positions of a sample, without its pixels."""
         _, shape = self._look_up(split, index)
         return SampleData(
             index,
             shape.num_tokens,
             shape.num_labels,
             shape.spans,
-            # Behind the first tokens, of which the last one is ASK.
+            # Labels after the first n tokens, of which the last one is ASK.
             labels_ahead=tuple(shape.labels_behind(n) for n in range(1, self._depths + 1)),
         )
 
@@ -171,7 +171,7 @@ class DigitStrips:
         return self._look_up(split, index)[1].num_tokens
 
     def text(self, split: Split, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return tokens and labels, int64 [seq]; there are labels from ASK to the last digit."""
+        """Return tokens and labels, int64 [seq], with labels from ASK to the last digit."""
         _, shape = self._look_up(split, index)
         digits = self._digits(self.strip(split, index))
         tokens = np.full(self._seq, PAD, dtype=np.int64)
@@ -195,8 +195,8 @@ class DigitStrips:
     def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7.
 
-        For a generator, an image of each digit [channels, 8, 8] where these are to be drawn, -0.8
-        to 1.8; or its pixels, row after row, as codes from 0 to 16, [codebooks, frames].
+        For a generator, return an image of each digit to draw, [channels, 8, 8], -0.8 to 1.8; or
+        its pixels, row after row, as codes from 0 to 16, [codebooks, frames].
         """
         strip, makes = self.strip(split, index), encoder in self._spec.generators
         if strip.text_only or strip.is_drawn != makes:
@@ -221,12 +221,12 @@ class DigitStrips:
         return np.round(255 * values.clip(0, 1)).astype(np.uint8)
 
     def words(self, tokens: Sequence[int]) -> str:
-        """Return the digits of an answer; tokens that are none have question marks."""
+        """Return the digits of an answer, with a question mark for any other token."""
         digits = (token - FIRST_DIGIT for token in tokens)
         return "".join(str(digit) if 0 <= digit < 10 else "?" for digit in digits)
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Return the token ids of the digits; in a run with encoders, spelled ones do not score."""
+        """Return the token ids of the digits; with encoders, spelled digits are not scored."""
         _, shape = self._look_up(split, index)
         if shape.is_drawn or (self._placeholders and not shape.spans):
             return ()
@@ -266,7 +266,7 @@ class DigitStrips:
         return _Shape(num_digits, position + num_digits + 2, num_digits + 1, position, False, spans)
 
     def _drawn_shape(self, num_digits: int) -> _Shape:
-        """Return the shape of a sample to draw, which asks for it with its second token."""
+        """Return the shape of a sample to draw; its second token is DRAW."""
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         for maker in makers(self._spec):
             size = size_of_digit(self._models[maker])
@@ -277,9 +277,9 @@ class DigitStrips:
         return _Shape(num_digits, num_digits + 3, 0, 1, True, spans)
 
     def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
-        """Return how many of the images drawn for a sample are of the digit asked for, and all.
+        """Return how many images drawn for a sample show the right digit, and how many there are.
 
-        An image is of the digit that the nearest of the real training images shows.
+        An image counts as the digit of the nearest training image.
         """
         asked = self._digits(self.strip(split, index))
         seen = nearest_digits(np.stack([_drawn(image).mean(axis=0) for image in images]))
@@ -287,7 +287,7 @@ class DigitStrips:
 
 
 def _drawn(image: Media) -> npt.NDArray[np.float32]:
-    """Return a drawn digit [channels, 8, 8], also from its codes; pixels not said are black."""
+    """Return a drawn digit [channels, 8, 8], from pixels or codes; missing pixels are black."""
     if image.dtype != np.int64:
         return image.astype(np.float32)
     pixels = np.zeros(DIGIT_SIDE**2, np.float32)

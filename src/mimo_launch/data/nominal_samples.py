@@ -1,16 +1,15 @@
-"""A step of average samples, for plans and estimates before any data are read.
+"""A step of average samples, for plans and estimates before any data is read.
 
-Decides: what a sample is taken to look like when only the spec is known.
-Relies on: `sample_sizes` for the largest image, `shared_images` for what stands together.
+Decides: what a sample is assumed to look like when only the spec is known.
+Relies on: `sample_sizes` for the largest image, `shared_images` for modules that share images.
 Leaves: real samples to the data sets; callers that show nominal rows say that they are nominal.
 
-In an average step every sample has, per encoder, the mean number of images that the data give,
-rounded, and at least one; of the mean size, the same in all samples; placed after the first token,
-one encoder after another. When all samples are text (`text_only: 1`) none has an image. A pack
-holds as many such records as fit. Where a processor cuts images, a sample has one, of a usual size,
-as its tiles. Where shards may hold videos, each sample has one in place of an image; it fills half
-of the room for rows. The worst step has the most and the largest that the data can give, and text
-up to the end of the sequence.
+In an average step, every sample has the mean number of images per encoder, rounded, and at least
+one. All have the mean size and follow the first token, one encoder after another. When all samples
+are text (`text_only: 1`), none has an image. A pack holds as many such records as fit. Where a
+processor cuts images, a sample has one image of a usual size, as its tiles. Where shards may hold
+videos, each sample has a video instead of an image; it fills half of the room for rows. The worst
+step has the most and the largest images possible, and text up to the end of the sequence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,15 +45,15 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
-# Height and width in pixels of an image that becomes several.
+# Height and width in pixels of an image that is cut into tiles.
 _USUAL_IMAGE = (480, 640)
-# A nominal video has at least so many temporal patches, as in 8 seconds of two frames each.
+# The fewest temporal patches of a nominal video: 8 seconds of two frames each.
 NOMINAL_GROUPS = 8
 
 
 @dataclass(frozen=True)
 class EqualSamples(Sequence[SampleData]):
-    """The same sample `number` times, held in memory once."""
+    """The same sample `number` times, stored once."""
 
     sample: SampleData
     number: int
@@ -77,7 +76,7 @@ class EqualSamples(Sequence[SampleData]):
 def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
     """Return the nominal step of a checked spec: `batch.global` samples of average size.
 
-    With `worst`, of the largest size.
+    With `worst`, samples have the largest size.
     """
 
     def size_of(spec: Spec, encoder: str) -> ImageSize:
@@ -101,13 +100,13 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
         least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
         room = spec.batch.seq - rows - least
         num_text = least + (room if worst else room // 2)
-        # Three in five of the text tokens that follow text; images separate the first two of them.
+        # Three in five text tokens that follow text are labels; images separate the first two.
         pairs = num_text - 1 - (rows > 0)
         num_tokens, num_labels = rows + num_text, max(1, pairs * 3 // 5)
     for generator in makers(spec):
         size, places, reads = size_of(spec, generator), range(1), 1
         if isinstance(spec.data, DigitsData):
-            # An image of each digit, made of its word, which stands behind the request to draw.
+            # An image of each digit, made from its word, which follows the request to draw.
             places = range(2, 2 + (spec.data.max_digits if worst else nominal_digits(spec.data)))
         elif isinstance(spec.data, WebdatasetData):
             reads = min(spec.data.target_reads, num_tokens)
@@ -117,7 +116,7 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
             made = ImageSpan(at, size.height, width, reads=reads)
             for name, span in spans_to_make(spec, generator, made):
                 spans[name] = (*spans.get(name, ()), span)
-    # A sequence is taken to hold as many average records as fit.
+    # Assume that a sequence holds as many average records as fit.
     num_records = max(1, spec.batch.seq // num_tokens) if spec.data.packing else 1
     depths = range(1, kind_of(spec.language.model).depths + 1)
     ahead = tuple(max(0, min(num_labels, num_tokens - 1 - depth)) for depth in depths)
@@ -127,10 +126,10 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
 
 
 def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
-    """Return, for each image of a sample for one encoder, how much later it is than the first.
+    """Return how much later each image of a sample is than the first, for one encoder.
 
-    An image that a processor cuts is as many as it becomes, as far as there is room. A video is as
-    many as its temporal patches, and fills its part of the room: half of it, or with `worst` all.
+    An image that a processor cuts counts as its tiles, as far as there is room. A video counts as
+    its temporal patches, and fills half of the room or, with `worst`, all of it.
     """
     reader, recipe = video_reader_of(spec), None
     if reader is not None and reader in made_together(spec, encoder):
@@ -150,29 +149,29 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
 
 
 def _room(spec: Spec, name: str, worst: bool) -> int:
-    """Return the rows that a nominal video has in the text."""
+    """Return the number of rows that a nominal video has in the text."""
     room = room_for_image(spec, name) or spec.batch.seq - 2
     return max(1, room if worst else room // 2)
 
 
 def _num_images(spec: Spec, worst: bool) -> int:
-    """Return the images of a sample for one encoder: the mean, or the most."""
+    """Return the number of images of a sample for one encoder: the mean, or the most."""
     if not isinstance(spec.data, SyntheticData):
         return 1
     data = spec.data
     if worst:
         return data.max_images
-    # Each beyond the least follows by a coin toss.
+    # A coin toss decides whether each image beyond the minimum follows.
     mean = data.min_images + 1 - 0.5 ** (data.max_images - data.min_images)
     return max(1, round((1 - data.text_only) * mean))
 
 
 def _num_patches(spec: Spec, encoder: str, worst: bool) -> int:
-    """Return the temporal patches of a synthetic image or video: the mean, or the most."""
+    """Return the number of temporal patches of a synthetic image or video: the mean or the most."""
     if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, encoder) is None:
         return 1
     size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
-    # The largest image in tiles has more rows than a frame, and fewer of them have room.
+    # The largest image in tiles has more rows than a frame, so fewer of them fit.
     room = max(1, most_rows(spec, encoder) // max(1, size.rows))
     most = min(spec.data.max_temporal_patches, room)
     return most if worst else (1 + most) // 2
@@ -186,8 +185,8 @@ def nominal_digits(data: DigitsData) -> int:
 def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize:
     """Return the average image that `encoder` gets, in rows; with `worst`, the largest.
 
-    That of shards, which have not been read, has half the largest area if sizes differ. One image
-    of each encoder leaves room for text.
+    Shards have not been read yet: if their sizes differ, the average has half the largest area.
+    One image of each encoder leaves room for text.
     """
     rule = kind_of(spec.modules[encoder].model).tile_rule
     if rule is not None and video_recipe_of(spec, encoder) is not None:
@@ -226,5 +225,5 @@ def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
         return largest
     drawn = sizes_drawn(spec, encoder)
     means = [(least.rows + most.rows) / 2 for least, most in drawn]
-    # Half a row, as of 1 or 2, is left out.
+    # Rounded down: the mean of 1 and 2 rows is 1.
     return ImageSize(1, max(1, int(sum(means) / len(means))))

@@ -1,14 +1,13 @@
-"""Which records share a sequence, so that little of it is padding, and their texts as one.
+"""Packing of records into sequences with little padding, and their joined texts.
 
-Decides: the heuristic. Each record is one document or several; padding and records left out belong
-to the document before them; a gap at the very front is a separate document, to which no token
-attends.
-Relies on: the StepData for where a record begins.
+Decides: the heuristic. Each record is one document or several; padding and skipped records belong
+to the document before them; a gap at the start is a separate document, to which no token attends.
+Relies on: the StepData for the start of each record.
 Leaves: which records are packed together, and the order of packs, to `sample_order`.
 
 Packing is best fit decreasing: the longest record first, each into the fullest sequence that has
-room. Asymptotically it needs at most 11/9 of the fewest sequences (Johnson et al., 1974, SIAM J.
-Comput. 3), and nearly the fewest where many records are short. No record is cut.
+room. Asymptotically it needs at most 11/9 of the minimum number of sequences (Johnson et al., 1974,
+SIAM J. Comput. 3), and nearly the minimum where many records are short. No record is cut.
 """
 
 from bisect import bisect_left, insort
@@ -24,15 +23,15 @@ Int64s = npt.NDArray[np.int64]
 
 
 def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
-    """Return packs as indices of `lengths`, each in one pack of at most `seq`.
+    """Return packs of at most `seq` tokens, as indices of `lengths`; each index is in one pack.
 
-    A pure function: ties go to lower indices. Indices of a pack are in increasing order.
+    A pure function: ties go to lower indices. The indices of a pack increase.
 
     Raises:
         ValueError: A length exceeds `seq`.
     """
     packs: list[list[int]] = []
-    # Packs by the room they have, and the rooms that occur, in order.
+    # Packs by the room that is left in them, and the sorted values of that room.
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -66,7 +65,7 @@ def joined_texts(
     labels = np.full(seq, IGNORE_LABEL, dtype=np.int64)
     for record, (own_tokens, own_labels) in records:
         here = slice(record.first, record.first + record.num_tokens)
-        # Its last token has no label: no record predicts what comes after its end.
+        # The last token of a record has no label: no record predicts what follows it.
         tokens[here] = own_tokens[: record.num_tokens]
         labels[here] = own_labels[: record.num_tokens]
     return tokens, labels

@@ -1,11 +1,11 @@
-"""Random words that depend on (seed, split, index) and on nothing else; the noise of generators.
+"""Random words that depend only on (seed, split, index); the noise of generators.
 
 Decides: how a sample's index becomes random numbers: Philox is a counter generator, so the words of
-sample i are read at counter i, whichever rank asks and whatever was asked before. Which noise and
-which time an image gets follows from (seed, step, sample, image): every layout draws the same.
-Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change; the streams of
-its distributions carry no such promise, so integers are made here; noise and times use them.
-Leaves: what the words mean to the data sets; making noise ahead of the step to `train.loader`,
+sample i are read at counter i, whichever rank asks and whatever was asked before. The noise and the
+time of an image depend on (seed, step, sample, image): every layout draws the same.
+Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change. It does not
+guarantee this of its distributions, so integers are made here; noise and times do use them.
+Leaves: the meaning of the words to the data sets; making noise ahead of the step to `train.loader`,
 mixing it with images to `runtime.generator_inputs`.
 """
 
@@ -23,7 +23,7 @@ Words = npt.NDArray[np.uint64]
 
 _WORDS_PER_COUNTER = 4
 _BLOCK = 1024
-# A block of rows is some 100 kB; the cap bounds memory for an epoch of any length.
+# A block of rows has about 100 kB; the cap bounds memory for an epoch of any length.
 _MAX_BLOCKS = 512
 _U32 = np.uint64(32)
 _U64_MASK = (1 << 64) - 1
@@ -48,8 +48,8 @@ def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:
 
     Args:
         seed: `train.seed`; taken modulo 2^64.
-        split: Which samples.
-        purpose: What the words are for.
+        split: The split of the samples.
+        purpose: The use of the words.
 
     Returns:
         The two 64-bit words of a Philox key.
@@ -60,7 +60,7 @@ def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:
 
 
 def generator(key: tuple[int, int], index: int = 0, stream: int = 0) -> np.random.Philox:
-    """Return the bit generator of one sample: 2^64 blocks of words, disjoint from other samples'.
+    """Return the bit generator of one sample: 2^64 blocks of words that no other sample uses.
 
     Args:
         key: From `split_key`.
@@ -94,8 +94,8 @@ def order_of(words: Words) -> npt.NDArray[np.int64]:
 class Draws:
     """A table of random words [index, width], made block by block as it is read.
 
-    Reading one row costs about a microsecond once its block exists, against some 20 for a generator
-    per sample: every rank plans every sample of every step, its own or not.
+    Reading a row takes about a microsecond once its block exists, against about 20 with a generator
+    per sample. This matters because every rank plans every sample of every step, its own or not.
     """
 
     def __init__(self, key: tuple[int, int], width: int) -> None:
@@ -127,7 +127,7 @@ class Noise(NamedTuple):
 def noises_of(
     seed: int, data: StepData, record: SampleData, module: str, numbers: int
 ) -> list[Noise]:
-    """Return the noise of each image that a generator makes of a record, by its patches."""
+    """Return the noise of each image that a generator makes for a record."""
     return [
         noise_of(seed, data.step, record.id, place, (span.rows, numbers), heldout=data.heldout)
         for place, span in enumerate(record.spans.get(module, ()))
@@ -137,12 +137,12 @@ def noises_of(
 def noise_of(
     seed: int, step: int, sample: int, image: int, shape: tuple[int, int], *, heldout: bool
 ) -> Noise:
-    """Return the noise of an image; `step` counts from 0, and held-out samples always get the same.
+    """Return the noise of an image; `step` counts from 0. Held-out samples get the same each time.
 
     Times are uniform, as in rectified flow (arXiv:2209.03003).
     """
     key = split_key(seed, "heldout" if heldout else "train", Purpose.NOISE)
-    # 2^16 images of a sample in a step are more than any sequence holds.
+    # No sequence holds 2^16 images.
     stream = (0 if heldout else step) * 2**16 + image
     draws = np.random.Generator(generator(key, sample, stream))
     return Noise(draws.standard_normal(shape, dtype=np.float32), float(draws.random()))

@@ -1,8 +1,8 @@
 """The samples of each step: one global order, the same for every layout, packed or not.
 
 Decides: the order of an epoch, how steps walk through epochs, the samples of an evaluation.
-Relies on: a data set that answers for any index in any order; `packing` for which records share a
-sequence.
+Relies on: a data set that can be read at any index in any order; `packing` to choose the records
+that share a sequence.
 Leaves: sharing a step's samples among replicas to the layout.
 """
 
@@ -19,16 +19,16 @@ from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, s
 from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.spec.spec import HeldOut, Spec
 
-# A sample of a step: the id of a record, or of all records of a pack; () is padding.
+# A sample of a step: the id of a record, or the ids of all records of a pack; () is padding.
 Sample = int | tuple[int, ...]
-# Records of an epoch that are packed at once: enough to fill packs but for a few tokens.
+# Records of an epoch that are packed together: enough to leave only a few tokens empty.
 CHUNK = 4096
 
 
 class SampleOrder(Protocol):
     """The samples of training, one step after another.
 
-    A place in the order is a number that starts at 0; the order has no other state.
+    A place in the order is a number that starts at 0. It is the whole state of the order.
     """
 
     def take(self, first: int) -> tuple[Sample, ...]:
@@ -58,9 +58,9 @@ def steps_of(order: SampleOrder, num_steps: int) -> list[tuple[Sample, ...]]:
 class GlobalOrder:
     """Sample ids in the order of training: permutations by (seed, epoch), one after the other.
 
-    The number of samples taken so far is the whole state, so a run resumes from it alone, on any
-    layout and with any batch. A step may reach into the next epoch (or several): no sample is
-    dropped at the end of one.
+    The number of samples taken so far is the whole state, so a run can resume from it on any layout
+    and with any batch size. A step may reach into the next epoch or several: no sample is dropped
+    at the end of an epoch.
     """
 
     def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
@@ -78,11 +78,11 @@ class GlobalOrder:
             raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
         self.num_samples, self.global_batch = num_samples, global_batch
         self._key = split_key(seed, "train", Purpose.ORDER)
-        # A step may reach into a second epoch; permutations are long, so no more are kept.
+        # A step may reach into a second epoch; no more are kept because permutations are long.
         self.epoch = lru_cache(maxsize=2)(self._make_epoch)
 
     def ids(self, step: int) -> tuple[int, ...]:
-        """Return the sample ids of a step, counted from 0, of a run with a constant batch size.
+        """Return the sample ids of a step, counted from 0, in a run with a constant batch size.
 
         Raises:
             ValueError: `step` is negative.
@@ -107,7 +107,7 @@ class GlobalOrder:
         return tuple(ids)
 
     def after(self, first: int) -> int:
-        """Return the number of samples taken when that step is done."""
+        """Return the number of samples taken after the step that starts at `first`."""
         return first + self.global_batch
 
     def shuffled(self, epoch: int, num: int, stream: int) -> npt.NDArray[np.int64]:
@@ -119,13 +119,13 @@ class GlobalOrder:
 
 
 class PackedOrder:
-    """Packs of records in the order of training: those of a `GlobalOrder`, chunk by chunk.
+    """Packs of records in the order of training: a `GlobalOrder`, packed chunk by chunk.
 
-    Each `CHUNK` records of an epoch are packed by themselves, and their packs shuffled: a pack is a
+    Each `CHUNK` records of an epoch are packed separately, and their packs shuffled: a pack is a
     pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and resuming
-    at a place takes the packing of one chunk. A place is the number of records before the chunk
-    plus the packs taken of it, which are never more than its records; so it differs from the
-    number of records taken by at most a chunk.
+    at a place packs only one chunk. A place is the number of records before the chunk plus the
+    number of packs taken from the chunk. A chunk never has more packs than records, so a place
+    differs from the number of records taken by at most a chunk.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class PackedOrder:
 
         Args:
             records: The order of records; its `global_batch` counts packs here.
-            length: Tokens of a record.
-            seq: Most tokens of a pack.
-            chunk: Records that are packed at once.
+            length: Returns the number of tokens of a record.
+            seq: Maximum number of tokens of a pack.
+            chunk: Number of records that are packed together.
         """
         self._records, self._length, self._seq, self._size = records, length, seq, chunk
         # The current step and the next one may lie in chunks of two epochs.
@@ -184,11 +184,11 @@ def heldout_batches(
 ) -> tuple[tuple[Sample, ...], ...]:
     """Return the samples of one evaluation in batches, each sample once.
 
-    Layouts are built for steps of `global_batch` samples, so samples without records fill up the
-    last batch.
+    Layouts are built for steps of `global_batch` samples, so samples without records fill the last
+    batch.
 
     Args:
-        num: Samples wanted, `eval.samples`; at most those that there are.
+        num: Number of samples wanted, `eval.samples`; capped at `num_samples`.
         global_batch: Samples per batch.
         num_samples: Samples in the held-out split.
 

@@ -1,9 +1,9 @@
-"""Sizes of samples before any data are read: the largest image, the longest sample.
+"""Sizes of samples before any data is read: the largest image, the longest sample.
 
-Decides: both, as a data set can hold them, from the spec and the image processors that it names.
-Relies on: `hugging_face.image_processor` for the sizes that images get; `shared_images` for what
-modules make of an image together.
-Leaves: real samples to the data sets, average ones to `nominal_samples`.
+Decides: both, from the spec and the image processors that it names.
+Relies on: `hugging_face.image_processor` for image sizes after processing; `shared_images` for the
+rows that modules make of an image together.
+Leaves: real samples to the data sets, average samples to `nominal_samples`.
 """
 
 from collections.abc import Iterator
@@ -35,9 +35,9 @@ from mimo_launch.spec.spec import (
     WebdatasetData,
 )
 
-# Of images that synthetic data draw, in rows.
+# Maximum height of a synthetic image, in rows.
 MAX_HEIGHT = 3
-# Height and width of some images in pixels, and lengths of some clips in frames.
+# Height and width of typical images in pixels, and lengths of typical clips in frames.
 _USUAL_IMAGES = ((224, 224), (480, 640), (1000, 600), (36, 72))
 _USUAL_FRAMES = (100, 250, 1000, 3000)
 
@@ -45,7 +45,7 @@ _USUAL_FRAMES = (100, 250, 1000, 3000)
 def largest_image(spec: Spec, encoder: str) -> ImageSize:
     """Return the largest image, or longest clip, that `encoder` may get, in rows.
 
-    Raises: MissingPartError for what is no encoder, which `checks` refuses.
+    Raises: MissingPartError if `encoder` is not an encoder, which `checks` refuses.
     """
     kind, data = kind_of(spec.modules[encoder].model), spec.data
     if kind.input is None and spec.sources_of(encoder):
@@ -58,10 +58,10 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
 
 
 def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], ...]:
-    """Return, per height that digits or synthetic data draw, the narrowest and widest image.
+    """Return the narrowest and widest image of each height that digits or synthetic data draw.
 
-    In rows of an encoder that reads them. Encoders that see the same image draw the same numbers
-    for it, so those with equal answers get equal sizes.
+    Sizes are in rows of the encoder. Encoders that see the same image draw the same numbers for it,
+    so encoders with equal answers get equal sizes.
     """
     kind, data = kind_of(spec.modules[encoder].model), spec.data
     if isinstance(data, DigitsData):
@@ -78,7 +78,7 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         least = width if clips.has_one_length else ceil(data.min_frames / clips.frames_per_row)
         return ((ImageSize(1, min(least, width)), ImageSize(1, width)),)
     if kind.codes is not None:
-        # A frame is a patch; one more row is for the end.
+        # A frame is a patch; the end takes one more row.
         frames = data.min_patches, data.max_patches
         if data.image is not None:
             frames = (data.image[0] * data.image[1],) * 2
@@ -99,10 +99,10 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
 
 
 def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
-    """Return the sizes of images in tiles that synthetic data draw, those of fewest rows first.
+    """Return the sizes of images in tiles that synthetic data draw, by increasing rows.
 
-    The smallest image is one tile. Each grid of tiles is full of an image, and padded beside it and
-    above it. Of other encoders none.
+    The smallest image is one tile. For each grid of tiles there is an image that fills it, and
+    images with padding beside or above them. Empty for encoders without tiles.
     """
     if (rule := kind_of(spec.modules[encoder].model).tile_rule) is None:
         return []
@@ -128,14 +128,14 @@ def size_of_digit(model: Images | Clips | Codes) -> ImageSize:
 
 
 def longest_sample(spec: Spec) -> int:
-    """Return the tokens of the longest sample the data set can hold, end token included."""
+    """Return the number of tokens of the longest possible sample, end token included."""
     rows = sum(most_rows(spec, encoder) for encoder in spec.sources_of(LANGUAGE))
     if isinstance(spec.data, DigitsData):
         words = spec.data.max_digits
-        # BOS, image rows or number words, ASK, one digit each, EOS; one to draw is shorter.
+        # BOS, image rows or number words, ASK, one digit each, EOS; a sample to draw is shorter.
         return 1 + max(rows, words) + 1 + words + 1
     if isinstance(spec.data, WebdatasetData):
-        # Longer samples than a sequence are left out; one image and two text tokens must fit.
+        # Samples longer than a sequence are left out; one image and two text tokens must fit.
         read = ((name, only_size(spec, name)) for name in spec.sources_of(LANGUAGE))
         sizes = ((size.rows, cut_of(spec, name)) for name, size in read if size is not None)
         return 2 + max((rows * (cut.fewest if cut else 1) for rows, cut in sizes), default=0)
@@ -143,7 +143,7 @@ def longest_sample(spec: Spec) -> int:
 
 
 def most_rows(spec: Spec, name: str) -> int:
-    """Return the rows of the largest image that a module gets, or of a longer video."""
+    """Return the rows of the largest image that a module gets, or of a video if that has more."""
     rows = largest_image(spec, name).rows
     if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, name) is None:
         return rows
@@ -155,7 +155,7 @@ def most_rows(spec: Spec, name: str) -> int:
 def cut_of(spec: Spec, name: str) -> Cut | None:
     """Return the rule by which one image of shards becomes several, if there is one.
 
-    For a module that language reads.
+    `name` is a module that language reads.
     """
     if not isinstance(spec.data, WebdatasetData):
         return None
@@ -164,7 +164,7 @@ def cut_of(spec: Spec, name: str) -> Cut | None:
 
 
 def only_size(spec: Spec, name: str) -> ImageSize | None:
-    """Return the rows that a module makes of every image or clip of shards, None if they differ."""
+    """Return the rows that a module makes of any image or clip of shards, None if they differ."""
     kind = kind_of(spec.modules[name].model)
     if kind.rows_of_each is not None:
         return ImageSize(1, kind.rows_of_each)
@@ -182,7 +182,7 @@ def only_size(spec: Spec, name: str) -> ImageSize | None:
 
 
 def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
-    """Yield the rows that each encoder makes of the same image or clip, for some usual ones."""
+    """Yield the rows that each encoder makes of an image or clip, for several usual sizes."""
     for (height, width), frames in zip(_USUAL_IMAGES, _USUAL_FRAMES, strict=True):
         found: dict[str, ImageSize] = {}
         for name, module in spec.encoders.items():
@@ -227,9 +227,9 @@ def _largest_of_shards(spec: Spec, name: str) -> ImageSize:
 
 
 def _ways_to_text(spec: Spec, name: str) -> int:
-    """Return how often the rows of a module stand in the text, as they are or through others.
+    """Return how often the rows of a module occur in the text, directly or through other modules.
 
-    Not those of an image that a resampler reads: it makes equally many of any image.
+    Rows that a resampler reads do not count: it makes the same number of any image.
     """
     readers = [each for each in spec.modules if name in spec.sources_of(each)]
     through = [each for each in readers if each != LANGUAGE]
@@ -242,7 +242,7 @@ def _ways_to_text(spec: Spec, name: str) -> int:
 
 
 def room_for_image(spec: Spec, name: str) -> int | None:
-    """Return how many rows of its image fit into a text with one image of each encoder, if any."""
+    """Return the rows that fit in a text with one image of each encoder; None if not in text."""
     if not _ways_to_text(spec, name):
         return None
     read = [kind_of(spec.modules[each].model).rows_of_each for each in spec.sources_of(LANGUAGE)]

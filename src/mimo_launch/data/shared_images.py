@@ -1,8 +1,8 @@
-"""What several modules make of the same image or clip: its rows, and its places in a text.
+"""The rows that several modules make of the same image or clip, and their places in a text.
 
-Decides: which modules see the same image; the rows that connectors make of those of encoders.
+Decides: which modules see the same image; the rows that connectors make of encoder rows.
 Relies on: `kinds` for the rows of one module.
-Leaves: how large images are to `sample_sizes` and the data sets.
+Leaves: image sizes to `sample_sizes` and the data sets.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from mimo_launch.spec.spec import Spec
 class ImageSize:
     """An image in rows: patches or, with pixel shuffle, squares of patches. A clip is 1 high.
 
-    A clip may have `loose` tokens, of which no row is made. An image in tiles is 1 high, too.
+    A clip may have `loose` tokens, which make no row. An image in tiles is 1 high, too.
     """
 
     height: int
@@ -41,14 +41,14 @@ def frame_size(rule: TileRule, *, is_last: bool) -> ImageSize:
 
 
 def video_reader_behind(spec: Spec, name: str) -> str | None:
-    """Return a module that reads videos among one that language reads and those behind it."""
+    """Return the module that reads videos: `name`, which language reads, or one upstream of it."""
     seeing = sorted({name} | _behind(spec, name))
     images = ((each, kind_of(spec.modules[each].model).images) for each in seeing)
     return next((each for each, found in images if found and found.reads_videos), None)
 
 
 def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> ImageSize:
-    """Return the rows that a module makes of an image, by those of the encoders that see it."""
+    """Return the rows that a module makes of an image, given the rows of each encoder."""
 
     @cache
     def made(name: str) -> ImageSize:
@@ -68,12 +68,12 @@ def spans_behind(
     size_of: Callable[[str], ImageSize],
     later: int | None = None,
 ) -> Iterator[tuple[str, ImageSpan]]:
-    """Yield the span of an image for a module that language reads, and for those behind it.
+    """Yield the span of an image for a module that language reads, and for modules upstream of it.
 
-    `later` is that of the span, for one of a video.
+    `later` is set for a span of a video.
 
-    Modules that language also reads itself have spans of their own, and those that an earlier
-    module of language has behind it are yielded with that.
+    Upstream modules that language also reads directly have their own spans. A module upstream of
+    several is yielded with the first of them.
     """
     for each in made_together(spec, name):
         size = size_made(spec, each, size_of)
@@ -82,7 +82,7 @@ def spans_behind(
 
 
 def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
-    """Yield what a generator makes of some tokens, and for it each connector in front of it."""
+    """Yield the span that a generator makes from tokens, and the spans of connectors before it."""
     yield name, made
     for source in spec.sources_of(name):
         if source != LANGUAGE:
@@ -93,19 +93,19 @@ def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str,
 
 
 def makers(spec: Spec) -> list[str]:
-    """Return the modules behind language that make images or clips, without connectors."""
+    """Return the modules downstream of language that make images or clips, without connectors."""
     return [n for n, m in spec.generators.items() if kind_of(m.model).computes_loss]
 
 
 def made_together(spec: Spec, name: str) -> list[str]:
-    """Return a module that language reads and those behind it that no other one has behind it."""
+    """Return a module that language reads, and the upstream modules that no earlier one has."""
     own = spec.sources_of(LANGUAGE)
     elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
     return [name, *sorted(_behind(spec, name) - elsewhere)]
 
 
 def _behind(spec: Spec, name: str) -> set[str]:
-    """Return every module that a module reads, or that one of these reads."""
+    """Return every module upstream of a module: the modules that it reads, and so on."""
     found: set[str] = set()
     left = [*spec.sources_of(name)]
     while left:
@@ -118,7 +118,8 @@ def _behind(spec: Spec, name: str) -> set[str]:
 def shown_together(spec: Spec) -> dict[str, str]:
     """Return, for each module that language reads, the first one that sees the same images.
 
-    Two that see none in common do so, too, if a third one sees images of both.
+    The relation is transitive: two modules without a common image are together if a third sees
+    images of both.
     """
     seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
     found: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """The `synthetic` data set: random tokens, images and clips at random places, for tests of layouts.
 
-Decides: what a synthetic sample looks like; lengths, image sizes (unless one is given), places and
-orders all vary, so that a layout which confuses two of them computes a different loss.
-Relies on: `random_draws` for words that depend on (seed, split, index) only.
-Leaves: a task that can be learned to `digits`.
+Decides: what a synthetic sample looks like. Lengths, image sizes (unless the spec sets one), places
+and orders all vary, so that a layout that confuses two of them computes a different loss.
+Relies on: `random_draws` for words that depend only on (seed, split, index).
+Leaves: a learnable task to `digits`.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
-# A generator reads this many rows of language at most for an image; a text has two tokens.
+# A generator reads at most this many rows of language for an image; a text has two tokens.
 MAX_READS = 2
-# Random words that one image takes: for its presence, height, width, turn and place. One more says
-# how many temporal patches it has, if there are videos.
+# Random words per image: presence, height, width, turn and place; with videos, one more for the
+# number of temporal patches.
 _WORDS_PER_IMAGE = 5
 
 
@@ -90,14 +90,15 @@ class SyntheticSamples:
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
         self._text_limit = threshold(data.text_only)
-        # One slot per image that a sample may have: modules in turn, image after image. Of those
-        # that see the same image the first one decides whether it is there, its size and its turn.
+        # One slot per image that a sample may have: all modules for the first image, then for the
+        # next. Of the modules that see the same image, the first decides its presence, size and
+        # turn.
         self._slots = [(name, i) for i in range(data.max_images) for name in read]
         self._first = shown_together(spec)
         self._extra_limit = max(self._text_limit, threshold(0.5))
-        # Then one for each image that is to be made.
+        # Then one slot for each image to make.
         self._made = [(name, i) for i in range(data.max_images) for name in makers(spec)]
-        # A connector whose tokens are the rows that it reads needs two: one sees only itself.
+        # A connector that uses the rows it reads as its tokens needs two: one sees only itself.
         self._least_reads = {name: 1 + _joins_rows(spec, name) for name in spec.generators}
         self._per_image = _WORDS_PER_IMAGE + (data.max_temporal_patches > 1)
         width = 1 + self._per_image * (len(self._slots) + len(self._made))
@@ -123,7 +124,7 @@ class SyntheticSamples:
         return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Return the lengths and places of a sample, without its pixels."""
+        """Return the lengths and positions of a sample, without its pixels."""
         drawn = self._drawn(split, index)
         if not self._depths:
             return drawn
@@ -132,7 +133,7 @@ class SyntheticSamples:
         return replace(drawn, labels_ahead=counts)
 
     def _drawn(self, split: Split, index: int) -> SampleData:
-        """Return the same, but for what depends on tokens."""
+        """Return the same, except for the fields that depend on tokens."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
@@ -155,8 +156,8 @@ class SyntheticSamples:
         rows = sum(each[name].rows for _, name, patches in turns for each in patches)
         least = self._data.min_text
         num_text = least + pick(length, self._seq - rows - least + 1)
-        # An image stands before one of the text tokens 0 to num_text - 2: the last two text tokens
-        # stay neighbours, so every sample has a label, and every image has one after it.
+        # An image precedes one of the text tokens 0 to num_text - 2: the last two text tokens stay
+        # adjacent, so every sample has a label, and every image has one after it.
         befores = sorted(pick(place, num_text - 1) for place in places)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
         rows_so_far = 0
@@ -245,13 +246,13 @@ class SyntheticSamples:
         return 0, 0
 
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
-        """Return values between -2 and 2 as black to white; codes are nothing to look at."""
+        """Return values from -2 to 2 as black to white; None for codes, which are not pixels."""
         if image.dtype == np.int64:
             return None
         return np.round(255 * (image / 4 + 0.5).clip(0, 1)).astype(np.uint8)
 
     def words(self, tokens: Sequence[int]) -> str:
-        """Return the numbers of the tokens."""
+        """Return the token ids as text."""
         return " ".join(map(str, tokens))
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
@@ -260,7 +261,7 @@ class SyntheticSamples:
         return ()
 
     def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
-        """Return height and width in rows, drawn within the limits of the data if not given."""
+        """Return height and width in rows, drawn within the limits of the data unless fixed."""
         if tiled := self._tiled[encoder]:
             return tiled[pick(tall, len(tiled))]
         heights = self._sizes[encoder]
@@ -269,7 +270,7 @@ class SyntheticSamples:
         return ImageSize(narrowest.height, width, self._loose(encoder, width, tall))
 
     def _loose(self, encoder: str, width: int, word: int) -> int:
-        """Return how many tokens a clip has behind those of its rows."""
+        """Return the number of loose tokens of a clip, after the tokens of its rows."""
         clips = self._kinds[encoder].clips
         if clips is None or not clips.drops_silence:
             return 0
@@ -278,7 +279,7 @@ class SyntheticSamples:
 
 
 def _joins_rows(spec: Spec, name: str) -> bool:
-    """Return whether a connector without tokens of its own stands between language and a module."""
+    """Return whether a connector without its own tokens is between language and a module."""
     sources = [each for each in spec.sources_of(name) if each != LANGUAGE]
     joins = (not kind_of(spec.modules[each].model).reads_beside for each in sources)
     return any(joins) or any(_joins_rows(spec, each) for each in sources)

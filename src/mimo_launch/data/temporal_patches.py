@@ -1,9 +1,9 @@
-"""Videos that are made up: the images that a video consists of, and their times.
+"""Synthetic videos: the images of a video, and their times.
 
-Decides: that one temporal patch follows another at once, and about a second later where time counts
-in seconds; that an image of one temporal patch is no video.
-Relies on: `shared_images` for what modules make of an image together.
-Leaves: how many there are, and sizes, to `synthetic`; videos of shards to `webdataset`.
+Decides: that temporal patches follow each other without a gap, about a second apart where time is
+in seconds; that an image of one temporal patch is not a video.
+Relies on: `shared_images` for the rows that modules make of an image together.
+Leaves: the number of patches and their sizes to `synthetic`; videos of shards to `webdataset`.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ from mimo_launch.spec.spec import Spec, Videos, VitModel
 def temporal_patches(
     spec: Spec, name: str, number: int, size_of: Callable[[str], ImageSize]
 ) -> Iterator[dict[str, ImageSpan]]:
-    """Yield the spans of an image or video for a module that language reads, and those behind it.
+    """Yield the spans of an image or video for a module that language reads and modules upstream.
 
-    One mapping for each of a `number` of temporal patches if one of them reads videos, else one.
+    Yields one mapping per temporal patch if one of these modules reads videos, else one in all.
     """
     reader = video_reader_behind(spec, name)
     model = spec.modules[reader or name].model
@@ -37,7 +37,7 @@ def temporal_patches(
         return
     rule = kind_of(model).tile_rule
     for place in range(number):
-        # A video shows no tiles, but frames.
+        # A video has frames instead of tiles.
         frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None
         sized = size_of if frame is None else partial(_framed, size_of, reader, frame)
         spans = dict(spans_behind(spec, name, 0, sized, _later(video, place)))
@@ -53,7 +53,7 @@ def _framed(
 
 
 def _later(video: Videos, place: int) -> int | None:
-    """Return how much later than the first a temporal patch counts, None for the first."""
+    """Return how much later a temporal patch is than the first, None for the first."""
     if not (video.on_axis and place):
         return None
     return ceil(place * (video.per_second or 1)) if video.in_seconds else place

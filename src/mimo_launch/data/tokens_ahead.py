@@ -1,6 +1,6 @@
-"""Text as multi-token prediction reads it: what stands some tokens ahead in the same document.
+"""Text as multi-token prediction reads it: the tokens some positions ahead in the same document.
 
-Decides: that a token whose document ends before has no label, and padding in its place.
+Decides: that there is padding and no label where the document ends before that position.
 Relies on: text and documents as `dataset.Dataset` returns them.
 Leaves: cutting it over ranks to `runtime`.
 """
@@ -15,7 +15,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def has_ahead(documents: Int64s, depth: int) -> Bools:
-    """Return which positions have one that is `depth` ahead in their document, [..., seq]."""
+    """Return which positions have a token `depth` ahead in their document, [..., seq]."""
     found = np.zeros(documents.shape, dtype=np.bool_)
     found[..., :-depth] = documents[..., depth:] == documents[..., :-depth]
     return found
@@ -32,12 +32,12 @@ def tokens_ahead(tokens: Int64s, has: Bools, depth: int) -> Int64s:
 
 
 def labels_ahead(labels: Int64s, has: Bools, depth: int) -> Int64s:
-    """Return the label `depth` ahead of each position: the token behind the one there."""
+    """Return the label `depth` ahead of each position: the token after the one there."""
     return ahead(labels, has, depth, IGNORE_LABEL)
 
 
 def count_labels(labels: Int64s, documents: Int64s, depths: int) -> tuple[int, ...]:
-    """Return the number of labels of each depth from 1 on."""
+    """Return the number of labels of each depth, starting at 1."""
     found = (
         labels_ahead(labels, has_ahead(documents, depth), depth) for depth in range(1, depths + 1)
     )

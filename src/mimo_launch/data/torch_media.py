@@ -1,11 +1,11 @@
-"""What torch computes of media: clips as log-mel frames of 10 ms, frames of videos in another size.
+"""Media processing with torch: clips to log-mel frames of 10 ms, resized frames of videos.
 
-Decides: windows, filters and scaling of clips, which are those of Whisper (arXiv:2212.04356,
-section 2.2), at 16 kHz and one channel; how many frames a clip has, known from its header alone;
-that frames of videos are resized as 8-bit pixels.
-Relies on: torch for the Fourier transform, in fp32 as `transformers` computes it, whose features
-these are within 1e-5, and for antialiased filters on 8 bits, those of the video processors of
-transformers (Pillow's differ from them by one in some places); soxr for resampling.
+Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, section 2.2), at
+16 kHz and one channel; how many frames a clip has, known from its header alone; that frames of
+videos are resized as 8-bit pixels.
+Relies on: torch for the Fourier transform, in fp32 as in `transformers`, with features equal to
+within 1e-5, and for antialiased filters on 8 bits, as in the video processors of transformers
+(Pillow's results differ by one in some places); soxr for resampling.
 Leaves: decoding to its callers.
 """
 
@@ -24,22 +24,22 @@ from mimo_launch.spec.spec import Clips
 RATE = 16_000
 WINDOW, HOP = 400, 160
 TOP_HERTZ = 8_000.0
-# The least power, and the range in bels below the loudest band to which others are clamped.
+# The minimum power, and how far in bels below the loudest band the others are clamped.
 FLOOR, RANGE = 1e-10, 8.0
-# Filters of Pillow by their names in torch, which has the last one from 2.12 on.
+# Names in torch of Pillow's filters; torch has the last one since 2.12.
 _MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic", LANCZOS: "lanczos"}
 _HAS_LANCZOS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
 class ClipTooLong(ValueError):
-    """A clip of which an encoder would hear only a part, but learn the text of all."""
+    """A clip that is longer than an encoder can hear, so its text would not match."""
 
 
 def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
-    Where silence is left out, whole tokens. The clip has `num_samples` at `rate` Hz. Less than a
-    frame of it may be cut off. Raises: ClipTooLong.
+    An encoder that drops silence gets whole tokens. The clip has `num_samples` at `rate` Hz. It may
+    exceed the limit by less than a frame, which is cut off. Raises: ClipTooLong.
     """
     unit = FRAMES_PER_TOKEN if model.drops_silence else model.frames_per_row
     most = model.frames if model.has_one_length else model.frames // unit * unit
@@ -81,19 +81,19 @@ def log_mel(
     size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
     wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
     logs = (_filters(mels) @ _powers(wave)).clamp(min=FLOOR).log10()
-    # To about -1 to 1.
+    # Scaled to about -1 to 1.
     return ((torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0).numpy()
 
 
 def _powers(wave: Tensor) -> Tensor:
     """Return the power of each frequency, [WINDOW / 2 + 1, samples / HOP]."""
-    # The transform mirrors half a window at both ends, so a clip must be longer than that.
+    # The transform mirrors half a window at both ends, so a clip must be longer than half a window.
     if len(wave) <= WINDOW // 2:
         padded = F.pad(wave, (0, WINDOW // 2 + 1 - len(wave)))
         return _powers(padded)[:, : len(wave) // HOP]
     window = torch.hann_window(WINDOW)
     spectrum = torch.stft(wave, WINDOW, HOP, window=window, return_complex=True)
-    # Whisper leaves out the last frame, too.
+    # The last frame is dropped, as in Whisper.
     return (spectrum[:, : len(wave) // HOP].abs() ** 2).contiguous()
 
 
@@ -122,11 +122,11 @@ def resized(frame: Frame, height: int, width: int, resample: int) -> Frame:
     """Return a frame [channels, h, w] as [channels, height, width], by one of Pillow's filters."""
     if frame.shape[1:] == (height, width):
         return frame
-    # torch warns of pixels that may not be written, such as Pillow's.
+    # torch warns about read-only pixels, such as Pillow's.
     given = torch.from_numpy(np.require(frame, requirements=("C", "W")))[None]
     mode = _MODES[resample]
     if mode == "lanczos" and not _HAS_LANCZOS:
-        # As transformers does.
+        # As in transformers.
         mode = "bicubic"
     made = F.interpolate(given, (height, width), mode=mode, antialias=True, align_corners=False)
     found: Frame = made[0].numpy()
