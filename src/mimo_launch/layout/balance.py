@@ -6,23 +6,24 @@ Relies on: `samples` for the even cut; the StepData for the cost of a sample.
 Leaves: the samples of one replica to `step_views`, rows to `row_owners`.
 
 Minimizing the largest share is NP-hard (multiprocessor scheduling). Longest processing time first
-(Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the best, and near it once a worker
-has a dozen items) is followed by moves and swaps out of the largest share, which repair its results
-for few items of few sizes, such as {3, 3, 2, 2, 2} over two workers.
+(Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the optimum, and near it once a
+worker has a dozen items) is followed by moves and swaps out of the largest share. They improve its
+results for few items of few sizes, such as {3, 3, 2, 2, 2} over two workers.
 
-Language and an encoder both cut the list of a group's samples evenly over their replicas, D and E
-of them. The cuts coincide at gcd(D, E) places, so there are that many islands, each of E/gcd
-encoder replicas that feed D/gcd language replicas and no others. Inside an island any replica may
-encode a sample: the process groups of a bridge stay the same, one image that is larger than the
-others does not delay the step, and since every sample is encoded once and every gradient is a sum,
-only the rank that computes a term changes.
+Language and an encoder both cut the list of a group's samples evenly over their D and E replicas.
+The cuts coincide at gcd(D, E) places, so there are gcd(D, E) islands. Each has E/gcd encoder
+replicas, which feed D/gcd language replicas and no others. Inside an island any replica may encode
+a sample. The process groups of a bridge stay the same, and one large image does not delay the step.
+Since every sample is encoded once and every gradient is a sum, only the rank that computes a term
+changes.
 
-The cost of a sample is its rows, so its patches. A layer's work is linear in them but for
-attention, which adds n / (2 hidden + mlp) for an image of n patches: 15 % at 1,024 patches in
-SigLIP so400m, where it would matter if large images met small ones in one island.
+The cost of a sample is its number of rows, which is proportional to its patches. The work of a
+layer is linear in the patches except for attention, which adds n / (2 hidden + mlp) for an image of
+n patches: 15 % at 1,024 patches in SigLIP so400m. There it would matter if one island had both
+large and small images.
 
 # Invariant: a pure function of (Layout, StepData as indexed), so all ranks get the same result, and
-# samples that turn out to be unreadable move no other.
+# an unreadable sample does not move any other.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,7 +34,7 @@ from math import gcd, lcm
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.step_data import StepData
 
-# A largest share within this factor of the mean is not improved any more.
+# The search stops once the largest share is within this factor of the mean.
 GOOD_ENOUGH = 1.01
 
 
@@ -56,13 +57,16 @@ def balanced(costs: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
 
 
 def _mend(costs: Sequence[int], shares: list[list[int]], loads: list[int]) -> bool:
-    """Make the largest share smaller by one move or swap that leaves the other below it."""
+    """Reduce the largest share by one move or swap; return False if none helps or is needed.
+
+    The other share stays below the former largest.
+    """
     top = max(range(len(loads)), key=loads.__getitem__)
     if loads[top] * len(loads) <= GOOD_ENOUGH * sum(loads):
         return False
     for other in sorted(range(len(loads)), key=loads.__getitem__):
         gap = loads[top] - loads[other]
-        # The cost that moves is that of a single item, or the difference of two.
+        # The cost that moves: of a single item, or the difference of two.
         swaps = [(costs[i], i, None) for i in shares[top]] + [
             (costs[i] - costs[j], i, j) for i in shares[top] for j in shares[other]
         ]
@@ -118,8 +122,9 @@ def replica_sources(layout: Layout, bridge: str) -> tuple[range, ...]:
 def _sample_spans(layout: Layout, bridge: str) -> tuple[list[range], list[range]]:
     """Return the samples that each replica of source and target may have, as parts of a group.
 
-    The list of a group is cut into as many units as all cuts need. In groups of different sizes a
-    replica has different samples of a language replica, so there the spans are of whole ones.
+    The list of a group is cut into units so fine that every cut falls between two of them. If
+    source and target work on groups of different sizes, a replica gets different samples of a
+    language replica in each, so the spans are widened to whole language replicas.
     """
     ends = layout.bridges[bridge]
     modules = layout[ends.source], layout[ends.target]
@@ -157,7 +162,7 @@ def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -
 def shared_out(
     layout: Layout, data: StepData, module: ModuleLayout, island: int
 ) -> tuple[Shares, ...]:
-    """Return the samples of an island by group and by replica inside of it."""
+    """Return the samples of an island, by group and by replica inside the island."""
     inside = replicas_that_share(layout, module)
     replicas = range(island * inside, (island + 1) * inside)
     groups = range(layout.num_groups(module))
@@ -180,16 +185,16 @@ def shared_out(
 def _shared_out_group(
     even: Shares, costs: Mapping[int, int], loads: Sequence[int], *, alone: bool
 ) -> Shares:
-    """Distribute one group over replicas that have `loads` of other groups.
+    """Distribute one group over replicas that already have `loads` from other groups.
 
     Between phases replicas wait for each other, so each group is balanced `alone`, and its largest
-    share goes to the replica with the least load. In front of a pipeline they wait only at the end
-    of a step, and one group compensates for another. The even cut stays if it is as good, and
-    samples without rows stay where it puts them.
+    share goes to the replica with the least load. Before a pipeline they wait only at the end of a
+    step, so one group can compensate for another. The even cut is kept if it is as good. Samples
+    without rows stay where it puts them.
     """
     before = [0] * len(even) if alone else loads
     if len(set(_added(before, even, costs))) == 1:
-        return even  # Nothing is better, for example if all samples are alike.
+        return even  # Already perfect, for example if all samples are alike.
     line = [sample for part in even for sample in part]
     heavy = [sample for sample in line if costs[sample]]
     own = [costs[sample] for sample in heavy]

@@ -1,7 +1,7 @@
 """A bridge as a permutation of rows: which rank sends which of its rows to which rank.
 
 Decides: the transfers of rows between two modules, forward and (read backwards) backward.
-Relies on: `replica_views` for the rows of a replica and their owners.
+Relies on: `replica_views` for the rows of a replica and the ranks that own them.
 Leaves: buffers and the actual sends to `comm.bridge_transfers`.
 
 Each row leaves exactly one rank and arrives at exactly one rank. Rows that several ranks need (a
@@ -22,9 +22,9 @@ from mimo_launch.layout.step_views import StepViews
 class Transfer:
     """Consecutive rows of one sample that move from `src` to `dst`.
 
-    `src_start` counts the rows that `src` owns of forward `src_forward` of the bridge's source;
-    `dst_start` counts the rows that `dst` owns of forward `dst_forward` of its target. The backward
-    of a transfer swaps the two sides.
+    `src_start` is an offset into the rows that `src` owns in forward `src_forward` of the bridge's
+    source, `dst_start` into the rows that `dst` owns in forward `dst_forward` of its target. The
+    backward swaps the two sides.
     """
 
     src: int
@@ -46,8 +46,8 @@ def route(
 ) -> tuple[Transfer, ...]:
     """Return the transfers of group `index` in the order in which both sides pack them.
 
-    With `rank`, only the transfers of this rank; with `senders`, only those from these replicas of
-    the source. Both give the same as filtering the whole.
+    With `rank`, return only the transfers of this rank; with `senders`, only the transfers from
+    these replicas of the source. The result equals a filter over all transfers.
     """
     layout = views.layout
     ends = layout.bridges[bridge]
@@ -60,7 +60,7 @@ def route(
             receivers = (target.index("dp", rank),) if rank in target else ()
     transfers = list(_between(views, bridge, index, senders, None))
     if receivers is not None and rank is not None:
-        # Replicas already covered as senders contribute their transfers once.
+        # Skip replicas that were covered as senders, so that no transfer appears twice.
         sources = replica_sources(layout, bridge)
         linked = sorted({e for receiver in receivers for e in sources[receiver]} - set(senders))
         transfers += _between(views, bridge, index, linked, receivers)
@@ -76,7 +76,7 @@ def _between(
     senders: Iterable[int],
     receivers: Sequence[int] | None,
 ) -> Iterator[Transfer]:
-    """Yield the transfers from some replicas of the source to some (None: all) of the target."""
+    """Yield the transfers from `senders` (source replicas) to `receivers` (None: all replicas)."""
     ends, links = views.layout.bridges[bridge], replica_links(views.layout, bridge)
     wanted: dict[int, dict[int, tuple[int, list[Piece]]]] = {}
     for sender in senders:
@@ -98,7 +98,7 @@ def _between(
 def _intersect(
     src_forward: int, src: list[Piece], dst_forward: int, dst: list[Piece]
 ) -> Iterator[Transfer]:
-    """Yield the common runs of two ways to cut the rows of one sample."""
+    """Yield the intersections of two partitions of the rows of one sample."""
     for mine in src:
         for theirs in dst:
             first = max(mine.first_row, theirs.first_row)
@@ -118,9 +118,9 @@ def _intersect(
 def components(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
     """Return the connected components of a bridge's route graph as sorted tuples of ranks.
 
-    Rows never leave a component, so a collective exchange runs over one of these, never the world.
-    The nodes are ranks: one that holds a replica of the source and another replica of the target
-    joins the components of both.
+    Rows never leave a component, so a collective exchange runs over one component, never over the
+    world. The nodes are ranks: a rank that holds one replica of the source and another of the
+    target joins the components of both.
     """
     ends_of, links = layout.bridges[bridge], replica_links(layout, bridge)
     source, target = layout[ends_of.source], layout[ends_of.target]
@@ -134,7 +134,7 @@ def components(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
 
     sources = source.grid.slices("dp", pp=source.pp_index(len(source.stages) - 1))
     targets = target.grid.slices("dp", pp=0)
-    # Replicas that are linked with the same others are joined with them at once.
+    # Join replicas that have the same links in one step.
     joined = {linked: [*chain(*targets[linked.start : linked.stop])] for linked in links}
     for linked, ranks in zip(links, sources, strict=True):
         joined[linked] += ranks

@@ -35,10 +35,10 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss of a module, by the name of its metric; it counts `weight` in the sum of a step.
+    """A loss of a module, named after its metric; `weight` is its factor in the sum of a step.
 
-    It is divided by the number of its terms in the whole step (`StepData.num_terms`). A `depth` is
-    that of multi-token prediction, of which an evaluation has none.
+    It is divided by the number of its terms in the whole step (`StepData.num_terms`). `depth` is
+    the depth of multi-token prediction; an evaluation computes only depth 0.
     """
 
     name: str
@@ -57,22 +57,21 @@ class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
     `in_phases` is true for an encoder that runs between the language phases (see
-    `runs_in_phases`). Other encoders run upstream of the language pipeline. A module takes
-    `group_size` microbatches at once. A `frozen` module trains nothing; `first_trained` is
+    `runs_in_phases`). Other encoders run upstream of the language pipeline. A module runs on
+    `group_size` microbatches together. A `frozen` module trains nothing; `first_trained` is
     the first stage with anything to train, beyond which no gradient flows back; with
     `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may also have
-    `learned_tokens`, tokens of some layers attend in windows of `window_side` x `window_side` rows,
-    and samples move among replicas as `balance` says (see `layout.balance`). `experts` are the
-    ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, which needs multiples of some
-    number of tokens. `tied`: first and last stage hold the same embedding, for the output layer or
-    for generators that read text. `reads` names the modules whose rows this one takes: beside its
-    own tokens, or as these; those of several modules in turn, or added to each other. `is_causal`:
-    a token attends to those of its image before it, rows that it reads first.
-    `whole_images` are the encoders the tokens of whose images attend to each other in language.
-    `tiles`: how its images in tiles become rows.
-    `reads_arrays`: it reads images or clips of the data set. `losses` are those that it computes,
-    in the order in which its last stage returns them.
+    `learned_tokens`, some layers attend in windows of `window_side` x `window_side` rows,
+    and `balance` sets how samples move among replicas (see `layout.balance`). `experts` is the
+    box of ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, so token counts are
+    padded to multiples. `tied`: the first and last stage hold the same embedding, for the output
+    layer or for generators that read text. `reads` names the modules that send rows to this one.
+    The rows join its own tokens or replace them; rows of several modules follow each other or are
+    added up. `is_causal`: a token attends only to earlier tokens of its image; rows that the module
+    reads come first. `whole_images` names encoders: in language, all tokens of one of their images
+    attend to each other. `tiles`: how images in tiles become rows. `reads_arrays`: the module reads
+    images or clips of the data set. `losses` are in the order in which the last stage returns them.
     """
 
     name: str
@@ -112,7 +111,7 @@ class ModuleLayout:
         return bool(self.losses)
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
-        """Return the stages that `rank` holds: one, or every pp-th with virtual stages."""
+        """Return the stages that `rank` holds: one, or several with virtual stages."""
         return self.stages[self.grid.index("pp", rank) :: self.grid.size("pp")]
 
     def pp_index(self, stage: int) -> int:
@@ -127,7 +126,7 @@ class ModuleLayout:
 def cached_in_layout(
     function: Callable[Concatenate["Layout", More], Made],
 ) -> Callable[Concatenate["Layout", More], Made]:
-    """Keep what a pure function makes of a layout in that layout, as long as that lives."""
+    """Cache the results of a pure function of a layout in the layout itself."""
 
     @wraps(function)
     def cached(layout: "Layout", /, *args: More.args, **kwargs: More.kwargs) -> Made:
@@ -142,14 +141,14 @@ def cached_in_layout(
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The whole job, the same on every rank; a module stands behind those that it reads."""
+    """The whole job, the same on every rank; each module follows the modules that it reads."""
 
     world_size: int
     modules: tuple[ModuleLayout, ...]
     samples: SampleMap
     seq: int
     schedule: ScheduleKind = "1f1b"
-    # What `cached_in_layout` keeps.
+    # The cache of `cached_in_layout`.
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __getitem__(self, name: str) -> ModuleLayout:
@@ -166,12 +165,12 @@ class Layout:
 
     @cached_property
     def encoders(self) -> tuple[ModuleLayout, ...]:
-        """The modules in front of language, each behind those that it reads."""
+        """The modules before language, each after the modules that it reads."""
         return tuple(takewhile(lambda module: not module.is_language, self.modules))
 
     @cached_property
     def moving(self) -> tuple[ModuleLayout, ...]:
-        """The modules whose samples may move among several replicas: any but language."""
+        """The modules with several replicas among which samples may move: any but language."""
         others = (module for module in self.modules if not module.is_language)
         return tuple(module for module in others if module.grid.size("dp") > 1)
 
@@ -206,7 +205,7 @@ class Layout:
         return tuple(bridge for bridge in self.bridges.values() if bridge.source == module)
 
     def modules_of(self, rank: int) -> tuple[ModuleLayout, ...]:
-        """Return the modules that `rank` holds a stage of."""
+        """Return the modules of which `rank` holds a stage."""
         return tuple(module for module in self.modules if rank in module.grid)
 
     def num_groups(self, module: ModuleLayout) -> int:
@@ -226,7 +225,7 @@ class Layout:
         return tuple(roles[places] for places in held)
 
     def _role(self, places: tuple[tuple[int, int], ...]) -> Role:
-        """Return the stages at some places along pp of some modules."""
+        """Return the stages at the given places along pp of modules."""
         return tuple(
             (self.modules[number].name, stage.index)
             for number, index in places
@@ -257,7 +256,7 @@ def build_layout(spec: Spec) -> Layout:
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
-    # Rows for layers of language come over bridges to its first stage.
+    # Rows for later layers of language arrive over bridges at its first stage.
     lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
     stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1, lanes)
     sizes = tuple(getattr(module.grid, axis) for axis in module.order)
@@ -288,7 +287,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads_in_turn=kind.reads_in_turn,
         is_causal=kind.is_causal,
         tiles=kind.tile_rule,
-        # Through a connector a module reads rows like text.
+        # A module that reads through a connector treats rows like text.
         whole_images=tuple(
             each
             for each in spec.sources_of(name)

@@ -8,8 +8,8 @@ Leaves: live process groups to `comm`, which tokens go where to `layers.experts`
 
 The ranks of a stage, in increasing order, are the box of its experts, with the axes tp, ep and dp,
 tp fastest: neighbours split an expert, the next neighbours hold the next experts, and replicas
-repeat that. Only the ranks of stages follow from the grid of the module: it gives a rank its
-tokens, the box of experts gives it its experts, and tokens travel between ranks.
+repeat that. The grid of the module determines the ranks of a stage and the tokens of a rank. The
+box of experts determines the experts of a rank, and tokens travel between ranks.
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -88,13 +88,13 @@ class RankGrid:
         return tuple([start + offset for offset in self._offsets(others)])
 
     def slices(self, axis: str, **coords: int) -> tuple[tuple[int, ...], ...]:
-        """Return the slice at every position of `axis`, in order, at the given ones of others."""
+        """Return the slice at every position of `axis`, in order; `coords` fixes other axes."""
         start, inside = self.rank_at(coords), self._offsets(self._others({axis, *coords}))
         firsts = [start + offset for offset in self._offsets((axis,))]
         return tuple([tuple([first + offset for offset in inside]) for first in firsts])
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """Return every group along `axes`, ordered by first rank: together they tile the box."""
+        """Return every group along `axes`, ordered by first rank; together they cover the box."""
         starts = [self.first_rank + offset for offset in self._offsets(self._others(axes))]
         inside = self._offsets(axes)
         return tuple([tuple([start + offset for offset in inside]) for start in starts])
@@ -102,7 +102,7 @@ class RankGrid:
     def view(self, axes: tuple[str, ...], sizes: tuple[int, ...]) -> "RankGrid":
         """Return a second factorisation of the same ranks.
 
-        Raises: ValueError if the sizes do not fill the same number of ranks.
+        Raises: ValueError if the sizes give another number of ranks.
         """
         if prod(sizes) != self.num_ranks:
             raise ValueError(f"view {sizes} holds {prod(sizes)} ranks, grid has {self.num_ranks}")
@@ -114,7 +114,7 @@ class RankGrid:
     def _offsets(self, axes: Collection[str]) -> list[int]:
         """Return the distances to all ranks that differ only along `axes`, in increasing order."""
         offsets = [0]
-        # Every stride is larger than the offsets along the axes before it.
+        # A stride is larger than every offset along earlier axes, so the list stays sorted.
         for axis, size in zip(self.axes, self.sizes, strict=True):
             if axis in axes:
                 steps = range(0, size * self.strides[axis], self.strides[axis])
@@ -134,7 +134,7 @@ class ExpertView:
 
     @classmethod
     def of(cls, grid: RankGrid, *, tp: int, ep: int) -> "ExpertView":
-        """Return the view of a module's grid; replicas take what tp and ep leave."""
+        """Return the view of a module's grid; dp is the stage's ranks over tp x ep."""
         stages = tuple(grid.slice(pp=index) for index in range(grid.size("pp")))
         return cls(RankGrid(AXES, (tp, ep, len(stages[0]) // (tp * ep))), stages)
 

@@ -2,7 +2,7 @@
 
 Decides: their names, their ranks, and the one order in which all ranks create them.
 Relies on: `rank_grid` for the ranks along axes.
-Leaves: creating them to `comm`, those of bridges to `plan`.
+Leaves: creating them to `comm`, the groups of bridges to `plan`.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A process group to create: a name made of module and axes, and its ranks."""
+    """A process group to create: its name, made of module and axes, and its ranks."""
 
     name: str
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
         for axis, name in EXPERT_GROUPS.items()
         for ranks in module.experts.groups(axis)
     )
-    # The ranks of first and last stage that hold the same part of a tied embedding.
+    # The ranks of the first and last stage that hold the same part of a tied embedding.
     pairs = dict.fromkeys(tied_ranks(layout).values())
     tied = (RankGroup(f"{layout.language.name}.tied", ranks) for ranks in pairs)
     return (*along_axes, *of_experts, *tied)
@@ -62,7 +62,7 @@ def groups_of(layout: Layout, rank: int) -> Iterator[RankGroup]:
 
 @cached_in_layout
 def tied_ranks(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Return the two ranks that hold the same part of a tied embedding, by each of them."""
+    """Return, by rank, the two ranks that hold the same part of a tied embedding."""
     module, found = layout.language, dict[int, tuple[int, int]]()
     last = module.pp_index(len(module.stages) - 1)
     if module.tied and last != 0:

@@ -5,7 +5,7 @@ Relies on: `row_owners` for how rows are cut over ranks.
 Leaves: which samples a replica has to `step_views`, pairing the two ends of a bridge to
 `bridge_routing`, tensors to `runtime`.
 
-Encoder end: the rows of a view are those of its samples, one sample after another.
+Encoder end: the rows of a view are the rows of its samples, one sample after another.
 Language end: the token list of a microbatch is the samples one after another. Context parallelism
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
 """
@@ -56,7 +56,7 @@ class EncoderView:
 
     @cached_property
     def num_units(self) -> int:
-        """Number of parts that patches are cut into over ranks: rows, or patches of tiles."""
+        """Number of units in which patches are cut over ranks: rows, or patches of tiles."""
         return self.num_rows if self.module.tiles is None else sum(self.lengths)
 
     @property
@@ -73,7 +73,7 @@ class EncoderView:
 
     @property
     def window_lengths(self) -> list[int]:
-        """Patches of each window of all images; none without windows."""
+        """Patches in each window of all images; empty without windows."""
         side = self.module.window_side
         if side is None:
             return []
@@ -86,7 +86,7 @@ class EncoderView:
 
     @cached_property
     def extras(self) -> list[int]:
-        """Tokens of each image besides its patches: learned ones, rows that it reads, or loose."""
+        """Tokens of each image besides its patches: learned tokens, rows read, or loose tokens."""
         if self.module.learned_tokens or self.module.tiles is not None:
             return [self.module.learned_tokens] * len(self.lengths)
         if not self.module.reads_beside:
@@ -105,14 +105,14 @@ class EncoderView:
 
     @property
     def rows_read(self) -> tuple[int, ...]:
-        """Number of rows that the replica takes of each module that it reads."""
+        """Number of rows that the replica takes from each module that it reads."""
         per_image = [reads for sample in self.samples for reads in self._reads(sample)]
         return tuple(sum(rows) for rows in zip(*per_image, strict=True)) or (0,) * len(
             self.module.reads
         )
 
     def _reads(self, sample: int) -> list[list[int]]:
-        """Return, per image of a sample, the number of rows that it takes of each module read."""
+        """Return, per image of a sample, the number of rows that it takes from each module."""
         spans = self.data.samples[sample].spans
         found = []
         for number, image in enumerate(spans.get(self.module.name, ())):
@@ -125,7 +125,7 @@ class EncoderView:
         return found
 
     def runs(self, source: str, cp: int) -> list[Run]:
-        """Return the places of the rows of a module that is read in the tokens of cp rank `cp`."""
+        """Return the places of the rows of `source` in the tokens of cp rank `cp`."""
         module = self.module
         shards = shards_of_cp_rank(module)
         held = len(self.held(cp)) // shards, self.extra_tokens
@@ -239,7 +239,7 @@ class LanguageView:
 def pieces_of(
     module: ModuleLayout, replica: int, stage: int, cuts: Callable[[int], list[list[Run]]]
 ) -> dict[int, list[Piece]]:
-    """Return, per sample, the rows that each rank of a stage owns, from the cuts of a cp rank."""
+    """Return, per sample, the rows that each rank of a stage owns; `cuts(cp)` are by tp rank."""
     grid, place = module.grid, module.pp_index(stage)
     pieces: dict[int, list[Piece]] = {}
     for cp in range(grid.size("cp")):

@@ -5,9 +5,9 @@ Relies on: the grids of `layout`.
 Leaves: which rows a replica has to `replica_views`, pairing the two ends to `bridge_routing`.
 
 Encoder end: a replica's rows, in sample order, are cut into contiguous shares over cp, then tp.
-Without sequence parallelism every tp rank holds all rows and *owns* an even share of them; with it
-a rank holds what it owns: an even cut of the rows, which are padded at the end. Patches are cut
-with their rows, so no cut splits the square of patches of a row (pixel shuffle).
+Without sequence parallelism every tp rank holds all rows and *owns* an even share of them. With it
+a rank holds only the rows that it owns: an even cut of the rows, padded at the end. Patches are cut
+with their rows, so no cut splits the square of patches that makes a row (pixel shuffle).
 
 Language end: see `replica_views.LanguageView`.
 """
@@ -20,13 +20,13 @@ from itertools import accumulate
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import ModuleLayout
 
-# Products in 8 bits need multiples of this many tokens and features (cuBLASLt: 16 bytes).
+# FP8 matrix products need token and feature counts that are multiples of this (cuBLASLt: 16 bytes).
 FP8_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one sample that `rank` owns; `start` is the first among its rows."""
+    """Consecutive rows of one sample that `rank` owns; `start` is their offset in its rows."""
 
     rank: int
     sample: int
@@ -48,8 +48,8 @@ class Run:
 def local_rows(module: ModuleLayout, total: int) -> int:
     """Return how many of a replica's `total` rows each cp rank holds, padding included.
 
-    Padding makes them equal on every cp rank, and under sequence parallelism on every tp rank, and
-    for FP8 the number of patches a multiple that its products take.
+    Padding makes the number equal on every cp rank, and under sequence parallelism on every tp
+    rank. For FP8 it makes the number of patches a multiple of `FP8_STEP`.
     """
     cp_size = module.grid.size("cp")
     unit = cp_size * shards_of_cp_rank(module)
@@ -61,15 +61,15 @@ def local_rows(module: ModuleLayout, total: int) -> int:
 def local_extra_tokens(module: ModuleLayout, total: int) -> int:
     """Return how many of a replica's extra tokens each shard holds, padding included.
 
-    A shard is a cp rank or, under sequence parallelism, a tp rank of one. Extra tokens (class
-    tokens, rows of other modules, or tokens of which no row is made) are a separate list, cut like
-    rows: after its patches a shard holds its part of that list.
+    A shard is a cp rank or, under sequence parallelism, one of its tp ranks. Extra tokens (class
+    tokens, rows of other modules, or tokens that make no row) are a separate list, cut like rows: a
+    shard holds its part of that list after its patches.
     """
     return -(-total // (module.grid.size("cp") * shards_of_cp_rank(module)))
 
 
 def shards_of_cp_rank(module: ModuleLayout) -> int:
-    """Return into how many parts the tokens of a cp rank are cut over tp."""
+    """Return the number of parts into which tp cuts the tokens of a cp rank."""
     return module.grid.size("tp") if module.sequence_parallel else 1
 
 
@@ -80,7 +80,7 @@ def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
 
 
 def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
-    """Return the rows of a replica's `total` that the encoder rank at (cp, tp) owns."""
+    """Return which of a replica's `total` rows the encoder rank at (cp, tp) owns."""
     tp_size, size = module.grid.size("tp"), local_rows(module, total)
     first, last = min(total, cp * size), min(total, (cp + 1) * size)
     if not module.sequence_parallel:
@@ -94,9 +94,10 @@ def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
 def zigzag_parts(
     position: int, length: int, seq: int, cp: int, cp_size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, length, local place) of the part of a span that cp rank `cp` holds.
+    """Yield (position, length, local place) of each part of a span that cp rank `cp` holds.
 
-    Chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size: the zigzag that balances causal attention.
+    It holds chunks cp and 2 * cp_size - 1 - cp of 2 * cp_size. This zigzag balances causal
+    attention.
     """
     if cp_size == 1:
         yield position, length, position
@@ -130,8 +131,8 @@ def runs_in_list(
 ) -> Iterator[Run]:
     """Yield the runs of consecutive tokens of a list that is cut evenly over shards.
 
-    `index` is the first of them in the list; places count through all shards, which have `size`
-    tokens each, of which `held` from `start` on are of this list.
+    `index` is the position of the first token in the list. Places count through all shards. Each
+    shard has `size` tokens, of which `held`, from `start` on, belong to this list.
     """
     while num_rows > 0:
         shard, place = divmod(index, held)

@@ -1,8 +1,8 @@
 """Who works on what at once: samples of replicas, groups of microbatches, forwards along a bridge.
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out; which encoders run
-between the phases of language, and how many microbatches modules take at once, from the ranks only;
-the names of bridges, and which forwards of both ends a transfer belongs to.
+between the phases of language, and the group size of each module, from the ranks only; the names of
+bridges, and the forwards at both ends that a transfer connects.
 Relies on: the spec's types; divisibility, proved by `checks`.
 Leaves: moving samples among encoder replicas to `balance`, rows inside a sample to `row_owners`,
 the rows of a transfer to `bridge_routing`, the order of work to `schedule`.
@@ -63,11 +63,11 @@ class SampleMap:
 
 
 def runs_in_phases(spec: Spec, encoder: str) -> bool:
-    """Return whether an encoder runs between language phases rather than in front of its pipeline.
+    """Return whether an encoder runs between language phases rather than before the pipeline.
 
     It does if it has a rank in common with language. So do encoders that share ranks with each
     other if one of them has several stages: in a pipeline the order of their stages would differ
-    between ranks, and their collectives would wait for each other.
+    between ranks, and their collectives would deadlock.
     """
     modules = spec.modules
     upstream = [n for n in spec.encoders if not shares_ranks(spec, n)]
@@ -93,17 +93,17 @@ def _overlap(one: ModuleSpec, other: ModuleSpec) -> bool:
 
 
 def grouped_encoders(spec: Spec) -> list[str]:
-    """Return the encoders whose microbatches at once `encoder_microbatches` sets.
+    """Return the encoders to which `encoder_microbatches` applies.
 
-    Those in phases if there are any: encoders upstream of them run inside a phase, where larger
-    groups would leave nothing to overlap.
+    These are the encoders in phases if there are any: encoders upstream of them run inside a phase,
+    where larger groups would leave nothing to overlap.
     """
     in_phases = [name for name in spec.encoders if runs_in_phases(spec, name)]
     return in_phases or list(spec.encoders)
 
 
 def group_size(spec: Spec, name: str) -> int:
-    """Return k, the microbatches that a module works on at once."""
+    """Return k, the number of microbatches in a group of a module."""
     if name in spec.generators:
         return (spec.schedule.generator_microbatches or 1) if shares_ranks(spec, name) else 1
     if name not in grouped_encoders(spec):
@@ -114,10 +114,10 @@ def group_size(spec: Spec, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """The way of rows from one module to another that reads them.
+    """The path of rows from one module to another that reads them.
 
-    A forward of the source is on `source_group` microbatches, one of the target on `target_group`,
-    of which the smaller divides the larger. Transfers are on the larger number.
+    A forward of the source is on `source_group` microbatches, a forward of the target on
+    `target_group`; the smaller divides the larger. A transfer covers the larger number.
     """
 
     source: str
@@ -127,12 +127,12 @@ class Bridge:
 
     @property
     def name(self) -> str:
-        """The source, with the target behind it where that is not language."""
+        """The source, followed by the target unless that is language."""
         return self.source if self.target == LANGUAGE else f"{self.source}>{self.target}"
 
     @property
     def group_size(self) -> int:
-        """Microbatches of one transfer."""
+        """Number of microbatches of one transfer."""
         return max(self.source_group, self.target_group)
 
     def of_source(self, forward: int) -> int:
@@ -144,11 +144,11 @@ class Bridge:
         return forward * self.target_group // self.group_size
 
     def sources(self, transfer: int) -> range:
-        """Return the forwards of the source whose rows a transfer takes."""
+        """Return the forwards of the source that make the rows of a transfer."""
         number = self.group_size // self.source_group
         return range(transfer * number, (transfer + 1) * number)
 
     def targets(self, transfer: int) -> range:
-        """Return the forwards of the target that a transfer brings rows to."""
+        """Return the forwards of the target that read the rows of a transfer."""
         number = self.group_size // self.target_group
         return range(transfer * number, (transfer + 1) * number)

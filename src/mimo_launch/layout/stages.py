@@ -1,6 +1,6 @@
 """Cuts the layers of a module into pipeline stages, and those of a stage into FSDP units.
 
-Decides: which layers a stage holds, and which of them FSDP2 gathers together.
+Decides: which layers a stage holds, and which layers FSDP2 gathers together.
 Relies on: the spec's types only.
 Leaves: which ranks hold a stage to `layout`.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mimo_launch.spec.spec import ModuleSpec
 
-# Consecutive layers with this many parameters are an FSDP unit.
+# Consecutive layers form an FSDP unit once they have this many parameters.
 MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
@@ -18,9 +18,9 @@ MIN_PARAMETERS_PER_UNIT = 64_000_000
 class Stage:
     """Consecutive layers of one module.
 
-    Stage i is held by pp index i modulo pp: with virtual stages a rank holds several. Besides the
-    hidden state, `lanes` others of its size come from the stage before: those of layers whose rows
-    leave at the end of an encoder, or rows for layers of language.
+    Stage i is at pp index i modulo pp: with virtual stages a rank holds several. Besides the hidden
+    state, a stage receives `lanes` tensors of the same size from the previous stage: outputs of
+    layers that leave at the end of an encoder, or rows for later layers of language.
     """
 
     module: str
@@ -40,9 +40,9 @@ class Stage:
 def cut_into_stages(
     name: str, module: ModuleSpec, virtual: int, lanes: Callable[[int], int]
 ) -> tuple[Stage, ...]:
-    """Cut the layers into consecutive runs, as equal as possible, earlier ones longer.
+    """Cut the layers into consecutive runs, as equal as possible; earlier runs may be longer.
 
-    `lanes(number)` are those that come to a layer.
+    `lanes(number)` is the number of lanes that a layer receives.
     """
     total = module.grid.pp * virtual
     share, extra = divmod(module.model.layers, total)
@@ -56,10 +56,10 @@ def cut_into_stages(
 
 
 def fsdp_units(sizes: Sequence[int], *, full_sharding: bool) -> list[range]:
-    """Return the runs of a stage's layers that are FSDP units; without any, the root has them all.
+    """Return the runs of a stage's layers that are FSDP units; if empty, the root has all layers.
 
-    `sizes` are the parameters of each layer on a tp rank, without experts, which are units of their
-    own. With full sharding every layer is a unit.
+    `sizes` are the parameters of each layer on a tp rank, without experts, which are separate
+    units. With full sharding every layer is a unit.
     """
     units: list[range] = []
     first = size = 0

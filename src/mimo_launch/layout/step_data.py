@@ -2,10 +2,10 @@
 
 Decides: which facts about a sample other files may use (rows, positions, label counts).
 Relies on: the data set's index, from which every rank derives the same data without reading pixels.
-Leaves: tokens and pixels to the loader of the ranks that need them.
+Leaves: tokens and pixels to the loader on the ranks that need them.
 
-A *row* is one embedding vector after the projector; a sample has as many placeholder tokens of an
-encoder as it has rows, in the same order.
+A *row* is one embedding vector after the projector; a sample has one placeholder token for each row
+of an encoder, in the same order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,16 +23,16 @@ class ImageSpan:
     """One image of a sample: `height x width` rows, from `position` on.
 
     A row is one patch, or with pixel shuffle one square of patches; see `VitModel.row_side`. A clip
-    of sound is one row high. Between two lines of rows stand `gap` tokens of text. An image that is
-    to be made has no rows in the text: there `reads` is the number of tokens, from `position` on,
-    whose rows the generator reads.
+    of sound is one row high. Between two lines of rows there are `gap` tokens of text. An image
+    that is to be generated has no rows in the text; `reads` is then the number of tokens, from
+    `position` on, that give the generator its rows.
 
-    A video is as many images as it has temporal patches. Where language counts its time on an axis,
-    those behind the first are so much `later` than that one; they share its place on other axes.
-    Text goes on behind the longer side of the last one or, if it `holds_text`, behind its time.
+    A video is one image per temporal patch. If language has a position axis for time, images after
+    the first are `later` than it by this many positions and share its place on the other axes. Text
+    continues after the longer side of the last image or, if that `holds_text`, after its time.
 
-    Behind the tokens of its rows a clip may have `loose` ones, of which no row is made. The rows of
-    an image in tiles are one line; `shown` says what they are made of.
+    After the tokens of its rows a clip may have `loose` tokens, which make no row. The rows of an
+    image in tiles are one line; `shown` says what they are made of.
     """
 
     position: int
@@ -57,13 +57,13 @@ class ImageSpan:
 
     @property
     def length(self) -> int:
-        """How far behind its corner text goes on, on axes of positions."""
+        """Distance from the image's first position to the text after it, on position axes."""
         last = (self.later or 0) if self.holds_text else 0
         return max(self.height, self.width, last + 1)
 
     @property
     def lines(self) -> tuple["ImageSpan", ...]:
-        """Images whose rows follow each other in the text: this one, or one for each line."""
+        """Images without gaps in the text: this one, or one for each line of rows."""
         if not self.gap:
             return (self,)
         step = self.width + self.gap
@@ -72,7 +72,7 @@ class ImageSpan:
 
     @property
     def end(self) -> int:
-        """The place behind its last token."""
+        """The place after its last token."""
         last = self.lines[-1]
         return last.position + last.num_positions
 
@@ -81,7 +81,10 @@ NO_RECORD = -1
 
 
 def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
-    """Return the shape of the array of an image or a clip. Raises: TypeError if none is read."""
+    """Return the shape of the array of an image or a clip.
+
+    Raises: TypeError if models of this kind read no arrays.
+    """
     if (clips := kind.clips) is not None:
         return clips.input_shape(span.height, span.width, span.loose)
     if (source := kind.input) is None:
@@ -95,11 +98,11 @@ def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
 class SampleData:
     """One sample: its number in the data set, its labels and, per encoder, its images in order.
 
-    A *pack* is a sample made of several records of the data set, its `parts`: each is a sample
-    whose positions count from `first`. The pack's own counts and spans cover all of them; its
-    number is that of the first. A pack of no records is padding. `labels_ahead` counts the labels
-    of each depth of multi-token prediction, from 1 on: those that stand as far behind a token of
-    their document.
+    A *pack* is a sample made of several records of the data set, its `parts`. Each part is a sample
+    with positions counted from `first`. The counts and spans of the pack cover all parts; its
+    number is the number of its first part. A pack of no records is padding. `labels_ahead` counts
+    the labels of each depth of multi-token prediction, from 1 on: at depth d, the labels d tokens
+    further ahead in the same document.
     """
 
     id: int
@@ -152,7 +155,7 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
         num_labels=sum(part.num_labels for part in parts),
         spans=spans,
         parts=tuple(parts),
-        # A record that could not be read has none.
+        # An unreadable record has no labels.
         labels_ahead=tuple(
             map(sum, zip_longest(*(part.labels_ahead for part in parts), fillvalue=0))
         ),
@@ -161,10 +164,10 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
 
 @dataclass(frozen=True, eq=False)
 class StepData:
-    """The samples of one step, in global order. Compared by identity: it is the key of caches.
+    """The samples of one step, in global order. Compared by identity, because it is a cache key.
 
-    If some samples could not be read and were left out of `samples`, `before_damage` has all as
-    indexed: which rank reads and encodes a sample is decided by it, and so does not change.
+    If `samples` leaves out unreadable samples, `before_damage` has all samples as indexed. It
+    decides which rank reads and encodes a sample, so damage does not move samples.
     """
 
     step: int
@@ -183,9 +186,9 @@ class StepData:
         return sum(sample.num_labels for sample in self.samples)
 
     def num_terms(self, module: str, depth: int = 0) -> int:
-        """Return N, by which a loss of a module is divided: labels, or rows that it makes.
+        """Return N, the divisor of a module's loss: the labels, or the rows that it makes.
 
-        With a `depth` of multi-token prediction: the labels of that depth.
+        With a `depth` of multi-token prediction, return the labels at that depth.
         """
         if depth:
             return sum(sum(sample.labels_ahead[depth - 1 : depth]) for sample in self.samples)

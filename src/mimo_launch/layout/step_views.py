@@ -2,13 +2,13 @@
 
 Decides: which samples of a step each replica works on, each computed once; which ranks need texts,
 documents, answers and pixels.
-Relies on: `balance` for who encodes a sample, `replica_views` for what a replica knows of them.
+Relies on: `balance` for who encodes a sample, `replica_views` for a replica's facts about samples.
 Leaves: pairing the two ends of a bridge to `bridge_routing`, reading to `train.prefetch`, tensors
 to `runtime`.
 
 Pixels are read only on the first stage of an encoder; later stages know the sizes of images from
-the StepData. Which patches a cp rank holds depends on the samples that turn out to be readable, so
-every cp rank reads all of its replica's.
+the StepData. Which patches a cp rank holds depends on which samples are readable, so every cp rank
+reads all pixels of its replica.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from mimo_launch.spec.base import LANGUAGE
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """The imbalance of encoder replicas in a step: the most patches of one over the mean of all.
+    """The imbalance of encoder replicas in a step: most rows of one over the mean of all.
 
-    `before` is that of the even cut, `after` that of balanced samples; 1.0 without images.
+    `before` is for the even cut, `after` for balanced samples; 1.0 without images.
     """
 
     before: float
@@ -60,14 +60,14 @@ class StepViews:
         return LanguageView(self.layout, self.data, replica, samples)
 
     def source_pieces(self, bridge: Bridge, replica: int, forward: int) -> dict[int, list[Piece]]:
-        """Return, per sample, the rows that ranks own of a forward of a bridge's source."""
+        """Return, per sample, the rows that ranks own in a forward of a bridge's source."""
         if self.layout[bridge.source].is_language:
             last = len(self.layout.language.stages) - 1
             return self.language(replica, forward).pieces(bridge.target, last)
         return self.encoder(bridge.source, replica, forward).pieces
 
     def target_pieces(self, bridge: Bridge, replica: int, forward: int) -> dict[int, list[Piece]]:
-        """Return, per sample, the rows that ranks own of the input of a bridge's target."""
+        """Return, per sample, the rows that ranks own in the input of a bridge's target."""
         target = self.layout[bridge.target]
         if target.is_language:
             return self.language(replica, forward).pieces(bridge.source)
@@ -79,7 +79,8 @@ class StepViews:
     ) -> tuple[list[Run], list[list[Run]]]:
         """Return the places of a bridge's rows in a forward of one of its ends, on a cp rank.
 
-        Those of all rows in the token list of the cp rank, and the part that each tp rank owns.
+        First the runs of all rows in the token list of the cp rank, then the runs that each tp rank
+        owns.
         """
         other = bridge.target if module == bridge.source else bridge.source
         view: LanguageView | EncoderView = (
@@ -96,7 +97,7 @@ class StepViews:
         return tuple(sorted(sample for samples in found for sample in samples))
 
     def samples_at(self, module: ModuleLayout, replica: int, forward: int) -> Sequence[int]:
-        """Return the samples of one forward of a replica of a module, in its order."""
+        """Return the samples of one forward of a replica, in the order in which it runs them."""
         if module.is_language:
             return self.language(replica, forward).samples
         return self.encoder(module.name, replica, forward).samples
@@ -135,7 +136,7 @@ class StepViews:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Positions in the step of the samples that one rank reads, by the part that it needs."""
+    """Positions in the step of the samples that one rank reads, by the part that it reads."""
 
     texts: tuple[int, ...]
     documents: tuple[int, ...]
@@ -144,7 +145,7 @@ class Reads:
 
 
 def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
-    """Return what `rank` reads of a step; with `decode`, also what scoring greedy answers needs."""
+    """Return what `rank` reads of a step; with `decode`, also what it needs to score answers."""
     layout = views.layout
     texts: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
@@ -166,9 +167,9 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
 
 
 def needs_arrays(module: ModuleLayout, rank: int) -> bool:
-    """Return whether a rank reads images: the first stage, and a last one that learns to make them.
+    """Return whether a rank reads images: on the first stage, and the last stage of a generator.
 
-    Later stages know their sizes from the StepData.
+    Other stages know the sizes of images from the StepData.
     """
     held = module.stages_of(rank)
     return module.reads_arrays and any(
@@ -177,5 +178,5 @@ def needs_arrays(module: ModuleLayout, rank: int) -> bool:
 
 
 def is_scorer(language: ModuleLayout, rank: int) -> bool:
-    """Return whether `rank` is the one of its replica that scores the answers."""
+    """Return whether `rank` is the rank of its replica that scores the answers."""
     return not any(language.grid.index(axis, rank) for axis in ("tp", "cp", "pp"))
