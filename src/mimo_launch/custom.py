@@ -1,7 +1,7 @@
-"""What an encoder or generator of your own is made of: the one address to import it from.
+"""The parts of a custom encoder or generator, all importable from here.
 
 Decides: the names that stay from release to release.
-Relies on: `models` and `layers`, where they are defined.
+Relies on: `models` and `layers`, which define them.
 Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.md.
 """
 

@@ -1,10 +1,10 @@
 """Asynchronous copies and maxima: to the device, back to the host, over the ranks.
 
 Decides: that everything that a step copies to a GPU goes through pinned memory, and how a rank
-starts to fetch a number now and waits for it later.
+starts to fetch a number and waits for it later.
 Relies on: torch's caching allocator for pinned memory, which keeps a block until copies of it have
 ended; events on CUDA; asynchronous collectives of gloo.
-Leaves: what to copy to the callers, when to wait to `train`.
+Leaves: the choice of what to copy to the callers, and when to wait to `train`.
 """
 
 import time
@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 def to_device(values: Any, device: torch.device) -> Tensor:
     """Return a tensor, an array or a list of numbers as a tensor on `device`.
 
-    A copy from pageable memory would make the host wait until the GPU has caught up with it.
+    A copy from pageable memory would make the host wait until the GPU has caught up.
     """
     tensor = torch.as_tensor(values)
     if device.type != "cuda":
@@ -32,13 +32,13 @@ def to_device(values: Any, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """A copy of a small tensor of the device, which only `read` waits for."""
+    """A copy of a small tensor from the device to the host; only `read` waits for it."""
 
     def __init__(self, numbers: Tensor, *, sleeps: bool = True) -> None:
         """Start to copy `numbers`, one-dimensional, as they are at this point of the stream.
 
-        The reader `sleeps`, which leaves the processor to the thread that reads the next step, or
-        spins, which ends the wait some microseconds earlier.
+        If it `sleeps`, the reader leaves the processor to the thread that reads the next step;
+        otherwise it spins, and notices the end of the copy some microseconds earlier.
         """
         self._event: torch.cuda.Event | None = None
         if not numbers.is_cuda:
@@ -76,7 +76,7 @@ class Moment:
 
 
 class MaxOverRanks:
-    """The largest of each of a few numbers over the ranks of a gloo group."""
+    """Elementwise maxima of a few numbers over the ranks of a gloo group."""
 
     def __init__(self, numbers: Sequence[int], group: ProcessGroup) -> None:
         """Start to compare. Ranks: collective over `group`, in the same order on all of them."""
@@ -86,7 +86,7 @@ class MaxOverRanks:
         )
 
     def wait(self) -> list[int]:
-        """Return the largest numbers. Raises: RuntimeError if a rank was lost or late."""
+        """Return the maxima. Raises: RuntimeError if a rank was lost or late."""
         if self._work is not None:
             self._work.wait()
         return [int(number) for number in self._numbers]

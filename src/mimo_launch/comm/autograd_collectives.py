@@ -1,9 +1,9 @@
-"""Collectives inside the model, each with the gradient that its place needs.
+"""Collectives inside the model, each with the gradient that its use needs.
 
 Decides: the gradient of every gather, split, sum and exchange of tokens.
 Relies on: `collectives`; tensors are token lists, sharded along dim 0, with sizes that the host
 knows.
-Leaves: choosing between them, and which tokens go where, to `layers`.
+Leaves: the choice between them, and the destinations of tokens, to `layers`.
 
 Legend: N tokens of a microbatch, n of this rank, R rows of all ranks of a group, r on this rank, D
 width.
@@ -127,7 +127,8 @@ def enter_tp(x_ND: Tensor, group: Group) -> Tensor:
 def exit_tp(x_ND: Tensor, group: Group) -> Tensor:
     """Sum partial outputs into a replicated activation.
 
-    Shapes: [N, D] -> [N, D]. Gradient: passed on unchanged, it is already complete on every rank.
+    Shapes: [N, D] -> [N, D]. Gradient: passed on unchanged, because it is already complete on every
+    rank.
     """
     return _apply(_ExitTp, x_ND, group) if group.handle is not None else x_ND
 
@@ -157,7 +158,7 @@ def exchange(x: Tensor, group: Group) -> Tensor:
 
 
 def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-    """Leave an encoder whose output is replicated over tp: keep the rows this rank sends.
+    """Leave an encoder with its output replicated over tp: keep the rows that this rank sends.
 
     Shapes: [R, D] -> [sizes[index], D]. Gradient: all-gather, because every tp rank needs the
     gradient of all rows; zero-filling (the natural adjoint of a slice) would lose the others' rows.
@@ -166,7 +167,7 @@ def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
 
 
 def gather_rows(rows_rD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-    """Enter a language model whose input is replicated over tp: complete the rows.
+    """Enter a language model with its input replicated over tp: complete the rows.
 
     Shapes: [sizes[index], D] -> [R, D]. Gradient: this rank's share, unsummed, because the
     gradient is already complete on every tp rank; summing (the natural adjoint of a gather) counts
@@ -222,13 +223,13 @@ def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> 
     """Send rows to each rank of `group` in turn and return what they sent, in their order.
 
     Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
-    all-to-all with uneven splits; a rank without rows takes part, too.
+    all-to-all with uneven splits; a rank without rows also takes part.
     """
     return x_rD if group.handle is None else _apply(_TokenExchange, x_rD, send, receive, group)
 
 
 def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
-    """Return the rows of all ranks, each of which then computes a part of a product with them.
+    """Return the rows of all ranks; each rank then computes part of a product with them.
 
     Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
     """
@@ -236,7 +237,7 @@ def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
 
 
 def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
-    """Sum partial outputs for the rows of all ranks, and keep those of this one.
+    """Sum partial outputs for the rows of all ranks, and keep this rank's rows.
 
     Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
     """
@@ -244,9 +245,9 @@ def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
 
 
 def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:
-    """Return what all ranks have for the experts of this one: [tp ranks, ep ranks, own experts].
+    """Return all ranks' token counts for this rank's experts: [tp ranks, ep ranks, own experts].
 
-    `counts_E` are this rank's tokens for each expert.
+    `counts_E` holds the number of this rank's tokens for each expert.
     """
     theirs = all_to_all(counts_E, ep)
     return all_gather(theirs, tp).view(tp.size, ep.size, -1)

@@ -50,7 +50,7 @@ def source_end(
     num_rows: int,
     device: torch.device,
 ) -> BridgeEnd:
-    """Return the side of the source: rows of its output that this rank owns, by rank of the target.
+    """Return the source's side: rows of its output that this rank owns, by rank of the target.
 
     `offsets` gives the first row of each forward of the source in that buffer.
     """
@@ -69,7 +69,7 @@ def target_end(
     num_rows: int,
     device: torch.device,
 ) -> BridgeEnd:
-    """Return the side of the target: rows of the input that this rank owns, in the same way."""
+    """Return the target's side: rows of its input that this rank owns, by rank of the source."""
     rows: dict[int, list[int]] = {}
     for t in transfers:
         if t.dst == rank:
@@ -96,7 +96,7 @@ def exchange(
 
     Shapes: source [sender.num_rows, D] or None on a rank that sends nothing; result
     [receiver.num_rows, D] or None on a rank that receives nothing. `like` is an empty [0, D] tensor
-    of the bridge's type. Ranks: collective over `group`.
+    of the bridge's dtype. Ranks: collective over `group`.
     """
     out = None if receiver is None else like.new_empty((receiver.num_rows, like.shape[1]))
     copy_local(source, sender, out, receiver, rank)
@@ -104,7 +104,7 @@ def exchange(
         return out
     send, counts = [], []
     for peer in group.ranks:
-        # Rows that stay on this rank are in place already.
+        # Rows that stay on this rank are already in place.
         leaving = None if sender is None or peer == rank else sender.of(peer)
         coming = None if receiver is None or peer == rank else receiver.of(peer)
         rows = None if source is None or leaving is None else source.index_select(0, leaving)
@@ -133,7 +133,7 @@ GroupOf = Callable[[int, int], ProcessGroup]
 def post_sends(
     source: Tensor, sender: BridgeEnd, group_of: GroupOf, *, rank: int
 ) -> PostedTransfers:
-    """Start sending rows to every peer; rows for this rank itself are not sent."""
+    """Start to send rows to every peer; rows for this rank itself are not sent."""
     pending = PostedTransfers([], [])
     for peer in sender.peers:
         if peer.peer != rank:
@@ -147,7 +147,7 @@ def post_sends(
 def post_receives(
     receiver: BridgeEnd, group_of: GroupOf, *, rank: int, like: Tensor
 ) -> PostedTransfers:
-    """Start receiving rows from every peer, in the order of `receiver.peers`."""
+    """Start to receive rows from every peer, in the order of `receiver.peers`."""
     pending = PostedTransfers([], [])
     for peer in receiver.peers:
         if peer.peer != rank:
@@ -161,7 +161,7 @@ def post_receives(
 def finish_receives(
     receiver: BridgeEnd, pending: PostedTransfers, *, rank: int, like: Tensor
 ) -> Tensor:
-    """Wait for `post_receives` and return the rows [receiver.num_rows, D] in place."""
+    """Wait for `post_receives` and return the rows in their order, [receiver.num_rows, D]."""
     out = like.new_empty((receiver.num_rows, like.shape[1]))
     remote = [peer for peer in receiver.peers if peer.peer != rank]
     for peer, work, buffer in zip(remote, pending.works, pending.buffers, strict=True):

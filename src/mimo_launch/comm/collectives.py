@@ -1,6 +1,6 @@
 """The collectives that we use, for every supported torch.
 
-Decides: one name for calls that torch 2.13 renamed, and padding for uneven shards.
+Decides: one name for each call that torch 2.13 renamed, and padding for uneven shards.
 Relies on: groups from `process_groups`; a group without a handle has one rank and needs no call;
 for objects, pickles between ranks of one job, which trust each other.
 Leaves: gradients to `autograd_collectives`.
@@ -40,7 +40,7 @@ def all_reduce_max(x: Tensor, group: Group) -> Tensor:
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
-    """Return the equal shards of `group` one after another along dim 0."""
+    """Concatenate the equal shards of `group` along dim 0."""
     if group.handle is None:
         return x
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
@@ -58,7 +58,7 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
 
 
 def all_to_all(x: Tensor, group: Group) -> Tensor:
-    """Return what every rank of `group` has for this one: equal parts along dim 0, by rank."""
+    """Return the equal parts, along dim 0, that all ranks of `group` send to this one, by rank."""
     if group.handle is None:
         return x
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -82,7 +82,7 @@ def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
 
 
 def all_gather_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-    """Return shards of unequal length one after another along dim 0.
+    """Concatenate shards of unequal length along dim 0.
 
     Shapes: x [sizes[group.index], ...] -> [sum(sizes), ...]. Traffic: padded to the longest shard,
     because backends gather equal shapes only.
@@ -110,7 +110,7 @@ def reduce_scatter_uneven(x: Tensor, sizes: tuple[int, ...], group: Group) -> Te
 def all_to_all_uneven(
     x: Tensor, send: Sequence[int], receive: Sequence[int], group: Group
 ) -> Tensor:
-    """Return what every rank of `group` has for this one: `receive` rows of dim 0, by rank.
+    """Return the rows that all ranks of `group` send to this one: `receive[i]` rows from rank i.
 
     Shapes: x [sum(send), ...] -> [sum(receive), ...].
     """
@@ -120,7 +120,7 @@ def all_to_all_uneven(
 
 
 def gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks, by rank of the group; by default the world."""
+    """Return the values of all ranks of `group` (default: the world), by rank."""
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values

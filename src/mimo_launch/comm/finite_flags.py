@@ -1,11 +1,11 @@
 """Flags for numbers that are not finite, kept on the device and read only after a bad step.
 
-Decides: how a rank records its own numbers before a sum mixes them with those of others.
+Decides: how a rank records its own numbers before a sum mixes them with other ranks' numbers.
 Relies on: NaN and infinity surviving every sum.
 Leaves: naming the rank at fault to `train.non_finite`.
 
-A plain sum reads a tensor once, without a copy of it and without waiting for the device. Sums of
-finite numbers can overflow; that matters only when a step is bad already.
+A plain sum reads a tensor once, without a copy and without waiting for the device. Sums of finite
+numbers can overflow, but the flags are read only when a step is already bad.
 """
 
 import math
@@ -50,7 +50,7 @@ class FiniteFlag:
 
     @property
     def value(self) -> Tensor:
-        """A float64 scalar of the device that is finite if all of it was; it changes with more."""
+        """A float64 scalar on the device, finite if all values shown are; later calls change it."""
         return self._sum
 
 
@@ -82,9 +82,9 @@ class WatchedReduceScatter:
 def watch(unit: FSDPModule, flag: FiniteFlag) -> None:
     """Show `flag` this rank's gradients of an FSDP unit before they are summed over its group.
 
-    For groups of several ranks: in a group of one nothing is reduced, and nothing is called. The
-    other hook of FSDP2, after its all-reduce, cannot be used: with it FSDP2 continues in another
-    stream than the one that owns the memory of the gradients, so the memory is reused too early.
-    With full sharding on one rank, gradients of later units overwrote them.
+    For groups of several ranks: in a group of one, FSDP2 reduces nothing and calls no hook. FSDP2's
+    other hook, after its all-reduce, cannot be used: with it, FSDP2 continues in a different stream
+    from the one that owns the memory of the gradients, so the memory is reused too early. With full
+    sharding on one rank, gradients of later units overwrote them.
     """
     unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]

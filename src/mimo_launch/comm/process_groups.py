@@ -4,8 +4,8 @@ Decides: which rank sets become groups; equal sets share one.
 Relies on: the groups of the plan, the same list on every rank.
 Leaves: choosing collectives to `comm`.
 
-# Invariant: every rank calls new_group for every group, member or not, in the same order; anything
-# else desynchronises the group counter and hangs. The default timeout is 30 minutes, so each group
+# Invariant: every rank calls new_group for every group, member or not, in the same order; any other
+# order desynchronises the group counter and hangs. The default timeout is 30 minutes, so each group
 # gets the job's timeout.
 """
 
@@ -25,7 +25,7 @@ from mimo_launch.comm.step_clock import StepClock, TokenExchange
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import Channel, P2PGroup, p2p_group_of
 
-# A Hopper GPU runs 132 at once; each moves about 20 GB/s over NVLink.
+# A Hopper GPU runs 132 concurrently; each moves about 20 GB/s over NVLink.
 P2P_THREAD_BLOCKS = 2
 
 
@@ -47,7 +47,7 @@ class Group:
         return len(self.ranks)
 
     def noted(self) -> AbstractContextManager[None]:
-        """Note what happens inside as an exchange of tokens, if there are several ranks."""
+        """Record the time inside as an exchange of tokens, if there are several ranks."""
         if self.clock is None or self.size == 1:
             return nullcontext()
         return self.clock.span(TokenExchange(self.ranks))
@@ -69,7 +69,8 @@ class GridSet:
         for group in plan.groups:
             self._create(group.name, group.ranks)
         # Job-wide, because groups of pairs would be too many. On a GPU each pair of ranks has a
-        # separate queue in a group, so that channels never wait for each other, as simulated.
+        # separate queue in a group, so that channels never wait for each other, as the simulation
+        # assumes.
         self._p2p = {each: self._new_p2p(each) for each in plan.p2p_groups}
 
     def _new_p2p(self, which: P2PGroup) -> ProcessGroup:
@@ -98,7 +99,7 @@ class GridSet:
         return self._named[f"{module}.{'_'.join(axes)}"]
 
     def tied(self) -> Group:
-        """Return the two ranks that hold the same part of a tied embedding, on one of them."""
+        """Return this rank's pair: the two ranks with the same part of a tied embedding."""
         return self._named[f"{self.layout.language.name}.tied"]
 
     def bridge(self, encoder: str) -> Group:
@@ -110,7 +111,7 @@ class GridSet:
         return self._p2p[p2p_group_of(channel)]
 
     def own_groups(self) -> tuple[Group, ...]:
-        """Return the groups of more than one rank that hold this one, in the order of creation."""
+        """Return the groups of several ranks that include this one, in the order of creation."""
         return tuple(
             Group(ranks, ranks.index(self.rank), handle)
             for ranks, handle in self._by_ranks.items()
@@ -118,10 +119,10 @@ class GridSet:
         )
 
     def mesh(self, module: str, axes: str = "dp_cp") -> DeviceMesh:
-        """Return the 1-D mesh that shards the weights of `module`; its experts have `expert_dp`.
+        """Return the 1-D mesh that shards the weights of `module`; experts use `expert_dp`.
 
         Ranks: local. A mesh wraps an existing group; slicing or flattening a mesh would create
-        groups on members only, which hangs the others.
+        groups on members only, and the job would hang.
         """
         ranks = self._named[f"{module}.{axes}"].ranks
         return DeviceMesh.from_group(
@@ -132,7 +133,7 @@ class GridSet:
         )
 
     def replicas(self, module: str, parameter: Tensor) -> Group:
-        """Return the ranks over which FSDP2 has sharded one of a module's weights."""
+        """Return the group over which FSDP2 has sharded one of a module's weights."""
         axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
         return self._named[f"{module}.{axes[0] if axes else 'dp_cp'}"]
 
@@ -145,8 +146,8 @@ class GridSet:
 def _p2p_options(timeout: timedelta) -> Any:
     """Return NCCL's options of a point-to-point group.
 
-    A transfer that waits for its peer occupies its thread blocks all the time. With a few, the
-    layers have the rest of the GPU, and transfers still take less time than a microbatch.
+    A transfer occupies its thread blocks while it waits for its peer. With few of them, the layers
+    have the rest of the GPU, and a transfer still takes less time than a microbatch.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options._timeout = timeout

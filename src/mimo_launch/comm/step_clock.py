@@ -1,9 +1,9 @@
 """Records when this rank did what, on request.
 
-Decides: what a time is: on a CPU when a call was made and returned, on a GPU when the stream that
-computes got to it, because the host runs ahead of the GPU.
+Decides: which times count: on a CPU, when a call starts and returns; on a GPU, when the compute
+stream reaches it, because the host runs ahead of the GPU.
 Relies on: one clock for all ranks of a host; CUDA events, which cost a few microseconds each.
-Leaves: which parts of a step are noted to the executor, the session and `process_groups`, reading
+Leaves: the choice of what to record to the executor, the session and `process_groups`, and reading
 it to `train`.
 """
 
@@ -21,7 +21,7 @@ from mimo_launch.schedule.actions import Slot
 
 
 class Section(StrEnum):
-    """Parts of a step that are no slots of the program."""
+    """Parts of a step other than slots of the program."""
 
     STEP = "step"
     PARTIAL_SUMS = "partial sums"
@@ -31,7 +31,7 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenExchange:
-    """A collective inside of a slot, in which these ranks exchange tokens with experts."""
+    """A collective inside a slot in which these ranks exchange tokens with experts."""
 
     ranks: tuple[int, ...]
 
@@ -43,7 +43,7 @@ _Instant = Any  # A host time in seconds, or a torch.cuda.Event.
 
 
 class StepClock:
-    """Notes spans of time between `start` and `stop`; costs nothing outside of them."""
+    """Records spans of time between `start` and `stop`; costs nothing otherwise."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,7 +51,7 @@ class StepClock:
         self._origin: tuple[float, _Instant] = (0.0, 0.0)  # One moment on both clocks.
 
     def start(self) -> float:
-        """Begin to note; return the time. Waits for the GPU, to align its clock with the host's."""
+        """Start to record; return the time. Waits for the GPU, to align its clock to the host's."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._origin = (time.perf_counter(), self._now())
@@ -60,7 +60,7 @@ class StepClock:
 
     @contextmanager
     def span(self, what: What) -> Iterator[None]:
-        """Note what happens inside, if it ends well; traces of torch show it by its name."""
+        """Record the span inside unless it raises; torch's traces show it by name."""
         if self._noted is None:
             yield
             return
@@ -92,7 +92,7 @@ class StepClock:
 
 
 def _name(what: What) -> str:
-    """Return the name of a part of a step in traces of torch."""
+    """Return the name of a part of a step in torch's traces."""
     if isinstance(what, TokenExchange):
         return "token exchange"
     return what.value if isinstance(what, Section) else " + ".join(map(str, what))

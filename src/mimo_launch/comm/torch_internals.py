@@ -1,9 +1,9 @@
-"""Every call of torch that its documentation does not promise, each with the reason for it.
+"""Every call of torch that its documentation does not promise, with the reason for each.
 
 Decides: how each is called; tests/unit/test_torch_internals.py fails when a version of torch
-changes one.
+changes one of them.
 Relies on: torch 2.11 to 2.13.
-Leaves: what is computed with them to the callers. Internals of Transformer Engine are in
+Leaves: the use of their results to the callers. Internals of Transformer Engine are in
 `layers.te_fp8`.
 """
 
@@ -23,12 +23,12 @@ FASTEST_CLOCK = 3e9
 class FsdpParameter:
     """FSDP2's own record of a parameter of a unit.
 
-    Why: FSDP2 adds up the gradients of a step's backwards itself, one extra pass over memory for
-    each. Only this record says where it keeps the sum and in which type it reduces it.
+    Why: FSDP2 adds up the gradients of a step's backwards itself, with an extra pass over memory
+    for each. Only this record says where it keeps the sum and in which type it reduces it.
     """
 
     def __init__(self, record: Any, group: Any) -> None:
-        """`record` and `group` are FSDP2's, of the parameter and of what is reduced with it."""
+        """`record` is FSDP2's record of the parameter, `group` of all that is reduced with it."""
         self._record, self._group = record, group
 
     @property
@@ -62,7 +62,7 @@ class FsdpParameter:
 
     @property
     def reduces_now(self) -> bool:
-        """Whether the backward that runs ends with a reduction."""
+        """Whether the current backward ends with a reduction."""
         return bool(self._group.reduce_grads)
 
 
@@ -74,7 +74,7 @@ def fsdp_parameters(unit: FSDPModule) -> list[FsdpParameter]:
 
 
 class LocalKernels:
-    """Before an optimizer of torch: its kernels get the local shards of DTensors.
+    """Mixin placed before a torch optimizer: its kernels get the local shards of DTensors.
 
     Why: a fused kernel over DTensors costs the host more time than the kernel takes. The state
     stays with its parameter, sharded like it. `_init_group` is where torch's optimizers collect
@@ -118,9 +118,9 @@ def grouped_matmul(x_MD: Tensor, weights_eDF: Tensor, ends_e: Tensor) -> Tensor:
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to `total`, whose type is wider than that of a and b.
+    """Add a @ b to `total`, which has a wider dtype than a and b.
 
-    Why: on CUDA the product adds to the sum in its last step, and rounds it nowhere.
+    Why: on CUDA the matmul adds to the sum in its epilogue, without rounding the product.
     """
     if a.is_cuda:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
@@ -129,25 +129,25 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def hold_back(seconds: float) -> None:
-    """Let the current GPU wait before it does what is started next, for at least this long.
+    """Make the current GPU wait for at least this long before it runs the next kernels.
 
-    Why: the kernels that are started meanwhile run one behind another, as fast as the GPU can.
+    Why: the kernels launched meanwhile then run back to back, as fast as the GPU can.
     """
     torch.cuda._sleep(int(seconds * FASTEST_CLOCK))  # type: ignore[no-untyped-call]
 
 
 def record_memory() -> None:
-    """Record from now on what is allocated on this process's GPU, with the lines that asked for it.
+    """Start to record allocations on this process's GPU, with the lines that made them.
 
-    Why: there is no other way to it; the memory viewer of PyTorch is documented with this call.
-    The lines that free memory are not recorded: in torch 2.11 this loses the exception that ends a
+    Why: there is no public call; PyTorch's memory viewer is documented with this one. The lines
+    that free memory are not recorded: in torch 2.11 this loses the exception that ends a
     recomputation (pytorch/pytorch#179536).
     """
     torch.cuda.memory._record_memory_history(context="alloc")
 
 
 def dump_memory(file: Path) -> None:
-    """Write what was recorded for PyTorch's memory viewer, and stop to record."""
+    """Write the record for PyTorch's memory viewer, and stop recording."""
     try:
         torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
     finally:
@@ -155,11 +155,11 @@ def dump_memory(file: Path) -> None:
 
 
 def shut_down_groups() -> None:
-    """Wait for the transfers of every process group and end what NCCL has started for it.
+    """Wait for the transfers of every process group and shut down its NCCL communicators.
 
     Why: `destroy_process_group` also closes the connections of gloo. If a peer closes its end at
-    that moment, gloo in torch 2.11 aborts the process ("enforce fail at pair.cc"), and a run that
-    has done its work has failed. So they stay open until the process ends.
+    that moment, gloo in torch 2.11 aborts the process ("enforce fail at pair.cc"), so a run that
+    has done its work fails. Here the connections stay open until the process ends.
     """
     names = c10d._world.pg_names
     # In the order of `destroy_process_group`.
@@ -188,9 +188,9 @@ def varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of `varlen_attn`.
 
-    Why: with another output and log-sum-exp they are those of attention with sinks.
+    Why: with a different output and log-sum-exp, they are the gradients of attention with sinks.
     """
-    # The state of random numbers, which are for dropout.
+    # The random state, which only dropout uses.
     state = torch.zeros(2, dtype=torch.uint64, device=grad_NhK.device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
         grad_NhK,

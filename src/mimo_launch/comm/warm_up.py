@@ -1,13 +1,13 @@
-"""Makes communicators, and the connections inside them, before the first step.
+"""Creates communicators, and their connections, before the first step.
 
-Decides: what is called once at start, in which order.
-Relies on: `comm` for the groups, `schedule.channels` for the pairs of ranks that meet.
-Leaves: everything after to the program.
+Decides: the calls made once at the start, and their order.
+Relies on: `comm` for the groups, `schedule.channels` for the pairs of ranks that communicate.
+Leaves: all later calls to the program.
 
-NCCL makes a communicator, and the connections of an algorithm, at the first call that uses it. So
-does gloo, which connects two ranks when both first need it (TORCH_GLOO_LAZY_INIT). That waits on
-the host for the other ranks, and in the middle of a step no schedule accounts for such a wait. Here
-every rank goes through its own in one global order, so ranks cannot wait in a circle.
+NCCL creates a communicator, and the connections of an algorithm, at the first call that uses it.
+Gloo, too, connects two ranks when both first need it (TORCH_GLOO_LAZY_INIT). This makes the host
+wait for the other ranks, and no schedule accounts for such a wait in the middle of a step. Here
+every rank goes through its communicators in one global order, so no cycle of waits can form.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ LARGE = 1 << 22
 
 
 def warm(grids: GridSet, channels: Sequence[Channel]) -> None:
-    """Use every communicator that this rank will use; `channels` are those of its program.
+    """Use every communicator that this rank will use; `channels` are the channels of its program.
 
-    Collectives of gloo need no warm-up: in them a rank waits for the others anyway.
+    Collectives of gloo need no warm-up: a rank waits for the others in them anyway.
 
     Ranks: collective over the world.
     """

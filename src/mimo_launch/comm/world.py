@@ -1,15 +1,15 @@
-"""The default process group and the device of a worker: its name, memory and versions of packages.
+"""The default process group and the device of a worker: its name, memory and package versions.
 
-Decides: which backends carry tensors of the CPU and of the GPU; what counts as memory: on a GPU
-that of its allocator, on a CPU the resident set.
-Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what `init_method` says; /proc; the
-metadata of installed packages, so that none is imported.
+Decides: which backends carry CPU and GPU tensors; what counts as memory: on a GPU the memory of its
+allocator, on a CPU the resident set.
+Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or `init_method`; /proc; the metadata of
+installed packages, so that none is imported.
 Leaves: groups of a layout to `process_groups`, comparing memory with estimates to `bench`.
 
-On GPUs the world has two backends: NCCL for CUDA tensors, gloo for tensors and objects of the CPU,
-so that agreements between hosts never wait for a device. Communicators are made at their first use
-(no `device_id` is passed): one that exists from the start would carry all point-to-point transfers
-of its group in one queue, where transfers of different channels wait for each other.
+On GPUs the world has two backends: NCCL for CUDA tensors, gloo for CPU tensors and objects, so that
+agreements between hosts never wait for a device. Communicators are created at their first use (no
+`device_id` is passed): one created at the start would carry all point-to-point transfers of its
+group in one queue, where transfers of different channels wait for each other.
 """
 
 import os
@@ -29,12 +29,12 @@ from mimo_launch.comm import torch_internals
 
 DeviceKind = Literal["auto", "cpu", "cuda"]
 # Streams of transfers and of compute must not share a hardware queue: a transfer that waits for its
-# peer would block the kernels behind it.
+# peer would block the kernels queued after it.
 MAX_CONNECTIONS = "32"
 
 
-# On GPUs groups time out this much later than the launcher, which names the rank at fault and has
-# the stack of every rank; the watchdog of NCCL ends processes without either.
+# On GPUs groups time out this much later than the launcher, which names the rank at fault and shows
+# the stack of every rank; NCCL's watchdog ends processes without either.
 GPU_GRACE_SECONDS = 30
 
 
@@ -43,7 +43,7 @@ class DeviceError(RuntimeError):
 
 
 def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
-    """Return the device of a worker: `auto` is CUDA if there is any.
+    """Return the device of a worker: `auto` means CUDA if available.
 
     Raises: DeviceError if there is no such device.
     """
@@ -83,10 +83,10 @@ def join_world(device: torch.device, *, timeout: timedelta, **init: Any) -> None
 
 
 def set_allocator() -> None:
-    """Give the allocator of CUDA the settings of this process's environment.
+    """Apply the settings in this process's environment to the CUDA allocator.
 
-    It reads them when torch is imported, which the parent of a forked worker does before they are
-    set.
+    The allocator reads them when torch is imported; the parent of a forked worker imports torch
+    before they are set.
     """
     if settings := os.environ.get("PYTORCH_ALLOC_CONF"):
         torch_internals.set_allocator(settings)
@@ -105,25 +105,25 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_allocated(device: torch.device) -> tuple[int, int] | None:
-    """Return the most bytes that the GPU's allocator gave out and held; None on a CPU."""
+    """Return the most bytes that the GPU's allocator allocated and reserved; None on a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
 def peak_resident() -> int:
-    """Return the most bytes of this process that were in memory at once, code included."""
+    """Return the peak resident memory of this process in bytes, code included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that this rank had in tensors on a GPU, or in memory on a CPU."""
+    """Return this rank's peak bytes: in tensors on a GPU, in resident memory on a CPU."""
     allocated = peak_allocated(device)
     return peak_resident() if allocated is None else allocated[0]
 
 
 def versions(device: torch.device) -> dict[str, str | None]:
-    """Return the versions of what decides speed; None for a package that is not installed."""
+    """Return the versions of the packages that affect speed; None for one that is not installed."""
     nccl = engine = None
     if device.type == "cuda":
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ def versions(device: torch.device) -> dict[str, str | None]:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peaks of the GPU's allocator; the peak of a CPU begins with the process."""
+    """Reset the peaks of the GPU's allocator; a CPU's peak counts from the start of the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -1,14 +1,14 @@
 """The encoder of Whisper as a stage: packed log-mel frames of clips of any length in, rows out.
 
 Decides: the two convolutions, positions and frame stacking. Both convolutions pad each clip with
-zeros, or with the silence behind it where tokens of that are left out, and attention stays inside
-it. Tokens that do not fill a row stand behind all others.
+zeros, or with the silence after it if tokens of that silence are left out; attention stays inside a
+clip. Tokens that do not fill a row come last.
 Relies on: `encoder_inputs` for the frames of each token, `projector` for the projector and the rows
 of this rank.
 Leaves: moving rows to the bridge.
 Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
 
-Legend: N tokens of a replica's group, n those of this rank, M mel bands, D width, L width of the
+Legend: N tokens of a replica's group, n tokens of this rank, M mel bands, D width, L width of the
 language model.
 """
 
@@ -34,7 +34,7 @@ KERNEL = 3
 
 
 class Convolution(SegmentedModule):
-    """A convolution over time, held whole on every tp rank, of windows that are already cut.
+    """A convolution over time, held whole on every tp rank; its input is already cut into windows.
 
     Shapes: [..., C, 3] -> [..., D].
     """
@@ -81,12 +81,12 @@ class Positions(SegmentedModule):
         self.declare("weight", replace(table, trains=False), dtype=context.dtype)
 
     def forward(self, places_n: Tensor) -> Tensor:
-        """Return the rows [n, D] of places in a clip."""
+        """Return the table's rows [n, D] for places in a clip."""
         return F.embedding(places_n, self.weight)
 
 
 class AudioStage(nn.Module):
-    """Consecutive layers; the first stage embeds frames, the last one projects rows."""
+    """Consecutive layers; the first stage embeds frames, the last stage projects rows."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class AudioStage(nn.Module):
             )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
+        """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
@@ -127,7 +127,7 @@ class AudioStage(nn.Module):
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
             return x_nD
-        # The tokens of a row are neighbours in their clip: a view.
+        # The tokens of a row are neighbours in their clip, so a view is enough.
         x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
         if self.model.pooling == "mean":
             x_nD = x_nD.view(-1, self.model.stack, x_nD.shape[1]).mean(dim=1)
@@ -143,10 +143,12 @@ class AudioStage(nn.Module):
             mine = Patches(*(torch.cat(each) for each in both))
         places = mine.positions.squeeze(1)
         frames_nM5 = mine.values.view(len(places), self.model.mels, VALUES_PER_BAND)
-        # The first convolution at the three places that the second one reads: [n, 3, M, 3].
+        # The first convolution's windows at the three places that the second one reads: [n, 3, M,
+        # 3].
         windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
         joined_n3D = self.context.fused(gelu, self.conv1(windows))
-        # Before a clip the second convolution reads zeros, not the first convolution of zeros.
+        # Before a clip the second convolution reads zeros, not the first convolution's output for
+        # zeros.
         outside = (places == 0)[:, None] & (torch.arange(KERNEL, device=places.device) == 0)
         joined_n3D = joined_n3D.masked_fill(outside[:, :, None], 0)
         x_nD: Tensor = self.context.fused(gelu, self.conv2(joined_n3D.transpose(1, 2)))

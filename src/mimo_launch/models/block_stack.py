@@ -1,6 +1,6 @@
 """The transformer blocks of a stage, by the library that provides their layers.
 
-Decides: which library's blocks a stage has.
+Decides: which library's blocks a stage uses.
 Relies on: `transformer_block` and `te_block`.
 Leaves: single blocks to them.
 """
@@ -20,13 +20,13 @@ def blocks(
 ) -> nn.ModuleDict:
     """Return the blocks of a stage, named by their number in the whole model.
 
-    Raises: BackendError where the backend cannot be used.
+    Raises: BackendError if the backend cannot be used.
     """
     if context.backend == "transformer_engine":
         return te_blocks(context, shape, stage, recompute=recompute)
     made = nn.ModuleDict()
     for number in range(stage.first_layer, stage.first_layer + stage.num_layers):
-        # Some layers of a model with experts may have none.
+        # A model with experts may have layers without them.
         has_experts = shape.moe is not None and shape.moe.model.is_in(number)
         own = shape if has_experts else replace(shape, moe=None)
         made[str(number)] = Block(context, own, recompute=recompute)

@@ -1,6 +1,6 @@
 """Builds this rank's stages from the spec: layers and initial weights.
 
-Decides: which modules a rank holds, and in which types.
+Decides: which modules a rank holds, and in which dtypes.
 Relies on: `layout` and `comm`.
 Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 """
@@ -36,8 +36,8 @@ class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
     `before_dp_sum` watches this rank's gradients of each stage before they are summed over dp x cp,
-    `before_tp_sum` those that are then summed over tp or between tied stages. `aux_loss` adds up
-    the balance losses of experts.
+    `before_tp_sum` the gradients that are then summed over tp or between tied stages. `aux_loss`
+    adds up the balance losses of experts.
     """
 
     layout: ModuleLayout
@@ -65,12 +65,12 @@ class RankModule:
 
 
 def storage_dtype(precision: str) -> torch.dtype:
-    """Return the type of weights, moments and reductions: at least fp32."""
+    """Return the dtype of weights, moments and reductions: at least fp32."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """Return the type of activations and of rows on a bridge."""
+    """Return the dtype of activations and of rows on a bridge."""
     return PRECISIONS[precision]
 
 
@@ -118,7 +118,7 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
     tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
     compiled = written.compile
     if compiled == "auto":
-        # Where it pays: on GPUs, but not for the type of proofs.
+        # Compile where it pays: on GPUs, but not in fp64, the precision of proofs.
         compiled = grids.device.type == "cuda" and precision != "fp64"
     fp8 = None
     if written.fp8 is not None:
@@ -179,7 +179,7 @@ def keep_activations(spec: Spec) -> Spec:
 
 
 def _freeze(network: nn.Module, frozen: bool | str) -> None:
-    """Freeze the weights that the spec freezes, or whose declaration does."""
+    """Freeze the weights that the spec or their declaration freezes."""
     network.requires_grad_(frozen is False)
     projector = getattr(network, "projector", None)
     if frozen == "except_projector" and isinstance(projector, nn.Module):

@@ -1,14 +1,14 @@
-"""A connector as a stage: the rows of encoders in, rows for their reader out.
+"""A connector as a stage: rows of encoders in, rows for their reader out.
 
-Decides: that each encoder's rows pass a linear map of their own; that queries, if there are any,
-attend together with the rows of their image, and that only they are sent on.
+Decides: that each encoder's rows pass their own linear map; that queries, if any, attend together
+with the rows of their image, and that only queries are sent on.
 Relies on: `row_places` for the places of rows, `projector` for the rows of this rank.
 Leaves: moving rows to the bridge.
-Source: learned queries as in the Perceiver resampler of Flamingo (arXiv:2204.14198), which has
-cross-attention where this has attention among queries and rows, as Q-Former blocks do.
+Source: learned queries as in the Perceiver resampler of Flamingo (arXiv:2204.14198), which uses
+cross-attention; here queries and rows attend to each other.
 
-Legend: n tokens of this rank, of which its own (queries) come first, D width, W width of a row that
-arrives, L width of a row that leaves.
+Legend: n tokens of this rank, with its own (queries) first, D width, W width of a row that arrives,
+L width of a row that leaves.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from mimo_launch.spec.spec import ConnectorModel
 
 
 class ConnectorStage(nn.Module):
-    """Consecutive layers; the first stage takes rows in, the last one projects rows."""
+    """Consecutive layers; the first stage takes rows in, the last stage projects rows."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ConnectorStage(nn.Module):
             )
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
+        """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.
         """
@@ -80,7 +80,7 @@ class ConnectorStage(nn.Module):
             dtype = self.context.compute_dtype
             x_nD = torch.zeros(total, self.model.hidden, dtype=dtype, device=device)
         else:
-            # The list of own tokens is the queries of one image after another.
+            # The list of own tokens holds the queries of one image after another.
             number = torch.arange(own.start, own.stop, device=device) % len(self.queries)
             x_nD = self.queries(number)
             x_nD = nn.functional.pad(x_nD, (0, 0, 0, packed.extra_tokens))

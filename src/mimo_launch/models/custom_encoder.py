@@ -1,10 +1,10 @@
-"""The protocol of an encoder in a user's own package, and a base class for it.
+"""The protocol of an encoder in a user's package, and a base class for it.
 
 Decides: the stage protocol (`EncoderFactory`), and what a stage does around its layers.
 Relies on: `encoder_inputs` for packed patches, `projector` for the rows that a rank owns.
-Leaves: layers to the user; importing and checking the class to `custom_stages`.
+Leaves: layers to the user, and importing and checking the class to `custom_stages`.
 
-Legend: N tokens that this rank holds, P numbers of a patch, D `hidden`, W width of a row before the
+Legend: N tokens that this rank holds, P values of a patch, D `hidden`, W width of a row before the
 projector, L width of the language model.
 """
 
@@ -35,18 +35,18 @@ class EncoderFactory(Protocol):
     """The class or function that `kind: package.module:Name` names: it builds one stage.
 
     The network that it returns
-    * has `layers`, a ModuleDict whose keys are the numbers of the stage's layers in the whole model
-      (`stage.first_layer` and following): they are sharded, and with full sharding gathered, one by
-      one;
+    * has `layers`, a ModuleDict keyed by the number of each layer in the whole model (from
+      `stage.first_layer` on): layers are sharded, and with full sharding gathered, one by one;
     * has a `projector` on the last stage, for `frozen: except_projector`;
-    * is called as `network(hidden, packed)`. `hidden` [N, D] is what the stage before returned,
-      None on the first, which embeds `packed.patches`. It returns the hidden state, or on the last
-      stage the rows [r, L] that this rank owns (`models.projector.owned`);
+    * is called as `network(hidden, packed)`. `hidden` [N, D] is the output of the stage before,
+      None on the first stage, which embeds `packed.patches`. The call returns the hidden state, or
+      on the last stage the rows [r, L] that this rank owns (`models.projector.owned`);
     * must also run without any image (N = 0), through every layer, and return a new tensor in both
       cases: with full sharding, ranks gather weights in the order of gradients;
-    * keeps images apart: a row depends on its own image only. `verify` encodes each by itself;
+    * keeps images apart: a row depends only on its own image. `verify` encodes each image
+      separately;
     * holds parameters that are declared as segments (`layers.parameter_segments`), as the layers of
-      `parallel` do, or with tp 1 plain ones; and no buffer that is saved.
+      `parallel` do, or plain ones with tp 1; and no persistent buffer.
     """
 
     def __call__(
@@ -58,14 +58,14 @@ class EncoderFactory(Protocol):
         language_width: int,
         recompute: bool,
     ) -> nn.Module:
-        """Return the layers `stage.first_layer` and following, `stage.num_layers` of them."""
+        """Return a stage of `stage.num_layers` layers, from `stage.first_layer` on."""
         ...
 
 
 class CustomStage(nn.Module):
-    """What the bases of encoders and generators share: layers, and a run without any image.
+    """Base of encoders and generators: layers, and a run without any image.
 
-    `cuts` are the axes over which it may be cut besides dp; a spec that asks for another one is
+    `cuts` are the axes, besides dp, over which the module may be cut; a spec with any other axis is
     refused. Layers of plain torch can be cut over pp. For tp they must be made of the layers of
     `parallel`, which leave the same tokens on every tp rank (or a share of them, under sequence
     parallelism), and for cp layers that mix tokens must exchange them with all cp ranks.
@@ -95,7 +95,7 @@ class CustomStage(nn.Module):
 
     @property
     def patch_width(self) -> int:
-        """Numbers of a patch, P."""
+        """Values of a patch, P."""
         return reader(self.model).width
 
     def make_embedding(self) -> nn.Module:
@@ -107,12 +107,12 @@ class CustomStage(nn.Module):
         raise NotImplementedError
 
     def need_whole_images(self) -> None:
-        """Raise ValueError if this rank holds parts of images: with cp, or sequence parallelism."""
+        """Raise ValueError if this rank holds parts of images (cp or sequence parallelism)."""
         if self.context.cp.size > 1 or self.context.sequence_parallel:
             raise ValueError("this rank holds parts of images: over_images needs them whole")
 
     def through_layers(self, x_ND: Tensor, packed: EncoderInput) -> Tensor:
-        """Return tokens behind the layers of this stage."""
+        """Return the tokens after the layers of this stage."""
         held = len(x_ND)
         for layer in self.layers.values():
             x_ND = layer(x_ND, packed)
@@ -123,7 +123,7 @@ class CustomStage(nn.Module):
     def checked(self, what: str, made: Tensor, held: int, wanted: tuple[int, ...]) -> Tensor:
         """Return a tensor of the wanted shape. Raises: CustomClassError if it has another.
 
-        One row too many would silently move all rows after it to wrong places.
+        An extra row would silently move all rows after it to wrong places.
         """
         if made.shape != wanted:
             raise CustomClassError(
@@ -135,10 +135,10 @@ class CustomStage(nn.Module):
     def blank(
         self, hidden: Tensor | None, packed: EncoderInput
     ) -> tuple[Tensor | None, EncoderInput]:
-        """Return the input of one blank image, in place of none, whose result is cut to nothing.
+        """Return the input of one blank image, for a stage without images; its result is dropped.
 
-        A stage without images must run, too: its result depends on every weight. Many layers cannot
-        take an empty list.
+        A stage without images must also run, so that its result depends on every weight, but many
+        layers cannot take an empty list.
         """
         context, how = self.context, reader(self.model)
         shares = context.tp.size if context.sequence_parallel else 1
@@ -179,7 +179,7 @@ class EncoderStage(CustomStage):
 
     @property
     def row_width(self) -> int:
-        """Numbers in front of the projector, W: those of all patches of a row."""
+        """Input width of the projector, W: all patches of a row together."""
         return self.model.hidden * self.model.patches_per_row
 
     def make_projector(self) -> nn.Module:
@@ -187,12 +187,12 @@ class EncoderStage(CustomStage):
         return nn.Identity()
 
     def embed(self, patches: Patches) -> Tensor:
-        """Return the tokens [N, D] of patches; override it where positions are needed."""
+        """Return the tokens [N, D] of patches; override it if positions are needed."""
         out: Tensor = self.embedding(patches.values)
         return out
 
     def finish(self, x_ND: Tensor) -> Tensor:
-        """Return the rows [R, L] of tokens; override it where more than a projector follows."""
+        """Return the rows [R, L] of tokens; override it if more than a projector follows."""
         out: Tensor = self.projector(x_ND.reshape(-1, self.row_width))
         return out
 
@@ -201,8 +201,8 @@ class EncoderStage(CustomStage):
     ) -> Tensor:
         """Apply a function to images as maps, [B, H, W, D] -> [B, H, W, E], and return [N, E].
 
-        H x W are an image's patches; images of equal size are taken together. Raises: ValueError
-        where this rank does not hold whole images: with cp, or sequence parallelism.
+        H x W are an image's patches; images of equal size form one batch. Raises: ValueError if
+        this rank does not hold whole images (cp or sequence parallelism).
         """
         self.need_whole_images()
         tall, wide = self.model.input.row_of_patches
@@ -216,7 +216,7 @@ class EncoderStage(CustomStage):
             maps = cells.view(len(indices), h, w, tall, wide, -1).transpose(2, 3)
             made = function(maps.reshape(len(indices), h * tall, w * wide, -1))
             back = made.reshape(len(indices), h, tall, w, wide, -1).transpose(2, 3)
-            # All in one copy, not one copy for each image.
+            # `torch.cat` then makes one copy of all, not one for each image.
             images = back.reshape(len(indices), h * w * tall * wide, -1)
             for index, image in zip(indices, images, strict=True):
                 out[index] = image
@@ -230,9 +230,9 @@ class EncoderStage(CustomStage):
             out = self._run(*self.blank(hidden, packed))[:0]
         if self.stage.is_last:
             out = owned(out, packed.sizes, self.context)
-        # A new tensor, with images and without. FSDP gathers weights in the order in which
-        # gradients reach the outputs that it hooks: of the stage, and of its last layer. If these
-        # were one tensor with images and two without, ranks would differ in that order.
+        # A new tensor in both cases, with images and without. FSDP gathers weights in the order in
+        # which gradients reach the outputs that it hooks: the stage's and its last layer's. If
+        # these were one tensor with images and two without, that order would differ between ranks.
         return out.clone()
 
     def _run(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:

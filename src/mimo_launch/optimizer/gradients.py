@@ -1,13 +1,14 @@
-"""What becomes of gradients after the last backward: sums over tp and tied stages, then one norm.
+"""Reduces gradients after the last backward: sums over tp and tied stages, then one norm.
 
-Decides: which elements are added where ranks hold different parts of a segment; which rank counts
-which element of a gradient, and when a step is bad.
-Relies on: FSDP2, which has summed over dp x cp; segments for the parts that each rank holds.
-Leaves: the update to `module_optimizers`, reading the numbers on the host to `train.step`.
+Decides: which elements are added if ranks hold different parts of a segment; which rank counts
+which element of a gradient; when a step is bad.
+Relies on: FSDP2, which has already summed over dp x cp; segments for the parts that each rank
+holds.
+Leaves: the update to `module_optimizers`, and reading the numbers on the host to `train.step`.
 
 Every reduction is a sum: only the loss was divided, by the step's number of labels. The update
-needs no number on the host: the clipping factor and the skip flag are scalars on the device. On
-CUDA the host reads the totals while the next step runs.
+needs no value on the host: the clipping factor and the skip flag are scalars on the device. On CUDA
+the host reads the totals while the next step runs.
 """
 
 import math
@@ -36,9 +37,9 @@ TIED_NAME = "language.embedding.weight"
 
 
 def watch_unreduced_gradients(module: RankModule) -> None:
-    """Show the gradients of parameters without other replicas to the flags of their stages.
+    """Show the gradients of parameters without replicas to the flags of their stages.
 
-    FSDP2's reduction has shown the others (`comm.finite_flags`).
+    FSDP2's reduction has already shown the others (`comm.finite_flags`).
     """
     for stage, network in module.stages.items():
         found = [p.grad for p in network.parameters() if p.grad is not None]
@@ -49,11 +50,11 @@ def watch_unreduced_gradients(module: RankModule) -> None:
 def sum_partial_gradients(
     declared: Sequence[DeclaredParameter], tp: Group, before_tp_sum: FiniteFlag
 ) -> None:
-    """Sum over tp, in one all-reduce, the gradients of which tp ranks hold terms.
+    """Sum over tp, in one all-reduce, the gradients for which each tp rank holds a partial sum.
 
-    `before_tp_sum` sees the terms of this rank. Ranks: collective over `tp`. Each part of a segment
-    has its own slot where ranks hold different parts (fewer key/value heads than tp ranks), so that
-    a sum over all of tp adds only terms of the same part.
+    `before_tp_sum` sees the partial sums of this rank. Ranks: collective over `tp`. Each part of a
+    segment has its own slot where ranks hold different parts (fewer key/value heads than tp ranks),
+    so that a sum over all of tp adds only terms of the same part.
     """
     if tp.handle is None:
         return
@@ -79,8 +80,8 @@ def sum_tied_gradients(
 ) -> None:
     """Sum the gradients of a tied embedding over the first and the last stage.
 
-    `before_tp_sum` sees those of this rank. Ranks: collective over `group`, the two ranks that
-    hold the same part of it.
+    `before_tp_sum` sees this rank's gradients. Ranks: collective over `group`, the two ranks that
+    hold the same part of the embedding.
     """
     for segment in local_segments(declared):
         if segment.name == TIED_NAME:
@@ -89,7 +90,7 @@ def sum_tied_gradients(
 
 
 def _num_slots(segment: Segment) -> int:
-    """Return the number of different parts of a partial segment among the tp ranks."""
+    """Return how many different parts of a partial segment the tp ranks hold."""
     return 1 if segment.axis is None else segment.shape[0] // (segment.stop - segment.start)
 
 
@@ -113,7 +114,7 @@ class StepMetrics:
 
     @property
     def finite(self) -> bool:
-        """Return whether the update was applied: every gradient and loss was finite."""
+        """Whether the update was applied, which means that every gradient and loss was finite."""
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
@@ -122,7 +123,7 @@ class PendingMetrics:
     """The same as float64 scalars on the device, for the update; `read` brings them to the host.
 
     `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
-    over tp, so that it alone holds them; a bad step is traced back with them.
+    over tp, so that only this rank holds them; they help to find the cause of a bad step.
     """
 
     loss: Tensor
@@ -135,7 +136,7 @@ class PendingMetrics:
 
     @property
     def bad(self) -> Tensor:
-        """Return 1 if the update must not be applied, else 0; float32 for fused optimizers."""
+        """1 if the update must not be applied, else 0; float32, for fused optimizers."""
         return (self.loss.isfinite() & self.norm.isfinite()).logical_not().float()
 
     def divisor(self, clip: float) -> Tensor:
@@ -163,7 +164,7 @@ def reduce_metrics(
 ) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.
 
-    `flags` are small numbers of this rank (a signal was seen, a write failed) on which all ranks
+    `flags` are small integers of this rank (a signal arrived, a write failed) on which all ranks
     must act at the same step.
 
     Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
@@ -213,7 +214,7 @@ def reduce_metrics(
 def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     """Return the sum of all squares, a float64 scalar on the device.
 
-    Each tensor is read once and summed in float64, without a copy of it.
+    Each tensor is read once and summed in float64, without a copy.
     """
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -231,7 +232,8 @@ def num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
 def _owned(module: RankModule) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients of a module that this rank counts; each is counted on one rank.
 
-    First those that it alone holds, then those that were summed over tp and are equal on all of it.
+    The first list has the gradients that only this rank holds, the second the gradients that were
+    summed over tp and are equal on all tp ranks.
     """
     alone: list[Tensor] = []
     shared: list[Tensor] = []

@@ -1,10 +1,10 @@
-"""Updates each module with its own optimizer, whose settings are merged from the spec.
+"""Updates each module with its own optimizer, with settings merged from the spec.
 
-Decides: parameter groups, which parameters decay, how the device alone scales or skips an update;
-that biases of experts and scales of FP8 are updated with the weights; the rate of each schedule;
-that a module without its own settings has the common ones, and that 0 is a setting; that a gradient
-of 0, as in a step that does not reach a weight, is one like any other: decay and moments act.
-Relies on: torch's fused AdamW and SGD, which take divisor and skip flag as tensors.
+Decides: parameter groups, which parameters decay, how an update is scaled or skipped on the device
+alone; that expert biases and FP8 scales are updated with the weights; the rate of each schedule;
+that a module without its own settings uses the common ones, and that 0 is a setting; that a
+gradient of 0, as in a step that does not reach a weight, is like any other: decay and moments act.
+Relies on: torch's fused AdamW and SGD, which take the divisor and the skip flag as tensors.
 Leaves: gradients, the divisor and the skip flag to `gradients`.
 """
 
@@ -32,7 +32,7 @@ class Updates:
             if not module.layout.frozen
         }
         self._fp8 = [m.context.fp8 for m in modules.values() if m.context.fp8 is not None]
-        # The biases of experts that move, in the same order on all ranks of a module.
+        # The expert biases that move, in the same order on all ranks of a module.
         self._biases = [
             (
                 modules[name].context,
@@ -56,11 +56,10 @@ class Updates:
         """Update every weight with its gradient divided by `divisor`, unless `skip` is 1.
 
         A skip leaves weights, moments and update counts as they are, and may change the gradients.
-        Both are scalars on the device, `skip` float32, `divisor` float64; the host waits for
+        Both are scalars on the device, `skip` in float32, `divisor` in float64; the host waits for
         neither.
 
-        Ranks: collective over the ranks of a stage with FP8, or whose experts have a bias that
-        moves.
+        Ranks: collective over the ranks of a stage with FP8 or with expert biases that move.
         """
         rates = self.learning_rates(step)
         optimizer: Any
@@ -77,7 +76,7 @@ class Updates:
             fp8.update(skip)
 
     def clear(self) -> None:
-        """Drop all gradients and loads of experts; moments and step counts stay."""
+        """Drop all gradients and expert loads; moments and step counts stay."""
         for optimizer in self.by_module.values():
             optimizer.zero_grad(set_to_none=True)
         for _, biases in self._biases:
@@ -86,9 +85,9 @@ class Updates:
 
 
 def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
-    """Return the divisor in float32 for a fused optimizer, or None where it is applied here.
+    """Return the divisor in float32 for a fused optimizer, or None if it is applied here.
 
-    float32 is too coarse for gradients in float64, which are divided here.
+    float32 is too coarse for gradients in float64, so they are divided here.
     """
     exact = [
         local_tensor(parameter.grad)

@@ -2,10 +2,10 @@
 
 Decides: which rows of a transfer belong to which forward of the source and of the target.
 Relies on: `layout.bridge_routing` for transfers, `comm.bridge_transfers` to move them.
-Leaves: holding rows to `mailbox`, calling it in the order of the program to `executor`.
+Leaves: holding rows to `mailbox`, and calls in the order of the program to `executor`.
 
-The target is cut from the source's graph: received rows are leaves that collect a gradient, forward
-by forward, which the backward transfer returns.
+The target is detached from the source's graph: received rows are leaves that collect a gradient,
+forward by forward, and the backward transfer returns it.
 """
 
 from dataclasses import dataclass
@@ -42,9 +42,10 @@ from mimo_launch.schedule.roles import needs_backward
 
 @dataclass(slots=True)
 class BridgeTraffic:
-    """What one transfer brings over one bridge, at this rank's ends of it.
+    """One transfer over one bridge, at this rank's ends of the bridge.
 
-    `sent` and `received` have the first row of each forward of source and target in their buffers.
+    `sent` and `received` give the first row, in their buffers, of each forward of source and
+    target.
     """
 
     sender: BridgeEnd | None
@@ -95,7 +96,7 @@ class RankBridge:
         self.posted.clear()
 
     def traffic(self, index: int) -> BridgeTraffic:
-        """Return a transfer, made at its first action."""
+        """Return a transfer; its first action creates it."""
         if index not in self.open:
             self.open[index] = self._open(index)
         return self.open[index]
@@ -122,11 +123,11 @@ class RankBridge:
         return traffic
 
     def places_in_source(self, forward: int) -> RowPlaces:
-        """Return where the rows that leave are among the tokens of a forward of the source."""
+        """Return the places of the leaving rows among the tokens of a forward of the source."""
         return self._places(self.source, forward)
 
     def places_in_target(self, forward: int) -> RowPlaces:
-        """Return where the rows that arrive belong among the tokens of a forward of the target."""
+        """Return the places of the arriving rows among the tokens of a forward of the target."""
         return self._places(self.target, forward)
 
     def _places(self, module: RankModule | None, forward: int) -> RowPlaces:
@@ -185,7 +186,7 @@ class RankBridge:
             state.incoming = post_receives(arriving, group_between, rank=self.rank, like=self.like)
 
     def wait(self, kind: Kind, index: int) -> None:
-        """Finish a receive; sends are waited for at the end of the step, they block nothing."""
+        """Finish a receive. Sends block nothing; `finish` waits for them at the end of the step."""
         if kind not in (Kind.RECV_F, Kind.RECV_B):
             return
         state, forward = self.open[index], kind is Kind.RECV_F
@@ -204,7 +205,7 @@ class RankBridge:
         return (state.sender, state.receiver) if forward else (state.receiver, state.sender)
 
     def _outgoing(self, state: BridgeTraffic, *, forward: bool) -> Tensor | None:
-        """Return the rows that leave, or the gradients of those that arrived, one after another."""
+        """Return the rows that leave, or the gradients of the rows that arrived, concatenated."""
         take = self.mail.output_to_send if forward else self.mail.take_input_gradient
         parts = [take(self.at(each)) for each in (state.sent if forward else state.received)]
         if not parts:
@@ -227,10 +228,10 @@ class RankBridge:
     def at(self, forward: int) -> Address:
         """Return the address of the rows of a forward: outputs of the source, inputs of the target.
 
-        A forward of either end is meant; what they make and what they take are held apart.
+        `forward` may be a forward of either end: the mailbox holds outputs and inputs apart.
         """
         return Address(self.bridge.name, None, forward)
 
     def received(self, forward: int) -> Tensor:
-        """Return the rows of a forward: a leaf, held for its gradient or for greedy answers."""
+        """Return the rows of a forward: a leaf, kept for its gradient or for greedy answers."""
         return self.mail.inputs.peek(self.at(forward))

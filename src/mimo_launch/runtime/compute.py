@@ -1,11 +1,11 @@
 """Forward and backward of this rank's stages.
 
-Decides: what becomes of the results of a stage, and the start of its backward.
+Decides: where the results of a stage go, and how its backward starts.
 Relies on: `mailbox` for tensors from other stages and bridges.
 Leaves: other inputs to `stage_inputs`, the order to `executor`.
 
 # Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward;
-# otherwise its weights would miss a reduction in which its peers wait.
+# otherwise its weights would miss a reduction that its peers wait for.
 """
 
 from collections.abc import Iterator, Mapping
@@ -74,9 +74,9 @@ class Stages:
     def _weighted(self, module: RankModule, found: StageLosses, step: StepState) -> Tensor:
         """Note the losses of a forward, and return their weighted sum.
 
-        Scale at the loss, sum everywhere: N is that of the whole step.
+        Scale at the loss, sum everywhere: the divisor counts the terms of the whole step.
         """
-        # An evaluation has the first ones only.
+        # An evaluation has only the first of them.
         means = {
             loss: each / max(1, step.data.num_terms(loss.module, loss.depth))
             for loss, each in zip(module.layout.losses, found.losses, strict=False)
@@ -105,7 +105,8 @@ class Stages:
     def edge_shape(self, action: Action, step: StepState) -> tuple[int, int]:
         """Return the shape [tokens of this rank, width] of a transfer between two stages."""
         module = self.modules[action.module].layout
-        # What is sent enters the next stage, and so do the gradients that come back.
+        # Activations sent forward enter the next stage; the gradients that come back are its
+        # inputs'.
         stage = (action.stage or 0) + (action.kind in (Kind.SEND_F, Kind.RECV_B))
         width = self.spec.modules[action.module].model.hidden * (1 + module.stages[stage].lanes)
         shards = shards_of_cp_rank(module)

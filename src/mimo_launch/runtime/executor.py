@@ -1,8 +1,8 @@
 """Executes this rank's program: its forwards, backwards and transfers, in the plan's order.
 
-Decides: which of a slot's actions are posted and waited for, and when gradients are reduced.
-Relies on: programs that the simulator has passed.
-Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, the update to
+Decides: when the actions of a slot are posted and waited for, and when gradients are reduced.
+Relies on: programs that have passed the simulator.
+Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, and the update to
 `optimizer`.
 """
 
@@ -33,7 +33,7 @@ from mimo_launch.spec.spec import Spec
 
 
 class Executor:
-    """Runs programs over this rank's modules; the clock notes each slot while it is started."""
+    """Runs programs over this rank's modules; the clock, while on, records each slot."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Executor:
     def run(self, program: Program, inputs: StepInputs) -> StepState:
         """Run the computes and transfers of a training step.
 
-        Gradients are left in the parameters, summed over dp x cp. The rest of a program is about
-        whole modules and the step (see `train.rank_session`).
+        Gradients stay in the parameters, summed over dp x cp. The other actions of a program
+        concern whole modules and the step (see `train.rank_session`).
 
         Ranks: collective, as the program says.
         """
@@ -97,7 +97,7 @@ class Executor:
                 _sync(module, stage, is_last=False)
         for position, slot in enumerate(program):
             self.progress.at(position)
-            # REDUCE is no work of its own: it has FSDP2 reduce in the backward of this slot.
+            # REDUCE does no work itself: it makes FSDP2 reduce in the backward of this slot.
             for action in slot:
                 if action.kind is Kind.REDUCE:
                     self._let_reduce(action)
@@ -109,7 +109,7 @@ class Executor:
     def _let_reduce(self, action: Action) -> None:
         """Let the last backward of a stage sum gradients over dp x cp and free gathered weights.
 
-        Fully sharded stages do both at every backward, without this.
+        Fully sharded stages do both at every backward anyway.
         """
         module = self.modules[action.module]
         if action.index == last_index(self.layout, module.layout):
@@ -128,10 +128,10 @@ class Executor:
     def choose(
         self, program: Program, step: StepState, tokens: dict[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Return the greedy next tokens of each microbatch, for given tokens [B, S] each.
+        """Return the greedy next tokens of each microbatch, given its `tokens` [B, S].
 
-        `step` is that of the last `run_forward`, whose rows are used again.
-        Ranks: collective over each language replica; ranks without language return nothing.
+        `step` is the state returned by the last `run_forward`; its rows are used again. Ranks:
+        collective over each language replica; ranks without language return nothing.
         """
         self.progress.beat()
         step.decoding = Decoding(tokens)
@@ -148,10 +148,10 @@ class Executor:
     def draw(
         self, program: Program, step: StepState, num_steps: int
     ) -> Mapping[tuple[str, int], Canvas]:
-        """Return what generators make, by generator and forward; flows take `num_steps` steps.
+        """Return the generators' results, by generator and forward; flows take `num_steps` steps.
 
-        `step` is that of the last `run_forward`, whose rows are used again. Ranks without a
-        generator return nothing.
+        `step` is the state returned by the last `run_forward`; its rows are used again. Ranks
+        without a generator return nothing.
 
         Ranks: collective over each replica of a generator.
         """
@@ -161,7 +161,7 @@ class Executor:
             for number in range(max(passes.values(), default=0)):
                 self.progress.beat()
                 for whole in program:
-                    # Transfers of a generator that is done may share a slot with those of another.
+                    # A generator that is done may share a slot of transfers with one that is not.
                     slot = tuple(action for action in whole if number < passes[action.module])
                     if slot and slot[0].kind is Kind.SHARE:
                         self._share_found(slot[0].module, drawing)
@@ -172,7 +172,7 @@ class Executor:
         return drawing.canvases
 
     def _share_found(self, name: str, drawing: Drawing) -> None:
-        """Give all stages of a generator what its last one has found in a pass."""
+        """Broadcast the result of a pass from a generator's last stage to all its stages."""
         module = self.modules[name]
         last = module.layout.pp_index(len(module.layout.stages) - 1)
         group = self.grids.group(name, "pp")
@@ -229,9 +229,10 @@ class Executor:
     def _transfer(self, slot: Iterable[Action], step: StepState) -> None:
         """Post everything in a slot, then wait for its receives; sends block nothing.
 
-        Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins, and a
-        driver call that a later kernel needs for the first time (to load code, to get a handle or
-        memory) can wait for it: two ranks that both wait so would wait forever.
+        Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins. A
+        driver call that a later kernel needs at its first use (to load code, to get a handle or
+        memory) can wait for that kernel, and two ranks that both wait in this way would wait
+        forever.
         """
         for action in slot:
             self._post(action, step)
@@ -243,7 +244,7 @@ class Executor:
 
 
 def no_losses(layout: Layout, device: torch.device) -> dict[str, Tensor]:
-    """Return a zero in float64 for each loss of a job."""
+    """Return a float64 zero for each loss of a job."""
     zero = torch.zeros((), dtype=torch.float64, device=device)
     return {loss.name: zero.clone() for loss in layout.losses}
 

@@ -1,9 +1,9 @@
-"""The inputs of generators: what they learn to make.
+"""The inputs of generators: their training targets and noise.
 
 Decides: that all stages and all ranks of a replica see the same noise.
 Relies on: `data.random_draws`.
 Leaves: reading images and drawing noise to `train`, the loss to `models.flow` and `models.talker`,
-what they make in an evaluation to `sampling`.
+generation in an evaluation to `sampling`.
 """
 
 from collections.abc import Iterable
@@ -27,9 +27,9 @@ from mimo_launch.models.encoder_inputs import (
 
 @dataclass(frozen=True, slots=True)
 class HeldNoise:
-    """The noise of the patches of one cp rank, [N, P], and the times to learn at, [N].
+    """The noise of the patches of one cp rank, [N, P], and their training times, [N].
 
-    `is_patch` [N] is 0 on padding. All are in at least fp32; patches get type `dtype`.
+    `is_patch` [N] is 0 on padding. All are in at least fp32; patches get dtype `dtype`.
     """
 
     values: Tensor
@@ -38,19 +38,19 @@ class HeldNoise:
     dtype: torch.dtype
 
     def towards(self, images: Patches) -> NoisedPatches:
-        """Return patches on their way to these images, at the times to learn at."""
+        """Return patches between the noise and these images, at the training times."""
         pixels, t_N1 = images.values.to(self.values.dtype), self.times[:, None]
         mixed = ((1 - t_N1) * self.values + t_N1 * pixels).to(self.dtype)
         target = pixels - self.values
         return NoisedPatches(Patches(mixed, images.positions), self.times, target, self.is_patch)
 
     def beside(self, images: Patches) -> PatchTargets:
-        """Return these images with the noise, and the times to learn at."""
+        """Return these images with the noise and the training times."""
         pixels = images.values.to(self.values.dtype)
         return PatchTargets(pixels, images.positions, self.values, self.times, self.is_patch)
 
     def at_time(self, time: float, made: Patches) -> NoisedPatches:
-        """Return patches that are being made, all at one time."""
+        """Return patches that are being generated, all at one time."""
         times = torch.full_like(self.times, time)
         patches = Patches(made.values.to(self.dtype), made.positions)
         return NoisedPatches(patches, times, None, self.is_patch)
@@ -59,12 +59,12 @@ class HeldNoise:
 def noise_held(
     noises: Iterable[Noise], held: range, numbers: int, context: ParallelContext
 ) -> HeldNoise:
-    """Return the noise of the patches `held` by a cp rank, from that of all images of a replica."""
+    """Return the noise of the patches `held` by a cp rank, cut from the noise of all images."""
     noise = np.zeros((len(held), numbers), np.float32)
     times, is_patch = np.zeros((2, len(held)))
     first = 0
     for each in noises:
-        # It is drawn row by row, and a row may be several patches.
+        # Noise is drawn row by row, and a row may be several patches.
         values = each.values.reshape(-1, numbers)
         last = first + len(values)
         start, stop = max(first, held.start), min(last, held.stop)
@@ -79,6 +79,6 @@ def noise_held(
 
 
 def code_frames(read: Patches) -> CodeFrames:
-    """Return the frames that are in these patches, which hold codes to see and codes to say."""
+    """Return the frames in these patches, which hold input codes and target codes."""
     seen, said = read.values.chunk(2, dim=1)
     return CodeFrames(seen, said.masked_fill(read.positions == 0, IGNORE_LABEL))

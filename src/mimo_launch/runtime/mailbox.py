@@ -1,11 +1,12 @@
 """Activations and gradients that this rank holds between two actions of a step, by address.
 
 Decides: how long a tensor is held.
-Relies on: programs that the simulator has passed, in which nothing is taken before it is put.
+Relies on: programs that have passed the simulator, so that nothing is taken before it is put.
 Leaves: making tensors to `compute`, moving them to `stage_transfers` and `bridges`.
 
-An *input* is what a stage received: a leaf that collects a gradient, which is sent back. An
-*output* is what a stage made, with its graph, until backward takes it with its *gradient*.
+An *input* is a tensor that a stage received: a leaf that collects a gradient, which is sent back.
+An *output* is a tensor that a stage made, with its graph; it stays until backward takes it with its
+*gradient*.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from mimo_launch.schedule.actions import Action
 
 
 class Address(NamedTuple):
-    """A stage of a module and one of its forwards; stage None: rows on the bridge of that name."""
+    """A stage of a module and one of its forwards; with stage None, rows on the bridge `module`."""
 
     module: str
     stage: int | None
@@ -33,7 +34,8 @@ class Address(NamedTuple):
 class HeldTensors:
     """Tensors of one kind by address; each is put once, and taken once.
 
-    Raises: RuntimeError on a second one, or on none: both are errors of the schedule.
+    Raises: RuntimeError if there is already a tensor, or none to take: both are errors of the
+    schedule.
     """
 
     def __init__(self, kind: str) -> None:
@@ -78,7 +80,7 @@ class Mailbox:
             box.clear()
 
     def take_input(self, at: Address) -> Tensor:
-        """Return what a stage received; keep it if it will have a gradient."""
+        """Return the tensor that a stage received; keep it if it will have a gradient."""
         received = self.inputs.peek(at)
         return received if received.requires_grad else self.inputs.take(at)
 
@@ -98,7 +100,7 @@ class Mailbox:
         return output.detach() if output.requires_grad else self.outputs.take(at)
 
     def backward(self, outputs: Sequence[Address], loss: Address | None) -> None:
-        """Run backward from outputs and their gradients, and from a loss, and release all."""
+        """Run backward from outputs and their gradients, and from a loss; release all of them."""
         tensors = [self.outputs.take(at) for at in outputs]
         gradients: list[Tensor | None] = [self.gradients.take(at) for at in outputs]
         if loss is not None:

@@ -1,15 +1,15 @@
-"""The interface of a loader, and the tensors that the runtime makes of its samples.
+"""The interface of a loader, and the tensors that the runtime makes from its samples.
 
 Decides: the form of text, documents and places for a model, and the position ids of text and of the
 rows of images on several axes (M-RoPE), as runs of tokens.
-Relies on: `layout.step_views` for the samples of a replica, so that every stage of language knows
-them without messages.
+Relies on: `layout.step_views` for the samples of a replica, so that every language stage knows them
+without messages.
 Leaves: reading and decoding to `train`, with the ranks of `layout.step_views`; angles to
 `layers.sequence_contexts`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
-from there; the position after an image is behind its longer side. So it is after a video, each of
-whose temporal patches has a time of its own, or behind the last of these (Qwen2.5-Omni).
+from there; the next position follows the image's longer side. Each temporal patch of a video has
+its own time; the next position follows the longest side or the last of these times (Qwen2.5-Omni).
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
@@ -49,9 +49,9 @@ class PositionRun:
 
 
 def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun]:
-    """Yield the runs of the `seq` tokens of a sample with these images, in order.
+    """Yield, in order, the runs that cover the `seq` tokens of a sample with these images.
 
-    Lines with text between them are images of their own.
+    Lines of an image with text between them count as separate images.
     """
     token = position = corner = 0
     lines = (line for image in images for line in image.lines)
@@ -91,12 +91,12 @@ class StepInputs(Protocol):
         """Return the images of a sample for one encoder."""
 
     def noises(self, sample: int, generator: str, numbers: int) -> Sequence[Noise]:
-        """Return the noise of each image that a generator makes, of patches of `numbers`."""
+        """Return the noise of each image that a generator makes, in patches of `numbers` values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens and labels of one microbatch, [B, S], all positions."""
+    """Tokens and labels of one microbatch, [B, S] over all positions."""
 
     tokens: Tensor
     labels: Tensor
@@ -128,9 +128,9 @@ def document_lengths(documents: np.ndarray) -> tuple[int, ...]:
 def read_positions(
     view: LanguageView, inputs: StepInputs, encoders: Collection[str], device: torch.device
 ) -> Tensor:
-    """Return time, height and width of the tokens of one microbatch, [3, B, S], all positions.
+    """Return time, height and width of the tokens of one microbatch, [3, B, S] over all positions.
 
-    Rows of `encoders` are places in images, all other tokens are text; each document counts from 0.
+    Rows of `encoders` are places in images, all other tokens are text. Each document counts from 0.
     """
     found, seq = [], view.layout.seq
     for sample in view.samples:
@@ -147,9 +147,9 @@ def read_positions(
 def read_images(
     view: LanguageView, encoders: Collection[str], device: torch.device
 ) -> Tensor | None:
-    """Return the number of the image of each token of one microbatch, [B, S], all positions.
+    """Return the image number of each token of one microbatch, [B, S] over all positions.
 
-    Tokens of text have -1. Without images of `encoders`: None.
+    Text tokens have -1. Return None if there are no images of `encoders`.
     """
     numbers = np.full((len(view.samples), view.layout.seq), -1, dtype=np.int64)
     for row, sample in zip(numbers, view.samples, strict=True):
@@ -163,15 +163,15 @@ def read_images(
 def token_shares(view: LanguageView, device: torch.device) -> Tensor:
     """Return 1/T for each of the T tokens of a sample and 0 for its padding, in float64.
 
-    Shape: [B, S], all positions of one microbatch. A record of a pack that could not be read is a
-    gap without tokens.
+    Shape: [B, S] over all positions of one microbatch. A record of a pack that could not be read
+    leaves a gap without tokens.
     """
     tokens = is_token(view)
     return to_device(tokens / np.maximum(1, tokens.sum(axis=1, keepdims=True)), device)
 
 
 def is_token(view: LanguageView) -> np.ndarray:
-    """Return which positions of one microbatch hold a token, not padding: bool [B, seq]."""
+    """Return the mask of the positions of one microbatch that are not padding: bool [B, seq]."""
     samples = [view.data.samples[index] for index in view.samples]
     found = np.zeros((len(samples), view.layout.seq), dtype=np.bool_)
     for row, sample in zip(found, samples, strict=True):
@@ -195,7 +195,7 @@ def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
 
 
 def image_places(view: EncoderView, held: range) -> np.ndarray:
-    """Return (y, x) in its image of each patch `held`, int64 [N, 2]; 0 for padding."""
+    """Return the place (y, x) of each patch `held` in its image, int64 [N, 2]; 0 for padding."""
     side = math.isqrt(view.module.patches_per_row)
     places = np.zeros((len(held), 2), dtype=np.int64)
     first = 0
@@ -211,9 +211,9 @@ def image_places(view: EncoderView, held: range) -> np.ndarray:
 
 
 def row_sources(view: EncoderView, context: ParallelContext) -> RowSources | None:
-    """Return what the rows of images in tiles that this rank makes are made of, if there are any.
+    """Return the sources of the rows that this rank makes of tiled images; None without tiles.
 
-    Rows that pad the list are learned ones; nobody reads them.
+    Padding rows of the list use the learned row; no rank reads them.
     """
     if (tiles := view.module.tiles) is None:
         return None

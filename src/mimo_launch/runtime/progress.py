@@ -1,10 +1,10 @@
-"""The progress of this rank, in cells that its parent can read while it hangs or after its death.
+"""The progress of this rank, in cells that its parent can read if the rank hangs or has died.
 
-Decides: the phases of a worker and what is noted of each.
-Relies on: a few integers of shared memory, or a plain list without a parent.
+Decides: the phases of a worker and the record of each.
+Relies on: a few integers in shared memory, or a plain list if there is no parent.
 Leaves: judging progress and naming the rank at fault to `launcher`.
 
-A write costs a clock call and three stores, so every action of a step is noted.
+A write costs a clock call and three stores, so every slot of a step is recorded.
 """
 
 import time
@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a worker is doing, in the order of a run."""
+    """The phases of a worker, in the order of a run."""
 
     STARTING = 0
     CONNECTING = 1
@@ -35,7 +35,7 @@ class Phase(IntEnum):
 
     @property
     def words(self) -> str:
-        """What the rank is doing, as in "rank 3 was ...ing"."""
+        """The phase in words that follow "rank 3 was"."""
         return _WORDS[self]
 
 
@@ -61,10 +61,10 @@ _WORDS = {
 
 
 class Cause(IntEnum):
-    """Why a worker failed: its own error counts more than one that another rank may have caused.
+    """Why a worker failed; its own error outranks one that another rank may have caused.
 
-    OWN: its own error. LOST: a peer went away. TIMEOUT: a peer did not come. FINAL: the run ended
-    on purpose, and would again.
+    OWN: its own error. LOST: a peer went away. TIMEOUT: a peer did not arrive. FINAL: the run ended
+    on purpose, and would do so again.
     """
 
     NONE = 0
@@ -75,7 +75,7 @@ class Cause(IntEnum):
 
 
 class Cell(IntEnum):
-    """Cells of one rank. Times are of the host's monotonic clock, in nanoseconds; 0 is never."""
+    """Cells of one rank. Times are nanoseconds of the host's monotonic clock; 0 means never."""
 
     PHASE = 0
     STEP = 1
@@ -94,7 +94,7 @@ class Progress:
         self._cells: MutableSequence[int] = [0] * len(Cell) if cells is None else cells
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Note the start of a phase, and of a step if one is given."""
+        """Record the start of a phase, and of a step if one is given."""
         self._cells[Cell.PHASE] = phase
         self._cells[Cell.POSITION] = 0
         if step is not None:
@@ -102,29 +102,29 @@ class Progress:
         self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def at(self, position: int) -> None:
-        """Note which slot of the program is running."""
+        """Record which slot of the program is running."""
         self._cells[Cell.POSITION] = position
         self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def beat(self, phase: Phase | None = None) -> None:
-        """Note progress inside a long phase; with `phase`, only while that is the current one.
+        """Record progress inside a long phase; with `phase`, only while that is the current one.
 
-        A thread beside the main one passes its phase: its progress must not hide that the main
+        Threads other than the main one pass their phase: their progress must not hide that the main
         thread makes none.
         """
         if phase is None or self._cells[Cell.PHASE] == phase:
             self._cells[Cell.CHANGED] = time.monotonic_ns()
 
     def alive(self) -> None:
-        """Note that a thread of this rank can run Python code; that is no progress."""
+        """Record that a thread of this rank can run Python code; this is not progress."""
         self._cells[Cell.ALIVE] = time.monotonic_ns()
 
     def failed(self, cause: Cause) -> None:
-        """Note that this rank has failed, before its peers lose it."""
+        """Record that this rank has failed, before its peers lose it."""
         self._cells[Cell.CAUSE] = cause
         self._cells[Cell.FAILED] = time.monotonic_ns()
 
     def finished(self, ended_by: int) -> None:
-        """Note that this rank is done; `ended_by` is the signal that ended it, or 0."""
+        """Record that this rank is done; `ended_by` is the signal that ended it, or 0."""
         self._cells[Cell.SIGNAL] = ended_by
         self.enter(Phase.FINISHED)

@@ -1,8 +1,8 @@
-"""How generators make images and codes in an evaluation: pass by pass.
+"""How generators make images and codes in an evaluation, pass by pass.
 
-Decides: what a pass of a generator adds to what it makes: an Euler step, or a frame of codes.
+Decides: what each pass of a generator adds: an Euler step, or a frame of codes.
 Relies on: `generator_inputs` for noise.
-Leaves: the passes to the programs of the plan, writing files to `train`.
+Leaves: the passes to the programs of the plan, and writing files to `train`.
 """
 
 from typing import Protocol
@@ -29,19 +29,19 @@ class Canvas(Protocol):
     passes: int
 
     def seen(self) -> NoisedPatches | CodeFrames:
-        """Return what the stages of the generator get in the next pass."""
+        """Return the input of the generator's stages in the next pass."""
         ...
 
     def nothing(self) -> Tensor:
-        """Return a tensor for what a pass finds, on ranks that have not found it."""
+        """Return a buffer for the result of a pass, for the ranks that receive it."""
         ...
 
     def add(self, found: Tensor) -> None:
-        """Take in what the last stage has found in a pass."""
+        """Add the last stage's result of a pass."""
         ...
 
     def whole(self) -> Tensor:
-        """Return all that the replica has made, in the order of its list, on the CPU.
+        """Return the whole result of the replica, in the order of its list, on the CPU.
 
         Ranks: collective over the tp and cp ranks of a stage.
         """
@@ -51,7 +51,7 @@ class Canvas(Protocol):
 class NoiseCanvas:
     """Patches on their way from noise to images, in Euler steps of equal size.
 
-    Source: arXiv:2209.03003, section 2. `values` [N, P] are those of this cp rank.
+    Source: arXiv:2209.03003, section 2. `values` [N, P] are the patches of this cp rank.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class NoiseCanvas:
 
 
 class CodesCanvas:
-    """Frames of codes, one more of each clip in each pass: the most probable ones.
+    """Frames of codes: each pass adds the most probable codes of one frame to each clip.
 
-    `frames` [frames of the replica, padding included] number them in their clip, from 0 on; `codes`
-    are those said so far.
+    `frames` [frames of the replica, padding included] holds the number of each frame in its clip,
+    from 0; `codes` holds the codes generated so far.
     """
 
     def __init__(
         self, view: EncoderView, context: ParallelContext, codes: Codes, *, passes: int
     ) -> None:
-        """Begin with nothing said: every clip is as long as the true one."""
+        """Begin without codes; every clip is as long as the true one."""
         self.context, self.start, self.passes = context, codes.start_code, passes
         self._done = 0
         self.held = view.held(context.cp.index)
@@ -106,17 +106,17 @@ class CodesCanvas:
         )
 
     def seen(self) -> CodeFrames:
-        """Return the frames so far; each sees the one before it."""
+        """Return the input frames: each frame sees the codes of the frame before it."""
         is_first = (self.frames == 0)[:, None]
         before = self.codes.roll(1, dims=0).masked_fill(is_first, self.start)
         return CodeFrames(before[self.held.start : self.held.stop], None)
 
     def nothing(self) -> Tensor:
-        """Return codes of all frames of this cp rank."""
+        """Return a buffer for the codes of all frames of this cp rank."""
         return torch.empty_like(self.codes[self.held.start : self.held.stop])
 
     def add(self, found: Tensor) -> None:
-        """Keep the codes of the frame whose turn it is. Ranks: collective over cp."""
+        """Keep the codes of the current frame of each clip. Ranks: collective over cp."""
         everywhere = all_gather(found.contiguous(), self.context.cp)
         self.codes = torch.where((self.frames == self._done)[:, None], everywhere, self.codes)
         self._done += 1

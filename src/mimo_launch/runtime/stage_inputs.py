@@ -1,7 +1,7 @@
 """The inputs of a stage for one forward: tokens, patches, places, rows, noise.
 
 Decides: what each stage of each kind of module gets.
-Relies on: the views of a step for what a replica works on; `bridges` for rows that have arrived.
+Relies on: the views of a step for a replica's samples; `bridges` for rows that have arrived.
 Leaves: running stages to `compute`.
 """
 
@@ -66,7 +66,7 @@ from mimo_launch.spec.spec import Model, Spec
 
 @dataclass(slots=True)
 class Decoding:
-    """Greedy answers by microbatch: the tokens so far [B, all positions], the choices of a pass."""
+    """Greedy answers by microbatch: the tokens so far [B, all positions] and a pass's choices."""
 
     tokens: dict[int, Tensor]
     choices: dict[int, Tensor] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Decoding:
 
 @dataclass(slots=True)
 class Drawing:
-    """What generators make, by generator and forward, and what the last stages found in a pass."""
+    """Results of generators, by generator and forward, and the last stages' outputs of a pass."""
 
     canvases: dict[tuple[str, int], Canvas] = field(default_factory=dict)
     found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -86,15 +86,15 @@ class StepState:
 
     inputs: StepInputs
     views: StepViews
-    # Of each module that computes one, as far as this rank counts it.
+    # By name of the loss: this rank's part of the sum.
     losses: dict[str, Tensor]
-    # By module and forward, to find the one that is not finite.
+    # By module and forward, to find a loss that is not finite.
     forward_losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    # By module that says codes: how many of an evaluation are right, as far as this rank counts.
+    # By module that generates codes: this rank's count of right codes in an evaluation.
     right_codes: dict[str, Tensor] = field(default_factory=dict)
-    # Set while greedy answers are found, in place of a loss.
+    # Set while the last stage chooses greedy answers instead of computing a loss.
     decoding: Decoding | None = None
-    # Set while generators make images, in place of a loss.
+    # Set while generators draw instead of computing a loss.
     drawing: Drawing | None = None
 
     @property
@@ -158,7 +158,7 @@ class StageInputs:
         )
 
     def of_language(self, stage: int, microbatch: int, step: StepState) -> LanguageInput:
-        """Return what a stage of language gets of a microbatch."""
+        """Return the input of a language stage for a microbatch."""
         module = self.modules[LANGUAGE]
         cp, here = module.context.cp, module.layout.stages[stage]
         view = self._language_view(microbatch, step)
@@ -172,7 +172,7 @@ class StageInputs:
         into = self.layout.bridges_into(LANGUAGE) if here.is_first else ()
         bridges = [(bridge.source, self.bridges[bridge.name]) for bridge in into]
         ahead: Iterator[TextAhead] = iter(())
-        # What an evaluation says of a model is its main loss.
+        # An evaluation reports only the main loss.
         if here.is_last and labels is not None and not step.data.heldout:
             depths = kind_of(self.spec.language.model).depths
             balance = module.aux_loss
@@ -192,17 +192,18 @@ class StageInputs:
         )
 
     def encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
-        """Return what this rank's replica of an encoder encodes for a group."""
+        """Return the samples of a group that this rank's replica of an encoder encodes."""
         replica = module.layout.grid.index("dp", self.rank)
         return step.views.encoder(module.name, replica, group)
 
     def canvas(self, module: RankModule, group: int, step: StepState, num_steps: int) -> Canvas:
-        """Return what a generator begins to make with; flows take `num_steps` steps."""
+        """Return the initial canvas of a generator; flows take `num_steps` steps."""
         view, context = self.encoder_view(module, group, step), module.context
         if (codes := kind_of(self._model(module)).codes) is None:
             places = to_device(image_places(view, view.held(context.cp.index)), context.device)
             return NoiseCanvas(self.noise(module, group, step), places, context, num_steps)
-        # As many passes on every replica: sharded weights are gathered over all of them.
+        # Every replica needs the same number of passes: sharded weights are gathered over all of
+        # them.
         spans = (span for sample in step.data.samples for span in sample.spans.get(module.name, ()))
         longest = max((span.rows for span in spans), default=0)
         return CodesCanvas(view, context, codes, passes=longest)
@@ -228,7 +229,7 @@ class StageInputs:
     def _made(
         self, module: RankModule, group: int, patches: Patches | None, step: StepState
     ) -> NoisedPatches | CodeFrames | PatchTargets:
-        """Return what a generator learns to make of a group, or has made so far."""
+        """Return a generator's training targets for a group, or its result so far."""
         if step.drawing is not None:
             return step.drawing.canvases[module.name, group].seen()
         if patches is None:
@@ -246,7 +247,7 @@ class StageInputs:
         return [image for images in each for image in images]
 
     def _extras_held(self, module: RankModule, view: EncoderView) -> range:
-        """Return which of all extra tokens of a view this rank embeds."""
+        """Return the range of a view's extra tokens that this rank embeds."""
         shards = shards_of_cp_rank(module.layout)
         first = module.context.cp.index * shards + (module.context.tp.index if shards > 1 else 0)
         return range(first * view.extra_tokens, (first + 1) * view.extra_tokens)
@@ -270,7 +271,7 @@ class StageInputs:
         )
 
     def _windows(self, module: RankModule, view: EncoderView, held: range) -> ImageContext | None:
-        """Return the mask of layers that attend in windows, if a module has any."""
+        """Return the mask of layers that attend in windows; None if the module has none."""
         side, per_row = module.layout.window_side, module.layout.patches_per_row
         if side is None:
             return None
@@ -280,27 +281,27 @@ class StageInputs:
     def _wanted(
         self, module: RankModule, stage: int, microbatch: int, step: StepState
     ) -> dict[str, RowPlaces]:
-        """Return the places of the rows that generators read of a microbatch, by generator."""
+        """Return the places of the rows that generators read from a microbatch, by generator."""
         if not module.layout.stages[stage].is_last or step.decoding is not None:
             return {}
         bridges = [self.bridges[each.name] for each in self.layout.bridges_from(module.name)]
         return {each.bridge.target: each.places_in_source(microbatch) for each in bridges}
 
     def _routing(self, view: LanguageView, held: Tensor) -> RoutingContext | None:
-        """Return what experts need of the tokens that this rank holds of each sequence."""
+        """Return the routing context of the tokens that this rank holds; None without experts."""
         loss = self.modules[LANGUAGE].aux_loss
         if loss is None:
             return None
         return RoutingContext(token_shares(view, self.grids.device)[:, held], loss)
 
     def _positions(self, view: LanguageView, step: StepState, held: Tensor) -> Tensor:
-        """Return the position ids of the tokens held of each sequence: [S] or [3, B, S].
+        """Return the position ids of the tokens that this rank holds: [S] or [3, B, S].
 
         Every stage computes them from the data of the step.
         """
         if kind_of(self.spec.language.model).mrope is None:
             return held
-        # Images that language sees through a connector are rows like text.
+        # Rows of images that language sees through a connector count like text.
         reads = self.layout.language.reads
         images = [name for name in reads if kind_of(self.spec.modules[name].model).images]
         return read_positions(view, step.inputs, images, self.grids.device)[:, :, held]

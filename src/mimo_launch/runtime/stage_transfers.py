@@ -1,11 +1,11 @@
 """Transfers between neighbouring stages of one module on this rank.
 
 Decides: the buffers of sends and receives.
-Relies on: `schedule.channels` for the partner, whose messages arrive in the order sent; shapes
-known on both sides, so no handshake.
-Leaves: holding activations to `mailbox`, bridges between modules to `bridges`.
+Relies on: `schedule.channels` for the partner; messages that arrive in the order sent; shapes known
+on both sides, so that no handshake is needed.
+Leaves: holding activations to `mailbox`, and bridges between modules to `bridges`.
 
-Every tp and cp rank of a stage sends its own shard to the rank at the same place of the next stage.
+Every tp and cp rank of a stage sends its own shard to the rank at the same place in the next stage.
 A received activation is a leaf: its gradient is sent back.
 """
 
@@ -72,7 +72,7 @@ class StageEdges:
         self._incoming[action] = _Incoming(work, buffer)
 
     def wait(self, action: Action) -> None:
-        """Finish a receive; sends block nothing and are waited for at the end of the step."""
+        """Finish a receive. Sends block nothing; `finish` waits for them at the end of the step."""
         if action.kind not in (Kind.RECV_F, Kind.RECV_B):
             return
         incoming = self._incoming.pop(action)
@@ -82,6 +82,6 @@ class StageEdges:
             self.mail.inputs.put(Address.of(action), incoming.buffer.requires_grad_(needs_grad))
         else:
             self.mail.gradients.put(Address.of(action), incoming.buffer)
-            # Its gradient is here, so the activation has arrived: free its buffer.
+            # The gradient is here, so the activation has arrived: free its buffer.
             sent, _ = self._sent.pop(replace(action, kind=Kind.SEND_F))
             sent.wait()

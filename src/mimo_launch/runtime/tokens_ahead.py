@@ -1,7 +1,7 @@
-"""What each depth of multi-token prediction reads of a microbatch.
+"""The text that each depth of multi-token prediction reads from a microbatch.
 
-Decides: that text is moved before it is cut over cp, so that no rank needs tokens of another; which
-tokens count in the balance of experts: those with a token as far ahead.
+Decides: that text is shifted before it is cut over cp, so that no rank needs another rank's tokens;
+that a token counts in the balance of experts only if there is a token that far ahead.
 Relies on: `data.tokens_ahead` for documents.
 Leaves: the loss to `models.language_model`.
 """
