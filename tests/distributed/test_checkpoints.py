@@ -344,6 +344,21 @@ def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[A
     return events
 
 
+def save_at_once(spec: Spec, folder: Path) -> None:
+    with RankSession(Plan.of(spec)) as session:
+        state, saver = start_run(session, folder, print)
+        assert saver is not None
+        saver.save(state)
+        saver.finish()
+
+
+def test_a_save_before_the_first_update_counts_none(tmp_path: Path) -> None:
+    """Bias correction begins with the first update."""
+    run_on_running_ranks(save_at_once, make_spec("one rank", 3), tmp_path, world_size=1)
+    [saved] = all_checkpoints(tmp_path)
+    assert set(read_marker(saved).updates.values()) == {0}
+
+
 @pytest.mark.usefixtures("late")
 def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
     """A save is due after step 3, in the middle of two bad steps: it follows the next good one."""
