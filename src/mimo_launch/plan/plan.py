@@ -52,7 +52,7 @@ class RankPlan:
 
     @cached_property
     def sums(self) -> tuple[Action, ...]:
-        """The sums of gradients that follow the last backward, over tp and of a tied embedding."""
+        """The sums of gradients after the last backward: over tp, and of a tied embedding."""
         ends = (slot[0] for slot in self.training)
         return tuple(each for each in ends if each.kind in (Kind.SUM_TP, Kind.SUM_TIED))
 
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def p2p_groups(self) -> tuple[P2PGroup, ...]:
-        """The job-wide groups that carry channels, in the order of their creation, after those."""
+        """The job-wide groups that carry channels, created after `groups` in this order."""
         return p2p_groups_of(self.layout)
 
     @cached_property
@@ -106,7 +106,7 @@ class Plan:
 
     @cached_property
     def drawing(self) -> Programs:
-        """The program of each rank that moves what generators make one step away from noise."""
+        """The program of each rank for one drawing step of the generators, away from noise."""
         return generate_drawing(self.layout, self.evaluation)
 
     @cached_property
@@ -131,7 +131,7 @@ class Plan:
         _ = self.simulation
         if self.spec.eval is not None:
             proven(self.layout, self.evaluation)
-            # The rows are there: nobody waits for the modules that made them.
+            # The rows exist already: no module waits for the modules that made them.
             learning = (module for module in self.layout.modules if module.computes_loss)
             alone = tuple(replace(module, reads=()) for module in learning)
             proven(replace(self.layout, modules=alone[:1]), self.decoding)
@@ -139,10 +139,10 @@ class Plan:
 
     @cached_property
     def identity(self) -> str:
-        """12 hex digits over the resolved spec, the programs and this version.
+        """A hash (12 hex digits) of the resolved spec, the programs and the version.
 
-        Ranks with equal ones will do the same things. A setting that is as by default does not
-        count, so that new settings change no plan.
+        Ranks with equal hashes will do the same things. A setting at its default does not count, so
+        that new settings change no plan.
         """
         every = [self.training]
         if self.spec.eval is not None:

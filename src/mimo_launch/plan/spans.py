@@ -1,8 +1,8 @@
-"""The old address of `mimo_launch.drawing.spans`, for this release.
+"""The old import path of `mimo_launch.drawing.spans`, kept for this release.
 
 Decides: nothing.
-Relies on: the new one.
-Leaves: everything to it.
+Relies on: the new path.
+Leaves: everything to `drawing.spans`.
 """
 
 import sys

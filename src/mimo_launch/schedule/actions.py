@@ -7,13 +7,13 @@ Leaves: their order to `generate`, their meaning in time to `deadlock_proof`, th
 
 Text form: `vision.0F2` is the forward of stage 0 of `vision` on group 2; `language.1SEND_B3` sends
 the gradient of microbatch 3 from stage 1 to stage 0; `vision>SEND_F2` sends group 2 over the bridge
-from `vision` to `language`, `vision>merger>SEND_F2` over that to `merger`, `vision>EXCHANGE_F0`
-moves a whole group as one collective. Actions joined by `+` are posted together and waited for
-together. `language.0B3+language.0REDUCE3` is a
-backward that ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED`
-finish the gradients of a module; `step:NORM` and `step:UPDATE` end the step;
-`language:SHARE` ends a pass of greedy decoding: the last stage sends its choices to its replica; so
-does that of a generator with the velocities of a drawing step.
+from `vision` to `language`, `vision>merger>SEND_F2` over the bridge to `merger`,
+`vision>EXCHANGE_F0` moves a whole group as one collective. Actions joined by `+` are posted
+together, and the rank waits for all of them. `language.0B3+language.0REDUCE3` is a backward that
+ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED` finish the
+gradients of a module; `step:NORM` and `step:UPDATE` end the step. `language:SHARE` ends a pass of
+greedy decoding: the last stage sends its choices to its replica. The last stage of a generator
+sends the velocities of a drawing step in the same way.
 """
 
 import re
@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What an action does. Sends and receives name the end of the edge they run on."""
+    """What an action does. Sends and receives name the end of the edge on which they run."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -55,18 +55,18 @@ class Kind(StrEnum):
         return self in (Kind.EXCHANGE_F, Kind.EXCHANGE_B)
 
 
-# A program has these once, without an index.
+# These occur once in a program, without an index.
 ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.UPDATE, Kind.SHARE)
 STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a rank does.
+    """One thing that a rank does.
 
-    `stage` is None on a bridge, whose name is then the `module`, and for what a rank does once per
-    module or, with `step` as the `module`, once per step. `index` counts microbatches for language,
-    groups of microbatches for other modules and for bridges.
+    `stage` is None on a bridge, where `module` is the name of the bridge. It is also None for an
+    action that occurs once per module or, with `step` as the `module`, once per step. `index`
+    counts microbatches for language, groups of microbatches for other modules and for bridges.
     """
 
     module: str

@@ -2,14 +2,14 @@
 
 Decides: what a rank starts next, by one of several rules, and which rule makes the shortest step
 under costs that follow from the layout.
-Relies on: `pipeline` for the order of language and upstream encoders, `rank_classes` to treat ranks
-that do the same as one.
+Relies on: `pipeline` for the order of language and upstream encoders, `rank_classes` to schedule
+one rank for all ranks that do the same.
 Leaves: transfers to `generate`, proving and timing to `deadlock_proof`.
 
 Language keeps the order and the memory of 1F1B; between its actions each rank works on groups of
 encoders. All ranks of an action start together, after its inputs have ended, and each rank's
 program keeps the order of its starts, so the programs end under any costs. How much encoder work is
-hidden depends on how the real costs compare to those assumed here.
+hidden depends on how real costs compare to the assumed ones.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ Ranks = tuple[int, ...]
 class Rule:
     """How a rank chooses what to start next.
 
-    A `patient` rank leaves a slot idle rather than delay pipeline work that is about to come. A
-    group's forward goes before the pipeline once stage 0 is `lead` microbatches away from the
-    group; None: never.
+    A `patient` rank stays idle rather than delay pipeline work that is about to come. A group's
+    forward gets priority over the pipeline once stage 0 is `lead` microbatches away from the group;
+    None: never.
     """
 
     patient: bool
@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(slots=True)
 class _Queue:
-    """The forwards, or the backwards, of one stage on alike replicas of an encoder, in order."""
+    """The forwards or the backwards of one stage, in order, on encoder replicas that are alike."""
 
     module: ModuleLayout
     stage: int
@@ -60,7 +60,7 @@ class _Queue:
 
 
 class Teams:
-    """The classes of ranks that work together on a stage, and on a stage of a kind of replica."""
+    """The classes of ranks that work together on a stage, overall and per kind of replica."""
 
     def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
         self.layout, self.classes = layout, classes
@@ -79,7 +79,7 @@ class Teams:
         self.inputs = cache(partial(_inputs, layout))
 
     def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
-        """Return one replica of each kind, with its ranks that hold a stage."""
+        """Return one replica of each kind, with the classes of its ranks that hold a stage."""
         place = module.pp_index(stage)
         return [
             (replica, self._alike(module.grid.slice(dp=replica, pp=place)))
@@ -90,7 +90,7 @@ class Teams:
         return tuple(sorted({self.classes[rank] for rank in ranks}))
 
     def _replicas(self, module: ModuleLayout) -> list[int]:
-        """Return one dp index for each set of replicas whose stages are on alike ranks."""
+        """Return one dp index for each set of replicas that are on the same classes of ranks."""
         stages = [module.grid.slices("dp", pp=place) for place in range(module.grid.size("pp"))]
         kinds: dict[tuple[Ranks, ...], int] = {}
         for replica, places in enumerate(zip(*stages, strict=True)):
@@ -109,7 +109,7 @@ class Filler:
         self.at = [0] * len(self.pipeline)
         self.free = [0.0] * len(self.pipeline)
         self.orders: list[list[Action]] = [[] for _ in self.pipeline]
-        # When the work of one replica ended; -1 stands for all of them together.
+        # When an action ended on a replica; -1 means all replicas together.
         self.ends: dict[tuple[Action, int], float] = {}
         self.now = 0.0
         self.reached = 0  # The next forward of language's first stage.
@@ -123,20 +123,20 @@ class Filler:
         ]
 
     def run(self) -> list[list[Action]]:
-        """Return what each class computes, in order; `now` is then the end of the last of it."""
+        """Return what each class computes, in order; `now` is then the end of the last compute."""
         while True:
             while self._start_what_can(patient=self.rule.patient):
                 pass
             later = [time for time in self.free if time > self.now + EPSILON]
             if later:
                 self.now = min(later)
-            # All ranks wait for each other's work: they have been too patient.
+            # All ranks wait for each other, because they have been too patient.
             elif not self._start_what_can(patient=False):
                 return self.orders
 
     def _start_what_can(self, *, patient: bool) -> bool:
         started, free, soon = False, self.free, self.now + EPSILON
-        # Most ranks are busy at any time, so their work is passed over first.
+        # Most ranks are busy at any time, so skip their work first.
         for queue in self.queues:
             if free[queue.team[0]] <= soon and self._is_urgent(queue):
                 started |= self._start_queue(queue, patient=False)
@@ -218,13 +218,13 @@ class Filler:
             return True
         is_first = head.stage == 0 and head.module == self.layout.language.name
         if is_first and self.reached == self.layout.samples.microbatches:
-            # Only backwards are left here, and only encoders wait for them.
+            # This rank has only backwards left, and only encoders wait for them.
             return True
         end = self.now + self.costs.of(action)
         return end <= self._expected(head, -1) + EPSILON
 
     def _expected(self, action: Action, replica: int) -> float:
-        """Return the earliest time at which the input of an action can be there."""
+        """Return the earliest time at which the input of an action can be ready."""
         times = [self.now]
         for each in self.inputs(action):
             end = self._end(each, replica)
@@ -234,7 +234,7 @@ class Filler:
         return max(times)
 
     def _ready(self, action: Action, replica: int) -> float | None:
-        """Return when the input of an action is there, or None if something has not started."""
+        """Return when the input of an action is ready, or None if a part has not started."""
         latest = 0.0
         for each in self.inputs(action):
             end = self._end(each, replica)
@@ -244,7 +244,7 @@ class Filler:
         return latest
 
     def _end(self, action: Action, replica: int) -> float | None:
-        """Return when an action ended on a replica, or on all of them; None before it started."""
+        """Return when an action ends on a replica, or on all replicas; None before it starts."""
         end = self.ends.get((action, replica))
         return self.ends.get((action, -1)) if end is None else end
 
@@ -268,10 +268,10 @@ def _inputs(layout: Layout, action: Action) -> list[Action]:
 
 
 def usual_costs(layout: Layout) -> Costs:
-    """Return the costs that the programs are optimized for.
+    """Return the costs for which the programs are optimized.
 
-    Forward 1 and backward 2 for a microbatch in a stage of language; each encoder takes a third of
-    the time of language's ranks for the same samples, spread evenly over its own.
+    A microbatch takes 1 forward and 2 backward in a stage of language. For the same samples each
+    encoder takes a third of language's total time on all ranks, spread evenly over its own ranks.
     """
     language = layout.language
     forward = {language.name: 1.0}
@@ -282,7 +282,7 @@ def usual_costs(layout: Layout) -> Costs:
 
 
 def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
-    """Return what the ranks of each class compute, in order; `classes` has one for each rank."""
+    """Return what the ranks of each class compute, in order; `classes` is indexed by rank."""
     costs = usual_costs(layout)
     bound = lower_bound(layout, costs)
     depth = layout.language.grid.size("pp")

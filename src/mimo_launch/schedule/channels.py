@@ -1,6 +1,6 @@
-"""The partners of an action: the ranks at the other end of a transfer, or those of a collective.
+"""The partners of an action: ranks at the other end of a transfer, or the ranks of a collective.
 
-Decides: the partners of every transfer, as ranks that may exchange at least one row.
+Decides: the partners of every transfer: the ranks that may exchange at least one row.
 Relies on: `layout.balance` for the links between replicas, `layout.bridge_routing` for
 components.
 Leaves: how many rows each pair moves to the StepData of a step.
@@ -22,9 +22,9 @@ FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 class Channel(NamedTuple):
     """A sequence of messages from one rank to another, which arrive in the order of their sends.
 
-    One per module or bridge, direction, and kind of edge (between stages, or the bridge). Channels
-    never wait for each other, not even the two between the same ranks in opposite directions.
-    `module` is the name of the bridge if it is one.
+    There is one per module or bridge, direction, and kind of edge (between stages, or a bridge).
+    Channels never wait for each other, not even the two between the same ranks in opposite
+    directions. On a bridge `module` is the name of the bridge.
     """
 
     module: str
@@ -37,9 +37,9 @@ class Channel(NamedTuple):
 class P2PGroup(NamedTuple):
     """Channels that may share a process group.
 
-    They have the module, the kind of edge and the direction in common, and all lead from lower to
-    higher ranks (`up`) or all from higher to lower ones. Between two ranks such a group carries one
-    channel, so both ranks have its transfers in the same order.
+    They have the same module, kind of edge and direction, and all lead from lower to higher ranks
+    (`up`) or all from higher to lower ranks. Between two ranks such a group carries one channel, so
+    both ranks order its transfers alike.
     """
 
     module: str
@@ -65,7 +65,7 @@ def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
     for module in layout.modules:
         depth = module.grid.size("pp")
         if depth > 1:
-            # Virtual stages also lead from the last place of the pipeline back to the first.
+            # With virtual stages the pipeline also leads from its last rank back to its first.
             turns = len(module.stages) > depth
             found += _both_ways(module.name, is_bridge=False, up=True, down=turns)
         for bridge in layout.bridges_from(module.name):
@@ -87,7 +87,7 @@ def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[P2
 
 def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, ...]:
     """Return the channels between `rank` and others that a program uses, in one global order."""
-    # Those of an edge are the same for all microbatches.
+    # The channels of an edge are the same for all microbatches.
     edges = {
         (action.module, action.stage, action.kind)
         for slot in program
@@ -107,7 +107,7 @@ def is_sender(kind: Kind) -> bool:
 def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
     """Return the ranks that a point-to-point action of `rank` may meet.
 
-    On a bridge inside a pipeline these may include the rank itself: those rows are copied.
+    On a bridge inside a pipeline these may include `rank` itself, which then copies the rows.
     """
     at_source = action.kind in (Kind.SEND_F, Kind.RECV_B)
     if action.stage is None:
@@ -132,14 +132,14 @@ def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channe
 
 
 def message(action: Action) -> tuple[int | None, int]:
-    """Return what identifies a message in its channel: the stage at the upper end, the index."""
+    """Return the key of a message in its channel: the stage at the upper end, and the index."""
     # The receive of a forward and the send of a backward name the lower end of their edge.
     lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
     return None if action.stage is None else action.stage - lower, action.index
 
 
 class Meetings:
-    """The partners of every rank of a layout; `ranks` are those that take part: all."""
+    """The partners of every rank of a layout; `ranks` are the ranks that take part: here all."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -161,9 +161,9 @@ class Meetings:
         """Return the ranks that run an action together.
 
         The tp and cp ranks of a replica always do. Replicas meet where gradients are reduced and
-        weights are gathered; full sharding does that at every action, so all are taken to. An
-        encoder that fills bubbles has its replicas at different places of the pipeline: they meet
-        only at its first forward and its last backward.
+        weights are gathered. Full sharding does that at every action, so here all replicas meet at
+        every action. The exception is an encoder that fills bubbles: its replicas are at different
+        places of the pipeline, and meet only at its first forward and its last backward.
         """
         if action.kind is Kind.NORM:
             return self.ranks

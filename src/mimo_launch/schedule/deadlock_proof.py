@@ -1,24 +1,24 @@
 """Runs the programs of all ranks in model time, without any process: the proof that they end.
 
 Decides: when each action starts and stops, and whether a rank waits forever or acts before its
-input; that one rank of each class may stand for its class, and when all ranks are simulated.
+input is ready; that one rank may represent its class, and when all ranks are simulated.
 Relies on: programs from `generate`, partners and teams from `channels`, data flow from
 `roles`, classes of ranks from `rank_classes`.
 Leaves: drawing to `drawing`, showing a deadlock to `cli`.
 
-A send is posted and the program goes on; its rows stay with the sender until the receive meets it,
-so no transport needs a buffer. A slot ends when all its receives have met their sends and the
-transfers have taken their time. Messages of a channel meet in the order posted. A compute is a
-barrier of its team, an exchange one of its component. Fewer barriers, other costs or more buffers
-can only remove waiting, so programs that end here end everywhere. With `rendezvous` a send, too,
-blocks its rank until it is received.
+A send is posted and the program continues; its rows stay with the sender until the receive matches
+it, so no transport needs a buffer. A slot ends when all its receives have met their sends and the
+transfers have taken their time. Messages of a channel meet in the order in which they are posted. A
+compute is a barrier of its team, an exchange a barrier of its component. Fewer barriers, other
+costs or more buffers can only remove waiting, so programs that end here end everywhere. With
+`rendezvous` a send also blocks its rank until it is received.
 
-A rank stops at a fault of its program: an action before its input, or one that runs twice. A send
-that is never received is a fault, too.
+A rank stops at a fault of its program: an action before its input, or an action that runs twice. A
+send that is never received is also a fault.
 
 A class waits for every class that any of its ranks waits for. So if the classes reach their ends,
 all ranks do, no later; and they end at the same time, because every compute waits for all ranks of
-its stage. Classes that do not reach their ends prove nothing: then all ranks are simulated.
+its stage. If a class does not reach its end, that proves nothing, and all ranks are simulated.
 """
 
 from collections import deque
@@ -57,9 +57,9 @@ def proven(layout: Layout, programs: Programs, costs: Costs | None = None) -> Si
 
 
 def by_class(layout: Layout, programs: Programs, costs: Costs | None = None) -> Simulation:
-    """Return the course of a step, simulated for one rank per class, whose events the class shares.
+    """Return the course of a step; one rank of each class is simulated, and all share its events.
 
-    `stuck` names the first ranks of classes only.
+    `stuck` names only the first ranks of classes.
     """
     labels = [(role, id(each)) for role, each in zip(layout.roles, programs, strict=True)]
     meetings = ClassMeetings(layout, refined(labels, layout.modules))
@@ -76,8 +76,8 @@ def simulate(
 ) -> Simulation:
     """Return the course of one step; `stuck` is empty exactly if every rank reaches its end.
 
-    `meetings` are those of all ranks, or those of classes of ranks: then only the first rank of
-    each class takes part, and the others have no events.
+    `meetings` are between all ranks (default) or between classes. With classes only the first rank
+    of each class takes part, and the others have no events.
     """
     meetings = meetings or Meetings(layout)
     return _Simulator(layout, programs, costs or Costs(), rendezvous, meetings).run()
@@ -94,9 +94,9 @@ class _End:
 
 @dataclass(slots=True)
 class _Line:
-    """Posted ends of a channel that have not met, in order.
+    """Posted sends and receives of a channel that have not met, in order.
 
-    One of the two is empty, unless different messages are in front: they never meet.
+    One of the two is empty, unless their first messages differ: then they never meet.
     """
 
     sends: deque[_End] = field(default_factory=deque)
@@ -138,7 +138,7 @@ class _Simulator:
             for end in reversed(line.sends)
         }
         stuck = [self._said(rank, unmet.get(rank)) for rank in ranks]
-        # At equal times -1 sorts first: a send that ends makes room for one that starts.
+        # At equal times -1 sorts first: a send that ends makes room for a send that starts.
         changes = [[change for _, change in sorted(each)] for each in self.posted]
         return Simulation(
             tuple(tuple(events) for events in self.events),
@@ -191,7 +191,7 @@ class _Simulator:
         return True
 
     def _post(self, rank: int) -> bool:
-        """Post every transfer of a slot; wake the partners that waited for one of them."""
+        """Post every transfer of a slot; wake the partners that wait for one of them."""
         slot, now = self.programs[rank][self.at[rank]], self.clock[rank]
         self.release[rank] = now
         used = [
@@ -210,7 +210,7 @@ class _Simulator:
         return True
 
     def _match(self, line: _Line, poster: int) -> None:
-        """Match sends with receives in order, as long as both fronts are the same message."""
+        """Match sends with receives in order, as long as the first of both is the same message."""
         while line.sends and line.receives:
             sent, got = line.sends[0], line.receives[0]
             if message(sent.action) != message(got.action):
@@ -230,7 +230,7 @@ class _Simulator:
 def _faults(
     layout: Layout, programs: tuple[Program, ...], ranks: Iterable[int]
 ) -> dict[int, tuple[int, str]]:
-    """Return the first fault of each faulty rank; ranks of one role and program share it."""
+    """Return the first fault of each faulty rank; it is the same for equal role and program."""
     found: dict[tuple[Role, int], tuple[int, str] | None] = {}
     faults = {}
     for rank in ranks:

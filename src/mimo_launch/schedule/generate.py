@@ -9,13 +9,13 @@ Leaves: proving that the programs end to `deadlock_proof`, sums to `runtime` and
 Where language reads all other modules (a star), a step is a sequence of groups of microbatches. In
 each group, encoders that share ranks with language run first (forward, exchange); then language and
 all upstream encoders run as a pipeline over the group's microbatches; then the gradients are
-exchanged back and the shared encoders run backward. Without shared encoders the one group is the
+exchanged back and the shared encoders run backward. Without shared encoders a single group is the
 whole step. The pipeline drains at the end of a group. For any other graph see `graph_order`.
 
 Gradients are summed over dp and cp with the last backward of each stage, or under full sharding
-with every backward, so that no rank keeps a whole gradient. After the program come the sums over tp
-of gradients that each tp rank has only a term of, and those over the first and last stage of a tied
-embedding; then the norms, for which all ranks meet, and the update.
+with every backward, so that no rank keeps a whole gradient. After the computes come the remaining
+sums: over tp for gradients of which each tp rank has only a term, and over the first and last stage
+for a tied embedding. Then all ranks meet for the norms, and update.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from mimo_launch.schedule.roles import (
     needs_backward,
 )
 
-# For a receive, all that its channel brings, in order, and its place among them.
+# For a receive: all receives of its channel, in order, and its place among them.
 Arrivals = Mapping[Action, tuple[Sequence[Action], int]]
 
 
@@ -49,9 +49,9 @@ def program_of(
 ) -> Program:
     """Return the program that computes and exchanges in this order.
 
-    Consecutive point-to-point actions share a slot, every other action has its own. Opposite
-    transfers between two ranks (an activation down, a gradient up) are then posted together, so
-    neither side waits for the other to receive first.
+    Consecutive point-to-point actions share a slot, every other action has its own slot. So
+    opposite transfers between two ranks (an activation down, a gradient up) are posted together,
+    and neither side waits for the other to receive first.
     """
     slots: list[Slot] = []
     open_slot = False
@@ -93,7 +93,7 @@ def _with_transfers(
 
 
 def _sends(layout: Layout, action: Action) -> Iterator[Action]:
-    """Yield the point-to-point sends of what a compute makes."""
+    """Yield the point-to-point sends of the results of a compute."""
     module = layout[action.module]
     if action.kind is Kind.FORWARD:
         if action.stage != len(module.stages) - 1:
@@ -111,7 +111,7 @@ def _sends(layout: Layout, action: Action) -> Iterator[Action]:
         for bridge in layout.bridges_into(module.name):
             transfer = bridge.of_target(action.index)
             is_pairwise = not exchanges(layout, bridge)
-            # So do its gradients, after its last backward.
+            # The gradients of a group leave together, after its last backward.
             if (
                 is_pairwise
                 and needs_backward(layout, layout[bridge.source])
@@ -153,10 +153,10 @@ def _in_one_order(layout: Layout, *, backward: bool) -> Programs:
 
 
 def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
-    """Return where receives between virtual stages come on their channels.
+    """Return the order in which receives between virtual stages arrive on their channels.
 
-    One channel carries the messages of several stages, in the order in which they are made, which
-    need not be that in which they are used.
+    One channel carries the messages of several stages in the order in which they are made, which
+    may differ from the order in which they are used.
     """
     language, found = layout.language, dict[Action, tuple[Sequence[Action], int]]()
     depth, name = language.grid.size("pp"), language.name
@@ -208,7 +208,7 @@ def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
 
 
 def generate_decoding(layout: Layout, programs: Programs) -> Programs:
-    """Return the programs that find the next token of all samples, from those of an evaluation.
+    """Return the programs that find the next token of all samples, from evaluation programs.
 
     Only language runs again, on the rows that the evaluation left; then the last stage sends its
     choices to the other ranks of its replica.
@@ -219,15 +219,15 @@ def generate_decoding(layout: Layout, programs: Programs) -> Programs:
 def generate_drawing(layout: Layout, programs: Programs) -> Programs:
     """Return the programs of one pass of the generators that draw.
 
-    Only these run again, on the rows that the evaluation left; then their last stages send what
-    they have found to the other ranks of their replicas.
+    Only these generators run again, on the rows that the evaluation left; then their last stages
+    send their results to the other ranks of their replicas.
     """
     names = [module.name for module in layout.modules if module.draws]
     return _passes_of(programs, names)
 
 
 def _passes_of(programs: Programs, names: Sequence[str]) -> Programs:
-    """Return what some modules do in these programs, with a share of their results at the end."""
+    """Return the computes of some modules in these programs, then a `SHARE` of their results."""
     made: dict[int, Program] = {}
     for program in programs:
         if id(program) not in made:
@@ -240,8 +240,8 @@ def _passes_of(programs: Programs, names: Sequence[str]) -> Programs:
 
 
 def completed(layout: Layout, programs: Programs) -> Programs:
-    """Return training programs with everything that finishes a step."""
-    # Ranks that hold the same stages also end alike.
+    """Return training programs, completed by the actions that finish a step."""
+    # Ranks that hold the same stages finish a step in the same way.
     keys = [(role, id(program)) for role, program in zip(layout.roles, programs, strict=True)]
     made: dict[tuple[Role, int], Program] = {}
     for rank, key in enumerate(keys):

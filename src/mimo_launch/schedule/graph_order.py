@@ -1,14 +1,16 @@
 """The order of forwards and backwards on each rank of a job with any graph of modules.
 
-Decides: one order of all actions by a clock, of which a rank's program has its own. Programs that
-agree with one clock cannot wait for each other in a circle, whatever the placement.
+Decides: one order of all actions by a clock; the program of a rank has its own actions in this
+order. Programs that follow one clock cannot wait for each other in a circle, whatever the
+placement.
 Relies on: `layout` for bridges and for who holds which stage.
 Leaves: transfers to `generate`, proving and timing to `deadlock_proof`.
 
-A list scheduler in model time (a microbatch in a stage takes one unit): what can start, starts, a
-backward before a forward, then what is nearer to a loss. A stage starts a forward only while fewer
-than its share of microbatches wait for their backward: as many as fit between it and the farthest
-loss. On a chain this is 1F1B (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+This is a list scheduler in model time (a microbatch in a stage takes one unit). Every action starts
+as soon as it can: backwards before forwards (the reverse under GPipe), then stages nearer to a loss
+first. At most as many forwards of a stage wait for their backward as microbatches fit between the
+stage and the farthest loss. On a chain this is 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
+section 2.2).
 """
 
 from collections import Counter
@@ -25,7 +27,7 @@ Stage = tuple[str, int]
 
 
 def graph_orders(layout: Layout, *, backward: bool) -> dict[Role, list[Action]]:
-    """Return what each role computes in a step, or without `backward` in an evaluation."""
+    """Return what each role computes in a step, or in an evaluation if not `backward`."""
     return _ListScheduler(layout, backward=backward).run()
 
 
@@ -69,7 +71,7 @@ class _ListScheduler:
         return orders
 
     def _queues(self) -> list[_Queue]:
-        """Return all queues, in the order in which they are asked for what can start."""
+        """Return all queues, in the order of their priority."""
         layout = self.layout
         holders: dict[Stage, list[Role]] = {}
         for role in dict.fromkeys(layout.roles):
@@ -110,7 +112,7 @@ class _ListScheduler:
     def _start_what_can(
         self, queues: list[_Queue], orders: dict[Role, list[Action]], *, bounded: bool
     ) -> bool:
-        """Start actions on idle ranks; `bounded`: none beyond what a stage may have in flight."""
+        """Start actions on idle ranks; if `bounded`, limit the forwards in flight of a stage."""
         started = False
         for queue in queues:
             if any(self.free[role] > self.now for role in queue.roles):
@@ -139,7 +141,7 @@ class _ListScheduler:
         return queue.at - self.backwards[queue.stage] >= self._share(module, queue)
 
     def _share(self, module: ModuleLayout, queue: _Queue) -> int:
-        """Return the forwards of a stage that may wait for their backward."""
+        """Return how many forwards of a stage may wait for their backward."""
         if module.in_phases and self.layout.schedule != "bubble_filling":
             return 1
         return -(-queue.distance // module.group_size)
@@ -148,9 +150,9 @@ class _ListScheduler:
         return all(self.ends.get(each, self.now + 1) <= self.now for each in self._inputs(action))
 
     def _inputs(self, action: Action) -> Iterator[Action]:
-        """Yield the computes, on any rank, whose results an action takes; of a group the last.
+        """Yield the computes, on any rank, that an action depends on; only the last of a group.
 
-        A stage computes in the order of the index, so then the others have ended, too.
+        A stage computes in the order of the index, so the others of the group have ended by then.
         """
         module, stage = self.layout[action.module], action.stage or 0
         if action.kind is F:

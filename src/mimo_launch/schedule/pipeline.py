@@ -1,6 +1,6 @@
 """The order of forwards and backwards on each rank of a running pipeline.
 
-Decides: the order of language by schedule kind, and that of upstream encoders, derived from it.
+Decides: the order of language by schedule kind, and from it the order of upstream encoders.
 Relies on: `layout` for who holds which stage.
 Leaves: transfers, and encoders that share ranks with language, to `generate`.
 
@@ -9,12 +9,12 @@ forwards, then all backwards, both in the order of microbatches; last in, first 
 same time.
 
 The order of upstream encoders follows from a clock that ticks once per stage. If language stage 0
-takes a microbatch at tick t and has its gradient at tick u, an encoder stage d stages in front of
-it runs the forward at t - d and the backward at u + d. On groups of k microbatches a stage takes k
-ticks: t - d k, with t of a group's first microbatch, and u + d k, with u of its last. So each input
-is made before it is used, and every rank works in the order of one clock: ranks cannot wait for
-each other in a circle. Counting from an encoder's own first stage would let shallow encoders run
-ahead of what language takes.
+takes a microbatch at tick t and has its gradient at tick u, an encoder stage that is d stages ahead
+of it runs the forward at t - d and the backward at u + d. On groups of k microbatches a stage takes
+k ticks: it runs at t - d k, with t of the first microbatch of the group, and at u + d k, with u of
+the last. So each input is made before it is used, and every rank works in the order of one clock:
+ranks cannot wait for each other in a circle. If ticks were counted from the first stage of each
+encoder, shallow encoders would run too far ahead of language.
 """
 
 from functools import lru_cache
@@ -62,8 +62,8 @@ def rank_order(
 ) -> tuple[Work, ...]:
     """Return the work of rank `index` of a pipeline of `depth` ranks on `total` microbatches.
 
-    With several chunks (stages of one rank) the microbatches take turns in runs of `depth`: a run
-    passes all chunks before the next one starts.
+    With several chunks (stages of one rank) microbatches run in blocks of `depth`: a block passes
+    all chunks before the next block starts.
     """
     if num_chunks == 1:
         forwards = [(0, F, each) for each in range(total)]
@@ -137,7 +137,7 @@ def first_stage_clock(
             while at[index] < len(orders[index]):
                 chunk, way, position = orders[index][at[index]]
                 stage = chunk * depth + index
-                # The action whose result the stage needs; None for the data that start a step.
+                # The action that this one needs; None if its input is data.
                 before: tuple[int, Kind, int] | None
                 if way is F:
                     before = (stage - 1, F, position) if stage else None

@@ -1,12 +1,12 @@
-"""Rank classes: sets of ranks that are alike, so that one of them can stand for all.
+"""Rank classes: sets of ranks that are alike, so that one of them can represent all.
 
 Decides: which ranks are alike, and the partners of a class, as the first ranks of other classes.
 Relies on: `channels` for the partners of a rank.
 Leaves: the programs of classes to `bubble_filling`, their course to `deadlock_proof`.
 
-Ranks of one class have equal labels (such as their roles), and for each of some modules their
-replicas are on ranks of the same classes, too. A class meets every class that any of its ranks
-meets: where its ranks differ in that, each is taken to wait for all.
+Ranks of one class have equal labels (such as their roles), and for some modules their replicas are
+also on ranks of the same classes. A class meets every class that any of its ranks meets. Where its
+ranks meet different classes, each is assumed to wait for all of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def classes_of(layout: Layout) -> tuple[int, ...]:
 def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[int, ...]:
     """Return the class of each rank: a refinement of `labels`.
 
-    For each of the modules, ranks of one class belong to replicas on ranks of the same classes.
+    For each module, ranks of one class belong to replicas on ranks of the same classes.
     """
     replicas = [module.grid.slices("dp") for module in modules]
     classes = _numbered(labels)
@@ -51,13 +51,13 @@ def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[
 
 
 def _numbered(keys: Iterable[object]) -> list[int]:
-    """Replace each key by a number: distinct keys count from 0 in the order they first appear."""
+    """Replace each key by a number, from 0 in the order in which keys first appear."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 class ClassMeetings(Meetings):
-    """The partners of the first rank of each class, which stands for all ranks of the class."""
+    """The partners of the first rank of each class, which represents all ranks of the class."""
 
     def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
         super().__init__(layout)
@@ -72,7 +72,7 @@ class ClassMeetings(Meetings):
         self._replicas: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def partners(self, rank: int, action: Action) -> Sequence[int]:
-        """Return the classes that any rank of this one meets."""
+        """Return the classes that any rank of this class meets."""
         is_up = action.kind in (Kind.SEND_F, Kind.RECV_B)
         if action.stage is None:
             out, back = self._of_bridge(action.module)
@@ -104,7 +104,7 @@ class ClassMeetings(Meetings):
         return self._stages[module.name, stage]
 
     def component(self, rank: int, bridge: str) -> Sequence[int]:
-        """Return the classes of every component that ranks of this one belong to."""
+        """Return the classes of every component to which ranks of this class belong."""
         return next(ranks for ranks in self._components[bridge] if rank in ranks)
 
     def _first_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class ClassMeetings(Meetings):
         return self._edges[key]
 
     def _of_bridge(self, bridge: str) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Return the partners of classes over a bridge: of its source's end, of its target's."""
+        """Return the partners of classes over a bridge: at its source, and at its target."""
         if bridge not in self._bridges:
             ends = self.layout.bridges[bridge]
             module, reader = self.layout[ends.source], self.layout[ends.target]
@@ -146,7 +146,7 @@ class ClassMeetings(Meetings):
 
     @cached_property
     def _components(self) -> dict[str, list[tuple[int, ...]]]:
-        """The classes that meet in each exchange: those of all components that share one."""
+        """The classes that meet in each exchange; components that share a class are joined."""
         found = {}
         for bridge in self.layout.bridges:
             joined: list[set[int]] = []

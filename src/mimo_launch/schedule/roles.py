@@ -1,8 +1,8 @@
 """What a rank takes part in, and what must have happened before an action: rules of data flow.
 
 Decides: which stages run backward, and how the rows of a bridge travel; the dependencies of every
-action on actions of its own rank. Those on other ranks follow, because a receive ends only when the
-other end has sent.
+action on actions of its own rank. Dependencies on other ranks follow, because a receive ends only
+when the other end has sent.
 Relies on: `layout`.
 Leaves: the order of work to `pipeline` and `bubble_filling`, time and waiting to `deadlock_proof`.
 """
@@ -16,7 +16,7 @@ from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, form
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchGroup:
-    """Consecutive microbatches that an encoder in phases works on at once."""
+    """Consecutive microbatches that an encoder in phases runs together."""
 
     index: int
     microbatches: range
@@ -25,8 +25,8 @@ class MicrobatchGroup:
 def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = None) -> bool:
     """Return whether a module, or one of its stages, has any gradient to compute.
 
-    A frozen module still passes gradients to modules that it reads and that train. Stages of an
-    encoder in front of a trainable projector have none.
+    A frozen module still passes gradients to modules that it reads and that train. Stages before
+    `first_trained`, as in an encoder where only the projector trains, have none.
     """
     if trains_before(layout, module.name):
         return True
@@ -35,7 +35,7 @@ def needs_backward(layout: Layout, module: ModuleLayout, stage: int | None = Non
 
 @cached_in_layout
 def trains_before(layout: Layout, name: str) -> bool:
-    """Return whether anything trains among the modules that a module reads, and behind them."""
+    """Return whether any module trains that this one reads, directly or through others."""
     return any(needs_backward(layout, layout[source]) for source in layout[name].reads)
 
 
@@ -43,7 +43,7 @@ def fills_bubbles(layout: Layout, module: ModuleLayout) -> bool:
     """Return whether an encoder runs in the idle slots of the language pipeline.
 
     It does if it shares ranks with language under `bubble_filling`; without a pipeline, no rank
-    idles. In a graph that is no star one order of all work fills them for every module.
+    idles. In a graph that is not a star, `graph_order` fills idle slots for every module.
     """
     if not layout.is_star:
         return False
@@ -54,14 +54,14 @@ def fills_bubbles(layout: Layout, module: ModuleLayout) -> bool:
 def exchanges(layout: Layout, bridge: Bridge) -> bool:
     """Return whether the rows of a bridge travel in a collective between phases.
 
-    All other modules send and receive pairwise while the pipeline runs.
+    On all other bridges ranks send and receive pairwise while the pipeline runs.
     """
     source = layout[bridge.source]
     return layout.is_star and source.in_phases and not fills_bubbles(layout, source)
 
 
 def groups_of(layout: Layout) -> tuple[MicrobatchGroup, ...]:
-    """Return the groups that encoders in phases run on; without any, the step is one group."""
+    """Return the groups on which encoders in phases run; without any, the step is one group."""
     total = layout.samples.microbatches
     size = next((m.group_size for m in layout.encoders if m.in_phases), total)
     return tuple(
@@ -85,7 +85,7 @@ def is_bridge_end(layout: Layout, bridge: Bridge, role: Role) -> bool:
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
-# What an action of a stage needs of the same stage, but for the two ends of a module.
+# What an action needs in its own stage, except at the two ends of a module.
 INSIDE_A_MODULE: dict[Kind, tuple[Kind, ...]] = {
     F: (Kind.RECV_F,),
     B: (F, Kind.RECV_B),
@@ -111,7 +111,7 @@ def needs(layout: Layout, role: Role, action: Action) -> list[Action]:
             for bridge in layout.bridges_into(module.name)
         ]
     if action.kind is Kind.BACKWARD and action.stage == len(module.stages) - 1:
-        # A loss makes its own gradient.
+        # With a loss, the last stage makes its own gradient.
         own = Action(module.name, action.stage, F, action.index)
         return [
             own,
@@ -144,7 +144,7 @@ def first_fault(layout: Layout, role: Role, program: Program) -> tuple[int, str]
 
 
 def _before_end(layout: Layout, role: Role, action: Action) -> list[Action]:
-    """Return the last backwards, of one module or of all, before their gradients are finished."""
+    """Return the actions before the end of a step: mostly last backwards, of one or all modules."""
     if action.kind is Kind.UPDATE:
         return [Action(STEP, None, Kind.NORM, 0)]
     if action.kind is Kind.SHARE:

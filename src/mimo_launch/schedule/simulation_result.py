@@ -1,4 +1,4 @@
-"""The course of a step in model time, what one action costs, and the shortest time of any order.
+"""The course of a step in model time, the cost of an action, and the shortest time of any order.
 
 Decides: the numbers that describe a step: makespan, bubble, live activations, open sends; a lower
 bound for every schedule of a layout.
@@ -19,7 +19,7 @@ from mimo_launch.schedule.roles import needs_backward
 class Costs:
     """Model time of actions.
 
-    `forward` and `backward` are, by module, those of one stage on one index. `exact`, by module,
+    `forward` and `backward` are the times of one stage on one index, by module. `exact`, by module,
     stage and kind, overrides them; transfers that are not in it take no time. The time of a send is
     from posting to arrival. `first` is added to a stage's forward of index 0.
     """
@@ -48,7 +48,8 @@ class Costs:
 class Event:
     """One slot of one rank in model time.
 
-    A compute lasts from when all its ranks are there, transfers from arrival to completion.
+    A compute starts when all its ranks have arrived, a transfer when its own rank has. Transfers
+    stop when all of the slot have completed.
     """
 
     slot: Slot
@@ -58,9 +59,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened: events per rank in order, and every rank whose program is at fault.
+    """The result of a simulation: events per rank in order, and every rank that got stuck.
 
-    `peak_posted` is, per rank, the most sends that were posted and not yet received at one time.
+    `peak_posted` is, per rank, the largest number of sends posted and not yet received.
     """
 
     events: tuple[tuple[Event, ...], ...]
@@ -68,7 +69,7 @@ class Simulation:
     peak_posted: tuple[int, ...] = ()
 
     def spread(self, stand_ins: Sequence[int]) -> "Simulation":
-        """Return what happened on all ranks; `stand_ins` has the simulated rank for each."""
+        """Return the events of all ranks; `stand_ins` has the simulated rank for each."""
         return Simulation(tuple(self.events[rank] for rank in stand_ins), self.stuck)
 
     @cached_property
@@ -85,7 +86,7 @@ class Simulation:
         return 1.0 - self.busy(rank) / self.makespan if self.makespan else 0.0
 
     def peak_live(self, rank: int, module: str, stage: int) -> int:
-        """Most forwards of a stage whose backward has not run yet."""
+        """Return the most forwards of a stage that wait for their backward at one time."""
         live = peak = 0
         for event in self.events[rank]:
             action = event.slot[0]
@@ -99,7 +100,7 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 
 
 def lower_bound(layout: Layout, costs: Costs) -> float:
-    """Return the larger of two times that every step takes.
+    """Return the larger of two lower bounds of the time of a step.
 
     One: the first group's forward through the slowest encoder, a microbatch's forward and backward
     through the other ranks of the language pipeline, the work of one of its ranks, and the last
@@ -124,7 +125,7 @@ def lower_bound(layout: Layout, costs: Costs) -> float:
 
 
 def _cost(layout: Layout, costs: Costs, module: ModuleLayout, stage: int, kind: Kind) -> float:
-    """Return the time of one action of a stage: 0 for the backward of one that has none."""
+    """Return the time of one action of a stage: 0 for a backward that the stage does not run."""
     if kind is B and not needs_backward(layout, module, stage):
         return 0.0
     return costs.of(Action(module.name, stage, kind, 0))
