@@ -19,7 +19,7 @@ FRAMES_PER_TOKEN = 2
 class Clips(Strict):
     """How log-mel clips of any length, up to a limit, become rows.
 
-    A patch, as encoders of images say, is what becomes one token: two frames of a clip.
+    As in encoders of images, a patch is the input of one token: two frames of a clip.
     """
 
     mels: Count = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
@@ -60,18 +60,18 @@ class Clips(Strict):
 
     @property
     def drops_silence(self) -> bool:
-        """Whether tokens of the silence behind a clip are left out."""
+        """Whether tokens of the silence after a clip are left out."""
         return False
 
     @property
     def has_one_length(self) -> bool:
-        """Whether all clips have equally many tokens."""
+        """Whether all clips have the same number of tokens."""
         return self.fixed_length and not self.drops_silence
 
     def input_shape(self, height: int, width: int, loose: int = 0) -> tuple[int, ...]:
-        """Return (mels, frames) of a clip; it is `width` rows long and one high.
+        """Return (mels, frames) of a clip that is `width` rows long and one row high.
 
-        Behind its rows it has `loose` tokens, and the frame of silence that the last token sees.
+        `loose` tokens follow its rows, and then the frame of silence that the last token sees.
         """
         frames = height * width * self.frames_per_row + loose * FRAMES_PER_TOKEN
         return self.mels, frames + (self.drops_silence and frames < self.frames)
@@ -82,7 +82,7 @@ class Clips(Strict):
 
 
 class AudioModel(Clips, TransformerEncoder):
-    """The encoder of Whisper (arXiv:2212.04356), whose second convolution joins two frames."""
+    """The encoder of Whisper (arXiv:2212.04356); its second convolution joins two frames."""
 
     kind: Literal["audio"]
     unpadded: bool = Field(
@@ -99,7 +99,7 @@ class AudioModel(Clips, TransformerEncoder):
 
     @property
     def drops_silence(self) -> bool:
-        """Whether tokens of the silence behind a clip are left out."""
+        """Whether tokens of the silence after a clip are left out."""
         return self.unpadded
 
     @property

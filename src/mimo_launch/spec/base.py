@@ -27,7 +27,7 @@ _RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
 class MissingPartError(Exception):
-    """A check has read a faulty part of a spec."""
+    """A check read a faulty part of a spec."""
 
 
 class Strict(BaseModel):
@@ -105,7 +105,7 @@ CountFrom0 = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 Places = Annotated[int, Field(ge=1, le=MAX_RANKS)]
-# What stands for the dp that the other sizes leave of the ranks; `parse` resolves it.
+# Values of an open dp: the ranks divided by the other sizes. `parse` resolves them.
 OPEN_DP = ("auto", -1)
 _DP_SCHEMA = {
     "anyOf": [
@@ -116,7 +116,7 @@ _DP_SCHEMA = {
 }
 Dp = Annotated[Places, WithJsonSchema(_DP_SCHEMA)]
 Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-# Of a codec; each is a table and an output layer of its own.
+# Codebooks of a codec; each has its own table and output layer.
 Codebooks = Annotated[int, Field(ge=1, le=2**10)]
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]
@@ -125,7 +125,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _path(value: Any) -> Any:
-    """Accept what can be a path. Raises: ValueError for anything else."""
+    """Return a value unchanged. Raises: ValueError for text that cannot be a path."""
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError("a path cannot contain NUL")
@@ -136,7 +136,7 @@ def _path(value: Any) -> Any:
     return value
 
 
-# The limits of Linux, beyond which the file system raises an error.
+# The limits of Linux; beyond them the file system raises an error.
 _MAX_PATH, _MAX_NAME = 4095, 255
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 
@@ -166,7 +166,7 @@ def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
 
 
 def words_in(annotation: Any) -> list[str]:
-    """Return the words that may stand in place of a section."""
+    """Return the words that may replace a section."""
     parts = (part for part in _alternatives(annotation) if get_origin(part) is Literal)
     return [word for part in parts for word in get_args(part)]
 
@@ -198,7 +198,7 @@ def kind_of(model: type[Strict]) -> str | None:
 
 
 def may_be_kind_alone(field: FieldInfo) -> bool:
-    """Return whether a section with nothing but a kind may be written as that kind."""
+    """Return whether a section that has only a kind may be written as that kind."""
     return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
@@ -225,7 +225,7 @@ def field_schema(field: FieldInfo) -> dict[str, Any]:
 class Grid(Strict):
     """How the ranks of one module are factored; the product must equal their number.
 
-    `dp` is resolved before: the spec in memory, and every one that is saved, has its number.
+    `dp` is already resolved: specs in memory and saved specs have its number.
     """
 
     tp: Places = Field(1, description="Tensor-parallel size: each layer's weights are split.")
@@ -246,7 +246,7 @@ class Grid(Strict):
 class ExpertGrid(Strict):
     """A second factorisation of the ranks of each pipeline stage, for the experts alone.
 
-    What is left of those ranks holds replicas: ep * tp * replicas = tp * cp * dp of the module.
+    The remaining factor is replicas: ep * tp * replicas = tp * cp * dp of the module.
     """
 
     ep: Places = Field(1, description="Expert-parallel size: the experts of a layer are split.")

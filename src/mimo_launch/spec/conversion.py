@@ -1,7 +1,7 @@
-"""Reports files that are no YAML in UTF-8, with the command that converts them.
+"""Reports files that are not YAML in UTF-8, with the command that converts them.
 
 Decides: how TOML and other encodings are recognised; that a command reads the old file and writes
-one that does not exist yet, so that it destroys neither.
+a new one, so that no file is lost.
 Relies on: the tools of the shell, and Python's reader of TOML.
 Leaves: YAML with faults to `yaml_syntax`.
 """
@@ -21,7 +21,7 @@ STDIN_NAME = "<stdin>"
 def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
     """Return the text of a file, or the finding that it has another encoding."""
     head = raw[:64]
-    # By the mark at its beginning, or by zeros in half of its bytes.
+    # Signs: the byte order mark, or zeros in half of the bytes.
     signs = {
         "utf-32": raw.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
         "utf-16": raw.startswith((b"\xff\xfe", b"\xfe\xff")),
@@ -52,7 +52,7 @@ def not_utf8(raw: bytes, name: str) -> tuple[str, Diagnostic | None]:
 
 
 def is_toml(text: str) -> bool:
-    """Return whether a text that is no spec in YAML looks like TOML."""
+    """Return whether a text that is not a YAML spec looks like TOML."""
     values = re.search(r"^\s*[\w.\"-]+\s*=\s*\S", text, re.MULTILINE)
     tables = re.search(r"^\s*\[\[?[\w.\"-]+\]\]?\s*(?:#.*)?$", text, re.MULTILINE)
     keys = re.search(r"^\s*[\w-]+:(?:\s|$)", text, re.MULTILINE)
@@ -75,8 +75,8 @@ def toml_fault(name: str) -> Diagnostic:
 
 
 def _conversion(name: str, command: str, ending: str = "") -> str:
-    """Return help that runs a command, which reads and writes the standard streams."""
-    if name.startswith("<"):  # No file: the standard input, or a text in memory.
+    """Return help with a command that reads standard input and writes standard output."""
+    if name.startswith("<"):  # Not a file: the standard input, or a text in memory.
         return f"pipe it through `{command}` first"
     old = Path(name)
     numbers = (f"-{number}" if number > 1 else "" for number in count(1))

@@ -1,6 +1,6 @@
-"""Classes of a user's own package: the keys that a spec must have, and those passed to the class.
+"""Classes from a user's package: the keys that a spec must have, and the keys for the class.
 
-Decides: how a class is named, and which keys tell layout and data about its rows.
+Decides: how a class is named, and which keys describe its rows to layout and data.
 Relies on: `base`.
 Leaves: finding the class to `checks.packages`, calling it to `models.custom_stages`.
 """
@@ -26,13 +26,13 @@ class ImageInput(Images):
 
 
 class AudioInput(Clips):
-    """Log-mel clips; a patch is the five frames around two, each band's together."""
+    """Log-mel clips; a patch is the five frames around a token's two, band by band."""
 
     kind: Literal["audio"]
 
 
 class CustomModel(EncoderModel):
-    """An encoder or generator of your own: `kind` names its class (docs/custom-encoders.md)."""
+    """A custom encoder or generator: `kind` names its class (docs/custom-encoders.md)."""
 
     kind: Annotated[str, Field(pattern=CLASS_PATH)] = Field(
         description="`package.module:Name` of the class, or function.",
@@ -68,7 +68,7 @@ class CustomModel(EncoderModel):
     )
 
     def __hash__(self) -> int:
-        """Return a hash of what is written: `options` may hold lists."""
+        """Return a hash of the JSON form, since `options` may hold lists."""
         return hash(self.model_dump_json())
 
     @property
@@ -78,7 +78,7 @@ class CustomModel(EncoderModel):
 
 
 def nearest_class_path(value: str) -> str:
-    """Return the class path that a user may have meant, or "", as for `pkg/mod.py:Name`."""
+    """Return the class path that a user may have meant, as by `pkg/mod.py:Name`; "" if none."""
     module, _, name = value.strip().removesuffix("()").rpartition(":")
     if not module:
         module, _, name = name.rpartition(".")

@@ -13,7 +13,7 @@ from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, LocalPath, Stric
 
 
 class _Samples(Strict):
-    """What every kind of data may say."""
+    """Keys that every kind of data has."""
 
     max_bad_samples: CountFrom0 = Field(
         100,
@@ -28,7 +28,7 @@ class _Samples(Strict):
 
 
 class DigitsData(_Samples):
-    """Strips of real handwritten digits to be read out, or drawn; ships with the package."""
+    """Strips of real handwritten digits to read out or to draw; they ship with the package."""
 
     kind: Literal["digits"]
     tasks: tuple[Literal["read", "draw"], ...] = Field(
@@ -123,7 +123,7 @@ class ChatTemplate(Strict):
     )
 
 
-# A template with nothing but a kind may be written as that kind.
+# A template that has only a kind may be written as that kind.
 Template = Annotated[
     CaptionTemplate | ChatTemplate,
     Field(discriminator="kind"),
@@ -139,7 +139,7 @@ Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
 
 
 class VideoSettings(Strict):
-    """Which frames are taken of videos, where a processor does not say or should say else."""
+    """Which frames of videos are read, where no processor says it or the spec overrides it."""
 
     fps: Rate | None = Field(
         None,
@@ -160,7 +160,7 @@ class VideoSettings(Strict):
 
 
 class WebdatasetData(_Samples):
-    """Shards of your own: tar files of images, clips, JSON and text, as webdataset writes them."""
+    """Your shards: tar files of images, clips, JSON and text, as webdataset writes them."""
 
     kind: Literal["webdataset"]
     shards: LocalPath | Paths = Field(

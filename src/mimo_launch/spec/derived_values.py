@@ -1,7 +1,7 @@
-"""Computes the value of a key from what another trainer writes in another unit.
+"""Computes the value of a key from a value that another trainer writes in another unit.
 
 Decides: steps from a part of the run or from epochs, microbatches from their size, a rate from a
-part of the peak, and so on. Without every number that a value needs there is none, never a guess.
+part of the peak, and so on. If a number that a value needs is missing, there is no value.
 Relies on: the data of a spec, not yet validated.
 Leaves: the words for these values to `synonyms`.
 """
@@ -18,7 +18,7 @@ from mimo_launch.spec.places import value_at
 from mimo_launch.spec.sections import LrSchedule, OptimizerSpec
 from mimo_launch.spec.wording import flow
 
-# From a value, the data of its spec and the path of our key to ours; None where a number lacks.
+# Takes their value, the data of the spec and the path of our key; returns our value or None.
 Derive = Callable[[Any, Any, YamlPath], Any]
 _MOST = 2**31
 # Words for the microbatches of a step.
@@ -31,7 +31,7 @@ ACCUMULATION = (
 
 
 def _number(value: Any) -> Fraction | None:
-    """Return a number above 0 that YAML or a text writes, exactly; `3%` is one."""
+    """Return the exact value of a positive number or its text, such as `3%`; None for others."""
     text, percent = str(value).strip().removesuffix("%"), str(value).strip().endswith("%")
     try:
         number = Fraction(text) if len(text) < 40 and "/" not in text else Fraction(0)
@@ -41,26 +41,26 @@ def _number(value: Any) -> Fraction | None:
 
 
 def _count(path: tuple[str, ...], data: Any) -> int | None:
-    """Return a whole number above 0 that the spec has."""
+    """Return the positive whole number at a path of the spec, or None."""
     value = value_at(path, data)
     return value if type(value) is int and value > 0 else None
 
 
 def _size(axis: str, data: Any) -> int | None:
-    """Return a size of the grid of language; None for one that its ranks decide."""
+    """Return a size of the grid of language; None if it is open or the grid is wrong."""
     grid = value_at(("modules", LANGUAGE, "grid"), data) or {}
     size = grid.get(axis, 1) if isinstance(grid, dict) and set(grid) <= set(AXES) else None
     return size if type(size) is int and size > 0 else None
 
 
 def steps_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the steps that a part of the run means, at least one."""
+    """Return the number of steps in a part of the run, at least one."""
     part, steps = _number(ratio), _count(("train", "steps"), data)
     return ceil(part * steps) if part is not None and part <= 1 and steps else None
 
 
 def steps_of_epochs(epochs: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the steps of some epochs of data that say their number of samples."""
+    """Return the steps of some epochs; None if the spec does not say the number of samples."""
     number, batch = _number(epochs), _count(("batch", "global"), data)
     source = value_at(("data",), data)
     if not isinstance(source, dict):
@@ -76,8 +76,8 @@ def steps_of_epochs(epochs: Any, data: Any, _: YamlPath = ()) -> int | None:
 def linear_schedule(word: Any, data: Any) -> str:
     """Return the schedule that falls linearly to the end of the run, as a line; "" if unknown.
 
-    It stands there as `word`, by any key. Beside another key that is not here, such as a ratio of
-    warmup, its length is unknown.
+    The spec names it `word`, under any key. If the section has a key that is not ours, such as a
+    ratio of warmup, its length is unknown.
     """
     steps, section = _count(("train", "steps"), data), value_at(("optimizer", "schedule"), data)
     written = section.items() if isinstance(section, dict) else ()
@@ -89,7 +89,7 @@ def linear_schedule(word: Any, data: Any) -> str:
 
 
 def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the number of microbatches of a size, if it is whole."""
+    """Return the number of microbatches of this size; None if it is not whole."""
     samples, dp = _count(("batch", "global"), data), _size("dp", data)
     if type(size) is not int or size < 1 or not samples or not dp or samples % (dp * size):
         return None
@@ -97,7 +97,7 @@ def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:
 
 
 def accumulation(data: Any) -> int | None:
-    """Return the microbatches of a step that another word says, in any section."""
+    """Return the microbatches of a step by another trainer's word, in any section."""
     top = data if isinstance(data, dict) else {}
     sections = [top, *(each for each in top.values() if isinstance(each, dict))]
     found = [each[word] for each in sections for word in ACCUMULATION if word in each]
@@ -105,13 +105,13 @@ def accumulation(data: Any) -> int | None:
 
 
 def samples_of_accumulation(size: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the samples of a step: microbatches of a size, as many as are accumulated."""
+    """Return the samples of a step: size of a microbatch x accumulated microbatches x dp."""
     number, dp = accumulation(data), _size("dp", data)
     return size * number * dp if type(size) is int and size > 0 and number and dp else None
 
 
 def min_lr_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> float | None:
-    """Return the learning rate that is a part of the peak."""
+    """Return the learning rate for a part of the peak."""
     part, peak = _number(ratio), _number(value_at(("optimizer", "lr"), data))
     return float(part * peak) if part is not None and part <= 1 and peak is not None else None
 
@@ -123,13 +123,13 @@ def steps_of_samples(samples: Any, data: Any, _: YamlPath = ()) -> int | None:
 
 
 def samples_of_batches(batches: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the samples of some batches of a step's size."""
+    """Return the samples in some global batches."""
     batch = _count(("batch", "global"), data)
     return batches * batch if type(batches) is int and batches > 0 and batch else None
 
 
 def stages_of_layers(layers: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return how many stages of some layers each rank of language holds."""
+    """Return the number of stages on each rank of language, given the layers of a stage."""
     total, pp = _count(("modules", LANGUAGE, "model", "layers"), data), _size("pp", data)
     if type(layers) is not int or layers < 1 or not total or not pp or total % (pp * layers):
         return None
@@ -143,7 +143,7 @@ def seconds_of_minutes(minutes: Any, _: Any, __: YamlPath = ()) -> int | None:
 
 
 def patches_of_pixels(sides: Any, data: Any, path: YamlPath) -> list[int] | None:
-    """Return the grid of patches of an image with these sides, beside the `patch` of its model."""
+    """Return the grid of patches of an image with these sides, by the `patch` of its model."""
     patch = value_at((*path[:-1], "patch"), data)
     pixels = sides if isinstance(sides, list) and len(sides) == 2 else [sides, sides]
     if not all(type(each) is int and each > 0 for each in (*pixels, patch)):
@@ -152,7 +152,7 @@ def patches_of_pixels(sides: Any, data: Any, path: YamlPath) -> list[int] | None
 
 
 def beta_of(place: int, beta: Any, data: Any, _: YamlPath = ()) -> list[Any]:
-    """Return both betas with one in its place, the other as written by any name, or the default."""
+    """Return both betas: the given one, and the other as written under any name, or its default."""
     section = value_at(("optimizer",), data)
     written = section if isinstance(section, dict) else {}
     betas = written.get("betas")

@@ -1,9 +1,9 @@
-"""Writes settings into the text of a spec, which keeps everything else that stands there.
+"""Writes settings into the text of a spec and keeps the rest of the text.
 
-Decides: where a value is written: in place of the one that is there, or as the last key of its
-section; what several places share (aliases, `<<`) is written out at those that differ.
+Decides: where a value is written: over the old one, or as the last key of its section. If places
+that share a value (aliases, `<<`) come to differ, it writes the value out.
 Relies on: `yaml_syntax` for nodes and their places in the text. Each text is read again, so an edit
-that says something else is never returned.
+with another meaning is never returned.
 Leaves: which settings to `search`.
 """
 
@@ -21,7 +21,7 @@ from mimo_launch.spec.wording import flow
 from mimo_launch.spec.yaml_source import NodeReader, read_file
 from mimo_launch.spec.yaml_syntax import compose
 
-# No change has as many, with what aliases share.
+# More edits than any change needs, shared values included.
 _MOST_EDITS = 200
 
 
@@ -47,22 +47,22 @@ def lines_of(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def merged(data: Any, tree: Any) -> Any:
-    """Return data with the values of a tree; keys that it does not name stay as they are."""
+    """Return data with the values of a tree; other keys keep their values."""
     if not isinstance(data, dict) or not isinstance(tree, dict):
         return tree
     return {**data, **{key: merged(data.get(key), value) for key, value in tree.items()}}
 
 
 def with_settings(path: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> str:
-    """Return the text of a spec that can be read, with `--set` and settings written into it."""
+    """Return the text of a readable spec, with overrides and settings written into it."""
     document = apply_overrides(read_file(path), overrides)
     return edited(document.source.text, merged(document.data, tree_of(settings)))
 
 
 def edited(text: str, wanted: dict[str, Any]) -> str:
-    """Return a text that reads as `wanted`: as few edits of `text` as possible.
+    """Return a text that reads as `wanted`, with as few edits of `text` as possible.
 
-    Where edits lead to something else, the values alone are written.
+    If edits do not lead there, the text is written anew from `wanted`.
     """
     done: YamlPath | None = None
     for _ in range(_MOST_EDITS):
@@ -81,7 +81,7 @@ def edited(text: str, wanted: dict[str, Any]) -> str:
 
 
 def _first_difference(data: Any, wanted: Any, path: YamlPath = ()) -> YamlPath | None:
-    """Return where data are not as wanted: at a value, or at a section with a key too many."""
+    """Return the path of the first value that differs, or of a section with an extra key."""
     if not isinstance(data, dict) or not isinstance(wanted, dict) or data.keys() - wanted.keys():
         return None if flow(data) == flow(wanted) else path
     for key, value in wanted.items():
@@ -95,7 +95,7 @@ def _first_difference(data: Any, wanted: Any, path: YamlPath = ()) -> YamlPath |
 def _edit(
     text: str, node: yaml.Node, path: YamlPath, wanted: dict[str, Any]
 ) -> tuple[int, int, str]:
-    """Return a part of a text, as first and last place, and what to write there for a value."""
+    """Return start and end of a part of the text, and the text to write there for a value."""
     for size, key in enumerate(path, 1):
         value = flow(value_at(path[:size], wanted))
         found = next((pair for pair in node.value if pair[0].value == key), None)
@@ -103,22 +103,22 @@ def _edit(
             return _added(text, node, f"{key}: {value}")
         name, node = found
         after = name.end_mark.index
-        # The node of an alias is that of its anchor, which stands further up.
+        # The node of an alias is the node of its anchor, further up in the text.
         if node.start_mark.index < after:
             alias = re.compile(r"[\s:]*\*[^\s,\]}]+").match(text, after)
             return after, alias.end() if alias else after, f": {value}"
     start, stop = node.start_mark.index, _end(text, node)
-    # A value is apart from its key; items of a list may stand below it.
+    # A space separates value and key; the items of a list may be below the key.
     is_below = start == stop or node.start_mark.column <= name.start_mark.column
     anchor = re.compile(r"&\S+\s+").match(text, start, stop)
     return anchor.end() if anchor else start, stop, " " * is_below + value
 
 
 def _added(text: str, section: yaml.Node, line: str) -> tuple[int, int, str]:
-    """Return the edit that writes a line as the last of a section."""
+    """Return the edit that adds a line at the end of a section."""
     if not _is_block(section):
         before = text[: text.rindex("}", 0, section.end_mark.index)].rstrip()
-        if "#" in before[before.rfind("\n") + 1 :]:  # Perhaps a comment, which would go on.
+        if "#" in before[before.rfind("\n") + 1 :]:  # Perhaps a comment, which would swallow it.
             first = section.value[0][0].start_mark.index if section.value else len(before)
             return first, first, f"{line}, "
         return len(before), len(before), line if before[-1] in "{," else f", {line}"
@@ -131,7 +131,7 @@ def _added(text: str, section: yaml.Node, line: str) -> tuple[int, int, str]:
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Return where a node ends; that of a block is marked where the next one begins."""
+    """Return where a node ends; PyYAML marks the end of a block where the next node begins."""
     stop: int = node.end_mark.index
     if not _is_block(node):
         return stop

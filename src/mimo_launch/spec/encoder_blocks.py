@@ -1,4 +1,4 @@
-"""What kinds of encoder have in common: blocks of attention, and a projector to the language width.
+"""Keys that kinds of encoder share: blocks of attention, and a projector to the language width.
 
 Decides: keys, defaults and derived sizes that kinds of encoder share.
 Relies on: `base`.
@@ -13,16 +13,16 @@ from mimo_launch.spec.base import Count, Layers, Strict
 
 # The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-# That, or relu(x)^2 (arXiv:2109.08668).
+# One of these, or relu(x)^2 (arXiv:2109.08668).
 ProjectorActivation = Activation | Literal["squared_relu"]
 Projector = Literal["mlp", "linear", "merger", "gated"]
 
 
 class EncoderModel(Strict):
-    """What layout and data know of every encoder, of a user's own as well.
+    """What layout and data know of every encoder, including custom ones.
 
-    An encoder turns an array of a sample (an image, a clip) into patches, which are the tokens of
-    its layers, and these into rows for the language model.
+    An encoder turns an array of a sample (an image, a clip) into patches, the tokens of its
+    layers, and the patches into rows for the language model.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class EncoderModel(Strict):
 
     @property
     def deep_rows(self) -> int:
-        """Number of layers whose rows go with those of the last one."""
+        """Number of layers that send rows besides the last one."""
         return 0
 
 
@@ -53,7 +53,7 @@ class EncoderBlocks(EncoderModel):
 
 
 class TransformerEncoder(EncoderBlocks):
-    """What the encoders of this program have: blocks, and a projector to the language width."""
+    """The parts of built-in encoders: blocks, and a projector to the language width."""
 
     projector: Projector = Field(
         "mlp",
@@ -85,9 +85,9 @@ class TransformerEncoder(EncoderBlocks):
 
     @property
     def projector_mlp_width(self) -> int | None:
-        """Width inside a gated projector, default applied, or one of two maps; None for others.
+        """Width inside a gated projector, default applied, or between two maps; None for others.
 
-        None also for two maps that are as wide between them as the rows.
+        Also None if the width between two maps is the default, the width of the rows.
         """
         default = self.mlp_width if self.projector == "gated" else None
         return (self.projector_mlp or default) if self.projector in ("gated", "mlp") else None

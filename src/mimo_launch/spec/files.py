@@ -1,4 +1,4 @@
-"""Reads small files that others may have written.
+"""Reads small files that other programs may have written.
 
 Decides: that only regular files of a limited size are read: a FIFO would block the reader, a device
 would never end; that JSON nested too deeply is an error.
@@ -18,7 +18,7 @@ MEGABYTE = 10**6
 
 def read_small(path: str | Path, most: int) -> bytes:
     """Return the bytes of a regular file no larger than `most`. Raises: OSError."""
-    # Without O_NONBLOCK, opening a FIFO blocks until somebody writes to it.
+    # Without O_NONBLOCK, opening a FIFO blocks until a process opens it for writing.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if stat.S_ISDIR(found.st_mode):

@@ -2,7 +2,7 @@
 
 Decides: code, headline and remedy of each.
 Relies on: `wording` for types and near misses.
-Leaves: finding the faults to `parse`, those of overrides to `overrides`.
+Leaves: finding the faults to `parse`, faults of overrides to `overrides`.
 """
 
 import re
@@ -41,10 +41,10 @@ def unknown_key(
     meant: Renamed | None = None,
     unfit: Collection[str] = (),
 ) -> Diagnostic:
-    """Report a key that its section does not have; `free` are the known ones not yet used.
+    """Report a key that its section does not have; `free` are the known keys not yet used.
 
-    `unfit` are those that cannot have its value.
-    `kinds` are other kinds of the section that do have it; `meant` is another key, for its value.
+    `unfit` are known keys that cannot take its value, `kinds` other kinds of the section that do
+    have the key. `meant` is help that names another key.
     """
     key = str(path[-1])
     near = _alike(key, free) or _alike(key, known)
@@ -75,13 +75,13 @@ def unknown_key(
 
 
 def _alike(key: str, known: Collection[str]) -> list[str]:
-    """Return the keys that one may be a slip of; one with a further word means another thing."""
+    """Return the keys that this one may misspell; a key with a further word means another thing."""
     plain = key.lower().replace("-", "_")
     return [name for name in close_matches(key, known) if _is_slip(plain.split("_"), name)]
 
 
 def _is_slip(words: list[str], name: str) -> bool:
-    """Return whether no word of a key is another one, or one more, than those of a name."""
+    """Return whether a key misspells a name: no word is a different one, and none is added."""
     ours = name.split("_")
     if len(words) > len(ours):
         return not (words[: len(ours)] == ours or words[-len(ours) :] == ours)
@@ -92,7 +92,7 @@ def _is_slip(words: list[str], name: str) -> bool:
 
 
 def is_spelling(key: str, known: Collection[str]) -> bool:
-    """Return whether a key is a known one in other letters or with another stroke."""
+    """Return whether a key is a known one, but for case or for `-` in place of `_`."""
     plain = key.lower().replace("-", "_")
     return plain in (name.lower() for name in known)
 
@@ -102,8 +102,8 @@ def missing_key(
 ) -> Diagnostic:
     """Report a missing required key, at the key of its section.
 
-    With `others` the section has unknown keys, of which one may be meant: an example would take
-    the place of its value.
+    With `others` the section has unknown keys, and one of them may be meant: an example would
+    replace its value.
     """
     return Diagnostic(
         code="missing-key",
@@ -118,7 +118,7 @@ def missing_key(
 
 
 def missing_kind(path: YamlPath, kinds: Sequence[str]) -> Diagnostic:
-    """Report a section without a kind; `kinds` are those that have the most of its keys."""
+    """Report a section without a kind; `kinds` have the most of its keys."""
     return Diagnostic(
         code="missing-key",
         headline=f"{section_name(path)} lacks `kind`",
@@ -134,7 +134,7 @@ def bad_leaf(
 ) -> Diagnostic:
     """Report a value of the wrong type, or one of the right type that is not allowed.
 
-    `data` are those of the whole spec, as far as they are known.
+    `data` is the whole spec, as far as it is known.
     """
     # `tp`, or `betas[1]` for an item of a list.
     name = f"{path[-2]}[{path[-1]}]" if isinstance(path[-1], int) else str(path[-1])
@@ -160,9 +160,9 @@ def bad_leaf(
 def not_a_section(
     path: YamlPath, value: Any, words: Collection[str] = (), only_key: str | None = None
 ) -> Diagnostic:
-    """Report a single value or a list where a mapping, or one of `words`, must stand.
+    """Report a single value or a list where a mapping, or one of `words`, is needed.
 
-    `only_key` is the one key of the section that the value can only be meant for.
+    `only_key` is the one key of the section that can take the value.
     """
     key = path[-1] if path else "modules"
     said = str(value).lower()
@@ -252,7 +252,7 @@ def _example(schema: dict[str, Any]) -> str:
 
 
 def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> str:
-    """Return the line to write instead; only words where no line is sure to keep the meaning."""
+    """Return the line to write instead, or only words if no line surely keeps the meaning."""
     key, choices = str(path[-1]), choices_of(schema)
     guesses = [_line(key, guess) for guess in meant_in_spec(path, value, schema, data)]
     if line := schedule_meant(path, value, data):
@@ -278,7 +278,7 @@ def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -
     # Zero of something that is counted from one means that it is not wanted.
     if is_number and value == 0 and example == "1":
         return f"write {_line(key, example)}"
-    # Who wrote a number needs no example of one, which would mean something else.
+    # A user who wrote a number needs no example of one, which would mean something else.
     shown = "" if is_number else f", such as {_line(key, example)}"
     return f"write {expected(schema)}{shown}"
 

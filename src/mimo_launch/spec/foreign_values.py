@@ -1,15 +1,15 @@
-"""Lists the words of other tools beside the values of a spec that mean the same.
+"""Lists words of other tools with the values of a spec that mean the same.
 
-Decides: which value a word is, and why where it is not quite the same; which words name something
-that is not here, and what then differs. Where a run would train otherwise no value is offered.
-Relies on: the choices of a key, since `kind` and `none` mean another thing under each.
+Decides: which value a word means, and why the two are not quite the same; which words name
+something that is not here, and what then differs. No value is offered that would change training.
+Relies on: the choices of a key, since `kind` and `none` mean another thing under each key.
 Leaves: numbers, lists and booleans to `meant`, keys to `synonyms`.
 """
 
 import re
 from collections.abc import Collection
 
-# By choices that only the keys in question have: our words, and those of others for each.
+# By choices that only the keys in question have: our words, and others' words for each.
 _WORDS = {
     "bf16": {
         "fp64": "float64 double 64",
@@ -57,7 +57,7 @@ _WORDS = {
 }
 _HALF = "fp16 needs loss scaling, which is not here; bf16 takes as much memory and needs none"
 _8BIT = "its moments are fp32: more memory, and no rounding to 8 bits"
-# Why the value for a word is not quite the same thing.
+# Why the value for a word does not quite mean the same.
 _WHY = {
     "fp16 float16 half 16 f16 16-mixed 16-true": _HALF,
     "mixed amp bf16-true": "weights, reductions and norms stay fp32, products are bf16",
@@ -71,7 +71,7 @@ _WHY = {
     "ddp no_shard": "the moments are sharded, too, and the run trains the same",
 }
 _SAME = "every value trains the same"
-# What is not here, by the same choices.
+# Words for things that are not here, by the same choices.
 _MISSING = {
     "adamw": (
         r"adafactor|adagrad|adamax|lion|muon|sophia|lamb|lars|novograd|rmsprop|shampoo|soap|galore"
@@ -125,7 +125,7 @@ _MISSING = {
 
 
 def word_of(value: object) -> str:
-    """Return a value of any spelling as the tables have it."""
+    """Return a value of any spelling as the tables spell it."""
     return str(value).strip().strip("'\"").lower().removeprefix("torch.")
 
 
@@ -143,7 +143,7 @@ def same_choice(choices: Collection[str], value: object) -> str:
 
 
 def why_other(choices: Collection[str], value: object) -> str:
-    """Return why the choice for a word is not quite the same thing; "" if it is."""
+    """Return why the choice for a word does not quite mean the same; "" if it does."""
     word = word_of(value)
     if not same_choice(choices, value):
         return ""
@@ -151,7 +151,7 @@ def why_other(choices: Collection[str], value: object) -> str:
 
 
 def not_here(choices: Collection[str], value: object) -> str:
-    """Return that a word names something that is not here; "" if nobody knows the word."""
+    """Return that a word names something that is not here; "" for an unknown word."""
     parts = list(value.values()) if isinstance(value, dict) else []
     for word in map(word_of, [value, *parts]):
         for marker in _markers(choices):
@@ -165,7 +165,7 @@ def _markers(choices: Collection[str]) -> list[str]:
     return [marker for marker in {**_WORDS, **_MISSING} if set(marker.split()) <= set(choices)]
 
 
-# Words for models: kinds of encoder, then those of language.
+# Words for models: kinds of encoder, then kinds of language model.
 _ENCODERS = {
     "audio": r"whisper|wav2vec|hubert|conformer|audio|speech",
     "connector": r"q_?former|resampler|perceiver",
@@ -180,7 +180,7 @@ _LANGUAGE = {
 
 
 def kind_of_model(name: str, *, speaks: bool) -> str:
-    """Return the kind of a model by the name of its family; "" for one that is not known.
+    """Return the kind of a model by the name of its family; "" if it is unknown.
 
     `speaks` says that the module is the language model.
     """

@@ -1,6 +1,6 @@
-"""The kinds of generator: models behind language, each with a loss of its own.
+"""The kinds of generator: models after language, each with its own loss.
 
-Decides: keys, defaults and derived sizes; which codes of a codec stand for no sound.
+Decides: keys, defaults and derived sizes; which codes of a codec are not sounds.
 Relies on: `images` for images, `language_models` for blocks of decoders.
 Leaves: what fits together to `checks`.
 """
@@ -16,7 +16,7 @@ from mimo_launch.spec.language_models import DecoderBlocks
 
 
 class FlowModel(Images, EncoderBlocks):
-    """A generator of images: a transformer that learns the way from noise to patches, given rows.
+    """A generator of images: a transformer that learns the path from noise to patches, given rows.
 
     Rectified flow (arXiv:2209.03003).
     """
@@ -28,8 +28,8 @@ class FlowModel(Images, EncoderBlocks):
 class Codes(Strict):
     """How clips of codec tokens become rows: one for each frame, and one for the end.
 
-    A frame has a code of each codebook. A row is what the model says next: it is made of the frame
-    before it, the first one of `start`; behind the last frame comes `end`.
+    A frame has a code of each codebook. A row predicts the next frame from the one before it: the
+    first row reads `start`, and the last row predicts `end`.
     """
 
     kind: str
@@ -49,12 +49,12 @@ class Codes(Strict):
 
     @property
     def start_code(self) -> int:
-        """The code in front of the first frame, default applied."""
+        """The code before the first frame, default applied."""
         return self.vocab - 2 if self.start is None else self.start
 
     @property
     def end_code(self) -> int:
-        """The code behind the last frame, default applied."""
+        """The code after the last frame, default applied."""
         return self.vocab - 1 if self.end is None else self.end
 
     @property
@@ -77,10 +77,10 @@ class Codes(Strict):
 
 
 class TalkerModel(Codes, DecoderBlocks, EncoderModel):
-    """A generator of speech: a decoder that says codec tokens, frame by frame, given rows.
+    """A generator of speech: a decoder that predicts codec tokens, frame by frame, given rows.
 
-    The rows of language stand in front of the frames, as in the talker of Qwen2.5-Omni
-    (arXiv:2503.20215). All codes of a frame are said at once, as in the parallel pattern of
+    The rows of language come before the frames, as in the talker of Qwen2.5-Omni
+    (arXiv:2503.20215). All codes of a frame are predicted together, as in the parallel pattern of
     MusicGen (arXiv:2306.05284, section 2.2).
     """
 

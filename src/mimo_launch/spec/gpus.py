@@ -15,8 +15,8 @@ GIB = 2**30
 class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 
-    `memory` is what CUDA reports, in bytes, less than it is sold as; `links` are all NVLinks of a
-    GPU, both ways. `devices` are the full names by which torch reports GPUs of this peak in bf16.
+    `memory` is in bytes as CUDA reports it, less than the nominal size; `links` sums all NVLinks
+    of a GPU, both ways. `devices` are torch's full names of the GPUs with this bf16 peak.
     """
 
     name: str

@@ -73,7 +73,7 @@ class DeltaNetSizes(Strict):
 
     @property
     def state(self) -> int:
-        """Numbers of state per number of a value."""
+        """Size of the state per number of a value."""
         return self.key_dim
 
     @property
@@ -100,7 +100,7 @@ RecurrentSizes = MambaSizes | DeltaNetSizes
 
 
 class HybridModel(LanguageModel):
-    """A language model of Nemotron-H shape (arXiv:2504.03624), of Qwen3.5 or Qwen3-Next shape.
+    """A language model of Nemotron-H (arXiv:2504.03624), Qwen3.5 or Qwen3-Next shape.
 
     Each layer is a norm, one mixer and a residual connection.
     """
@@ -138,7 +138,7 @@ class HybridModel(LanguageModel):
     )
 
     def sizes_of(self, letter: str) -> RecurrentSizes | None:
-        """Return the sizes of the layers of a letter, if they are recurrent and have any."""
+        """Return the sizes of a letter's layers; None unless they are recurrent and have sizes."""
         key = RECURRENT.get(letter)
         found: RecurrentSizes | None = None if key is None else getattr(self, key)
         return found

@@ -1,4 +1,4 @@
-"""How images become rows, and what an encoder may make of them: windows, videos, tiles.
+"""How images become rows, and options of the encoders that read them: windows, videos, tiles.
 
 Decides: keys, defaults and derived sizes of what is read from images and videos.
 Relies on: `base`.
@@ -13,7 +13,7 @@ from mimo_launch.spec.base import Count, Strict
 
 
 class Images(Strict):
-    """How images of any size become rows: cut into square patches, squares of which are rows."""
+    """How images of any size become rows: cut into square patches; a square of patches is a row."""
 
     kind: str
     patch: Count = Field(description="Side of a square patch, in pixels.", examples=[4])
@@ -51,7 +51,7 @@ class Images(Strict):
 
     @property
     def frames(self) -> int:
-        """Frames that an array holds, which share its patches."""
+        """Number of frames in an array; they share its patches."""
         return 1
 
     @property
@@ -69,7 +69,7 @@ class Images(Strict):
 
 
 class Windows(Strict):
-    """Attention inside square windows of an image, in all layers but some."""
+    """Attention inside square windows of an image, in all but some layers."""
 
     side: Count = Field(
         description="Side of a window, in rows (squares of `shuffle` x `shuffle` patches). Windows "
@@ -117,22 +117,22 @@ class Videos(Strict):
 
     @property
     def in_text(self) -> bool:
-        """Whether the time of each temporal patch stands in the text, or its number."""
+        """Whether the text gives the time of each temporal patch, or its number."""
         return self.time.startswith("text")
 
     @property
     def in_seconds(self) -> bool:
-        """Whether the time counts in seconds on an axis."""
+        """Whether an axis of positions counts the time in seconds."""
         return self.time in ("seconds", "nominal_seconds")
 
     @property
     def on_axis(self) -> bool:
-        """Whether the time counts on an axis."""
+        """Whether an axis of positions counts the time."""
         return self.time == "patches" or self.in_seconds
 
     @property
     def holds_text(self) -> bool:
-        """Whether text goes on behind the last time of a video, not a frame's longer side."""
+        """Whether text after a video goes on from its last time, not from a frame's longer side."""
         return self.time == "nominal_seconds"
 
 

@@ -1,7 +1,7 @@
-"""Language models: what causal models have in common, and decoders.
+"""Language models: the keys that causal models share, and decoders.
 
 Decides: keys, defaults and derived sizes; which layers have experts.
-Relies on: `layers` and `layers` for sections of their keys.
+Relies on: `layers` for sections of their keys.
 Leaves: hybrids to `hybrid`, what fits together to `checks`.
 """
 
@@ -14,7 +14,7 @@ from mimo_launch.spec.layers import Mla, Moe, Mtp, QueryScaling, RopeScaling, Sl
 
 
 class CausalModel(Strict):
-    """What models of causal attention have in common: a stream, attention heads and RMSNorms."""
+    """Keys that models with causal attention share: the stream, attention heads and RMSNorms."""
 
     kind: str
     hidden: Count = Field(description="Width of the residual stream.", examples=[128])
@@ -29,7 +29,7 @@ class CausalModel(Strict):
 
     @property
     def deep_rows(self) -> int:
-        """Number of layers whose rows go with those of the last one: none."""
+        """Number of layers that send rows besides the last one: none."""
         return 0
 
     @property
@@ -69,7 +69,7 @@ class CausalModel(Strict):
 
 
 class LanguageModel(CausalModel):
-    """What language models have besides: words, and perhaps experts."""
+    """Keys that language models add: words, and perhaps experts."""
 
     vocab: Tokens | Literal["digits"] = Field(
         description="Number of tokens, or `digits` for the vocabulary of that data set.",

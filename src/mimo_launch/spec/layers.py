@@ -17,7 +17,7 @@ from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, Layers, Places, 
 class RopeScaling(Strict):
     """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
 
-    The names are those of the settings of transformers. `linear` uses the factor only.
+    The names are the ones in the settings of transformers. `linear` uses only the factor.
     """
 
     # The keys that each type uses besides `factor`.
@@ -82,7 +82,7 @@ class RopeScaling(Strict):
     def stretch(self) -> float:
         """The factor on rotated queries and keys, default applied (arXiv:2309.00071, section 3.4).
 
-        That of other types is 1.
+        It is 1 for all types but `yarn`.
         """
         if self.rope_type != "yarn":
             return 1.0
@@ -110,7 +110,7 @@ class QueryScaling(Strict):
 
 
 class SlidingWindow(Strict):
-    """Attention to the last tokens only, in all layers but some."""
+    """Attention to the last tokens only, in all but some layers."""
 
     # With one token, queries and keys would have no gradients.
     size: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
@@ -133,7 +133,8 @@ class SlidingWindow(Strict):
 class Mla(Strict):
     """Multi-head latent attention: keys and values, and perhaps queries, from a narrow width.
 
-    A query or key has `head_dim` numbers, of which `rope_head_dim` rotate; keys share those.
+    A query or key has `head_dim` numbers, and `rope_head_dim` of them rotate; all heads share the
+    rotated numbers of the key.
     """
 
     kv_rank: Count = Field(
@@ -157,10 +158,10 @@ class Mla(Strict):
 
 
 class Mtp(Strict):
-    """Multi-token prediction: blocks behind the last layer that predict further tokens.
+    """Multi-token prediction: blocks after the last layer that predict further tokens.
 
-    Depth k reads what the head reads of the depth before it, and the embedding of the token k
-    ahead; it predicts the token behind that one (arXiv:2412.19437, section 2.2).
+    Depth k reads the head's input from the depth before it, and the embedding of the token k
+    ahead; it predicts the token after that one (arXiv:2412.19437, section 2.2).
     """
 
     depth: Layers = Field(
@@ -180,8 +181,8 @@ class Mtp(Strict):
 class Moe(Strict):
     """A mixture of experts in place of the MLP of a layer: each token goes to `top_k` of them.
 
-    An expert is an MLP as the dense layers of the model have it. No token is dropped, however many
-    choose the same expert.
+    An expert is an MLP like the ones in the dense layers of the model. No token is dropped,
+    however many choose the same expert.
     """
 
     # Keys that change how weights are trained, but not what is computed from them.
@@ -237,7 +238,7 @@ class Moe(Strict):
     )
 
     def architecture(self) -> dict[str, Any]:
-        """Return the keys that decide what is computed; a rate of training becomes 0."""
+        """Return the keys that decide what is computed; a `bias_update_rate` becomes 0."""
         kept = self.model_dump(exclude=set(self.TRAINING))
         if self.bias_update_rate is not None:
             kept["bias_update_rate"] = 0.0

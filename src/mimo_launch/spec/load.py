@@ -18,7 +18,7 @@ from mimo_launch.spec.parse import read_module, read_spec
 from mimo_launch.spec.spec import Model, Spec
 from mimo_launch.spec.yaml_source import Document, read_file, read_text
 
-# The file that completes a checkpoint. `checkpoint.folder` writes it; the name stands here because
+# The file that completes a checkpoint. `checkpoint.folder` writes it; the name is here because
 # `saved_spec` needs it, and `spec` does not import `checkpoint`.
 MARKER = "checkpoint.json"
 
@@ -28,7 +28,7 @@ class Loaded:
     """The result of loading a spec.
 
     `spec` is None when anything is wrong with keys or types. `partial` then holds the sound parts:
-    reading another one raises `MissingPartError`. It is None when the YAML itself is unreadable.
+    reading any other part raises `MissingPartError`. It is None when the YAML itself is unreadable.
     """
 
     spec: Spec | None
@@ -38,20 +38,20 @@ class Loaded:
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read a spec file, apply `path=value` overrides, and type it."""
+    """Read a spec file, apply `path=value` overrides, and convert it to a `Spec`."""
     return _load(read_file(path), overrides)
 
 
 def load_text(text: str, name: str = "<text>", overrides: Sequence[str] = ()) -> Loaded:
-    """Do the same for a text in memory."""
+    """Load a text in memory, like `load_spec`."""
     return _load(read_text(text, name), overrides)
 
 
 def spec_from_data(data: dict[str, Any]) -> Spec:
-    """Return the spec that resolved data describe, such as those that `dump_spec` returns.
+    """Return the spec of resolved data, such as `dump_spec` returns.
 
     Raises:
-        ValueError: when the data are no valid spec; data from `dump_spec` always are.
+        ValueError: if the data are not a valid spec; data from `dump_spec` always are.
     """
     spec, diagnostics = read_spec(data)
     if diagnostics:
@@ -82,7 +82,7 @@ def _load(document: Document, overrides: Sequence[str]) -> Loaded:
 
 
 def saved_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the spec of the run of a folder, as JSON; None if no checkpoint has one."""
+    """Return the spec in the checkpoints of a run folder, as data; None if there is none."""
     markers = [folder / MARKER, *sorted(folder.glob(f"checkpoints/step-*/{MARKER}"), reverse=True)]
     for marker in markers:
         if marker.is_file() and not marker.parent.suffix:

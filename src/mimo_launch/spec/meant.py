@@ -1,8 +1,8 @@
-"""Guesses which value a wrong one was meant to be, where only one is likely.
+"""Guesses which value a user meant by a wrong one, where only one is likely.
 
 Decides: the spellings of other tools that are understood: lists of ranks, sizes without a unit,
 `1_000`, `4k`, `0x10`, `yes`, a part of the run in place of steps, a name in place of a list. A
-guess keeps the meaning; where none can, there is none.
+guess keeps the meaning; otherwise none is made.
 Relies on: JSON Schema fragments for what a key accepts; `foreign_values` for words.
 Leaves: the words around a guess to `findings`.
 """
@@ -29,7 +29,7 @@ _BOOLEANS = {
 _NOTHING = ("none", "nil", "nothing")
 # Counts that are powers of two by custom: for these `4k` is 4096, for steps and samples 4000.
 _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "window")
-# Keys that count steps of the run, and those that are off at 0 elsewhere and `null` here.
+# Keys that count steps of the run; below, keys that 0 turns off elsewhere and `null` here.
 _STEPS = ("warmup", "decay", "every", "log_every")
 _EPOCH = {"epoch": 1}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
@@ -46,7 +46,7 @@ def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
 
 
 def meant_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> list[str]:
-    """Do the same where the spec is known: a part of a run means the steps that it is."""
+    """Do the same with the data of the spec, which turn a part of the run into steps."""
     if path[-1] == "min_lr" and str(value).strip().endswith("%"):
         rate = min_lr_of_ratio(value, data)
         return [] if rate is None else [str(rate)]
@@ -58,7 +58,7 @@ def meant_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any)
 
 
 def schedule_meant(path: YamlPath, value: Any, data: Any) -> str:
-    """Return `schedule: ...` for a kind of it that takes other keys here; "" for any other."""
+    """Return `schedule: ...` for a foreign kind that needs other keys here; "" for any other."""
     if path[-3:] != ("optimizer", "schedule", "kind") or value not in _LINEAR:
         return ""
     line = linear_schedule(value, data)
@@ -73,12 +73,12 @@ def choices_of(schema: dict[str, Any]) -> list[str]:
 
 
 class _Key:
-    """A key, or an item of a list, by what its JSON Schema accepts."""
+    """A key, or an item of a list, described by its JSON Schema."""
 
     def __init__(self, name: str, schema: dict[str, Any]) -> None:
         self.name, self.schema = name, schema
         self.types = allowed_types(schema)
-        # Fragments of which a value must fit one.
+        # Fragments; a value must fit one of them.
         self.parts = [schema, *schema.get("anyOf", ())]
         self.is_name = name in ("name", "project") and "pattern" in schema
 
@@ -110,7 +110,7 @@ class _Key:
             yield from self._allowed(value[0])
 
     def _choices(self, value: Any) -> Iterator[str]:
-        """Yield the words of the key that another word, a boolean or a number stands for."""
+        """Yield the words of the key that another word, a boolean or a number may mean."""
         choices = choices_of(self.schema)
         yield same_choice(choices, value)
         others = [choice for choice in choices if choice != "none"]
@@ -121,7 +121,7 @@ class _Key:
             yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
 
     def _names(self, value: Any) -> Iterator[str]:
-        """Yield a list of names, or of one number, that stands without brackets."""
+        """Yield a list of names, or of one number, that was written without brackets."""
         arrays = [each for each in self.parts if each.get("type") == "array"]
         array: dict[str, Any] = arrays[0] if arrays else {}
         kind, choices = array.get("items", {}).get("type"), array.get("items", {}).get("enum", ())
@@ -150,7 +150,7 @@ class _Key:
             yield f"[{', '.join(read)}]"
 
     def _of_text(self, value: str) -> Iterator[str]:
-        """Yield the boolean, null, name or number that a text writes."""
+        """Yield the boolean, null, name or number that a text spells."""
         word = value.strip().strip("'\"").lower()
         if "boolean" in self.types:
             yield _BOOLEANS.get(word, "")
@@ -166,11 +166,11 @@ class _Key:
             yield from self.numbers(word)
 
     def numbers(self, word: str) -> Iterator[str]:
-        """Yield the number that a text writes, in words that YAML reads as one."""
+        """Yield the number that a text spells, in a form that YAML reads as a number."""
         plain = self._plain(word)
         factors = re.fullmatch(r"(\d{1,9})\s*\*\s*(\d{1,9})", plain)
         powers = re.fullmatch(r"2(?:\*\*|\^)(\d{1,2})", plain)
-        # Steps and seconds are hardly millions: `m` stands for minutes.
+        # Steps and seconds are hardly millions: `m` means minutes.
         letters = "kbg" if self.name in (*_STEPS, "timeout") else "kmbg"
         if factors or powers:
             product = int(factors[1]) * int(factors[2]) if factors else 0
@@ -198,10 +198,10 @@ class _Key:
                 yield from self._allowed(int(number))
 
     def _plain(self, word: str) -> str:
-        """Return a number without the signs of groups and its unit, with a decimal point."""
+        """Return a number without digit separators or a unit, with a decimal point."""
         plain = re.sub(r"(?<=\d)(?:[_ '](?=\d)|,(?=\d{3}(?:\D|$)))", "", word)
         plain = re.sub(rf"(?<=\d)\s+{re.escape(self.name)}$", "", plain) if self.name else plain
-        # A comma before other than three digits is a decimal one.
+        # A comma is a decimal comma unless three digits follow it.
         plain = re.sub(r"^(\d{1,9}),(\d{1,2}(?:e[-+]?\d{1,3})?)$", r"\1.\2", plain)
         ten = re.fullmatch(r"(?:(\d{1,9}(?:\.\d{1,9})?)[*x])?10(?:\^|\*\*)(-?\d{1,2})", plain)
         return f"{ten[1] or 1}e{ten[2]}" if ten else plain
@@ -225,7 +225,7 @@ class _Key:
 
 
 def _ranks(value: Any) -> list[str]:
-    """Return `0-3` for a list of these ranks, or for another spelling of a range."""
+    """Return a range such as `0-3` for a list of its ranks, or for another spelling of it."""
     if isinstance(value, dict) and len(value) == 2:
         first, stop = value.get("start"), value.get("end", value.get("stop"))
     else:
@@ -241,12 +241,12 @@ def _range(ranks: list[int]) -> str:
     if not ranks or not 0 <= ranks[0] <= ranks[-1] < MAX_RANKS:
         return ""
     if ranks != list(range(ranks[0], ranks[-1] + 1)):
-        return ""  # No range names them.
+        return ""  # They are not one range.
     return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
 
 
 def _listed(value: Any) -> list[int]:
-    """Return the ranks that a value lists; one below 0 if it lists anything else."""
+    """Return the ranks that a value lists, with one below 0 if it lists anything else."""
     if isinstance(value, list):
         return [rank for each in value[:MAX_RANKS] for rank in _listed(each)]
     if isinstance(value, float | int) and not isinstance(value, bool):
@@ -256,7 +256,7 @@ def _listed(value: Any) -> list[int]:
     text = value.strip().strip("[]{}\"'").strip() if isinstance(value, str) else ""
     if match := re.fullmatch(r"range\(\s*(?:(\d{1,9})\s*,)?\s*(\d{1,9})\s*\)", text):
         return list(range(int(match[1] or 0), min(int(match[2]), MAX_RANKS + 1)))
-    # Not `:`, before which Python counts the first rank, and after which it leaves out the last.
+    # Not `:`, which in Python leaves out the last rank; `_ranks` offers both readings.
     span = r"(\d{1,9})(?:\s*(?:-|\.\.\.?|\u2013|\u2014|to)\s*(\d{1,9}))?"
     ranks: list[int] = []
     for part in re.split(r"\s*,\s*|(?<=\d)\s+(?=\d)", text):

@@ -1,8 +1,8 @@
-"""Applies `--set path=value`, and shows as another `--set` what to write where one was wrong.
+"""Applies `--set path=value`, and shows the `--set` to write instead of a wrong one.
 
-Decides: how a dotted path finds its place, which one was meant where it finds none, and which help
-becomes a `--set`. `/` and `[0]` stand for dots, a module may stand without `modules`, and a key of
-its own leads to the places that have it.
+Decides: how a dotted path finds its place, which path a wrong one means, and which help becomes a
+`--set`. In a wrong path `/` and `[0]` mean dots, a module may lack `modules` before it, and a key
+alone leads to the places that have it.
 Relies on: `places` and `synonyms` for paths, `yaml_source` for values.
 Leaves: misspelt keys and wrong values to `findings`.
 """
@@ -25,7 +25,7 @@ from mimo_launch.spec.yaml_source import Document, parse_value
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
 # The values of a section that is left out, or turned off (`checkpoint: none`).
 _ABSENT = (None, "none")
-# More paths than these are no guess.
+# With more paths than this, none is offered.
 _MOST = 4
 
 
@@ -59,7 +59,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
 
 
 class _BadPathError(Exception):
-    """An override whose path leads nowhere."""
+    """The path of an override leads nowhere."""
 
     def __init__(self, headline: str, help_: str = "") -> None:
         super().__init__(headline)
@@ -127,7 +127,7 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
 
 
 def meant_paths(dotted: str, data: Any) -> list[str]:
-    """Return the dotted paths that another one stands for; nothing if it needs no change."""
+    """Return the dotted paths that another one may mean; nothing if it needs no change."""
     keys = [key for key in re.split(r"[./\[\]\s]+", dotted) if key]
     modules = data.get("modules") if isinstance(data, dict) else None
     names = list(modules) if isinstance(modules, dict) else []
@@ -155,7 +155,7 @@ def meant_paths(dotted: str, data: Any) -> list[str]:
 
 
 def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
-    """Return our spellings of a value for a key that has another name or another unit."""
+    """Return our spellings of a value that was written for another name or in another unit."""
     known, keys = synonym("", dotted.rpartition(".")[2], data), tuple(path.split("."))
     field = field_at(keys, data)
     if known is None or field is None or not (known.values or known.derive):
@@ -164,7 +164,7 @@ def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
 
 
 def _why(dotted: str, text: str) -> str:
-    """Return why our value for that of a word is not quite the same thing, in brackets."""
+    """Return, in brackets, why our value does not quite mean the same as the foreign one."""
     known = synonym("", dotted.rpartition(".")[2])
     why = known.why if known is not None and known.values.get(text.lower()) else ""
     return f" ({why})" if why else ""
@@ -179,7 +179,7 @@ _GUESS = re.compile(r"did you mean `([^`]+)`(?: or `[^`]+`|, `[^`]+`)*\?")
 
 
 def in_order(found: Iterable[Diagnostic], source: SpecSource) -> tuple[Diagnostic, ...]:
-    """Return each finding once, in the order of their places, with help for where they stand."""
+    """Return each finding once, in the order of their places; help suits a file or a `--set`."""
     if source.overrides:
         found = [replace(item, help=_help(item, source)) for item in found]
     return source.sorted(tuple(found))
@@ -189,13 +189,13 @@ _LINE = re.compile(r"`(\w+): ([^`]+)`(?: under `([\w.]+)`| for `(\w+)`| in `\w+`
 
 
 def _help(item: Diagnostic, source: SpecSource) -> str:
-    """Return help in which each line for a value that a `--set` sets is another `--set`."""
+    """Return help that offers another `--set` for each value that came from a `--set`."""
     override, help_ = source.place_of(item).override, item.help
     if override is not None:
         keys, path = override.partition("=")[0].strip().split("."), list(map(str, item.path))
         value = override.partition("=")[2]
         if item.at_key and path == keys[: len(path)]:
-            # One of the keys of its path is wrong.
+            # A key in its path is wrong.
             before, after = keys[: len(path) - 1], keys[len(path) :]
             help_ = _GUESS.sub(lambda m: f"write {_set([*before, m[1], *after], value)}", help_)
         elif path == keys:

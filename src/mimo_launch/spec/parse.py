@@ -74,19 +74,19 @@ def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...
 
 
 class _Enough(Exception):
-    """There are more faults than anybody would read: the data are no spec."""
+    """There are more faults than a user would read: the data are not a spec."""
 
 
 class _Reader:
     def __init__(self, data: Any = None) -> None:
-        """Read data from below; unknown keys of a whole spec may be meant for another section."""
+        """Take the whole spec, if any: its unknown keys may be meant for another section."""
         self.diagnostics: list[Diagnostic] = []
         self._data = data
         self._missing: dict[Diagnostic, YamlPath] = {}
         self._meant: set[YamlPath] = set()
 
     def found(self) -> list[Diagnostic]:
-        """Return the faults, without keys that are only missing where they were meant."""
+        """Return the faults, except missing keys that an unknown key was meant to be."""
         above = {path[:size] for path in self._meant for size in range(1, len(path) + 1)}
         return [each for each in self.diagnostics if self._missing.get(each) not in above]
 
@@ -105,7 +105,7 @@ class _Reader:
     ) -> S:
         """Return a section; leave out and report its faulty parts.
 
-        One of `words` may stand in its place. `others` are its other kinds.
+        One of `words` may replace it. `others` are its other kinds.
         """
         if not isinstance(data, dict):
             self._not_a_section(path, data, words, _only_key_for(cls, data))
@@ -154,7 +154,7 @@ class _Reader:
         free: Sequence[str],
         others: Mapping[str, type[Strict]],
     ) -> list[str]:
-        """Report a key; return the known ones beside it that may be meant: they have no value."""
+        """Report an unknown key; return the known keys without a value that it may mean."""
         key = str(path[-1])
         kinds = [kind for kind, other in others.items() if key in other.model_fields]
         unfit = [name for name, (_, field) in known.items() if not _may_have(field, value)]
@@ -261,7 +261,7 @@ class _Reader:
             if _may_stand(cls, path)
         }
         read = {name for cls in kinds.values() for name in cls.model_fields}
-        # Words of no kind say nothing of which is meant.
+        # Keys that no kind has do not say which kind is meant.
         least = min(fitting.values()) if read & {*value} or not value else max(fitting.values())
         best = [kind for kind, unknown in fitting.items() if unknown <= least]
         fault = findings.missing_kind(path, best)
@@ -305,18 +305,18 @@ def _may_have(field: FieldInfo, value: Any) -> bool:
 
 
 def _may_stand(kind: type[Strict], path: YamlPath) -> bool:
-    """Return whether a kind may stand at a path: models of language in `language` only."""
+    """Return whether a kind is allowed at a path: language models only in `language`."""
     speaks = path[-2:] == (LANGUAGE, "model")
     return path[-1] != "model" or issubclass(kind, LanguageModel) == speaks
 
 
 def _resolved(module: Any) -> Any:
-    """Return the data of a module, with the number that an open `dp` stands for."""
+    """Return the data of a module, with an open `dp` replaced by its number."""
     grid = module.get("grid") if isinstance(module, dict) else None
     if not isinstance(grid, dict) or grid.get("dp") not in OPEN_DP:
         return module
     others = [grid.get(axis, 1) for axis in AXES if axis != "dp"]
-    # What is wrong with these is reported there; dp is then unknown.
+    # Faults of ranks and other sizes are reported elsewhere; dp is then unknown.
     size: Any = UNREADABLE
     with suppress(ValidationError):
         ranks = len(rank_range(_RANKS.validate_python(module.get("ranks"))))

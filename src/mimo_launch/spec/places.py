@@ -1,4 +1,4 @@
-"""Knows where each key of a spec may stand.
+"""Knows where each key of a spec may be written.
 
 Decides: which field of the models a path of a spec leads to, and which paths end in some key.
 Relies on: the models.
@@ -15,7 +15,7 @@ from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import Strict, kind_of, models_in, section_per_name
 from mimo_launch.spec.spec import Spec
 
-# Stands for the name of a module.
+# The wildcard for the name of a module.
 ANY = "*"
 
 
@@ -50,7 +50,7 @@ def in_modules(pattern: YamlPath, names: Iterable[str | int]) -> list[YamlPath]:
 
 
 def field_at(path: YamlPath, data: Any) -> FieldInfo | None:
-    """Return the field that a path leads to, by the kinds that the data name; None if none."""
+    """Return the field that a path leads to, by the kinds that the data name, or None."""
     classes: list[type[Strict]] = [Spec]
     field: FieldInfo | None = None
     per_name = False

@@ -1,8 +1,8 @@
-"""Says which key, where and with which value, an unknown one was meant to be.
+"""Says which key an unknown one was meant to be, where it belongs, and with which value.
 
-Decides: that the value is kept, in our spelling of it; that a word with several meanings, or none
-here, gets words instead of a line. Only what was not wanted anyway is to be deleted.
-Relies on: `synonyms` for the words of other trainers, `places` for our own in a wrong section,
+Decides: that the value is kept, in our spelling; that a key with several meanings, or none here,
+gets an explanation instead of a line. Help says to delete a key only if that changes nothing.
+Relies on: `synonyms` for the words of other trainers, `places` for our keys in a wrong section,
 `meant` for values.
 Leaves: misspelt keys to `findings`.
 """
@@ -36,7 +36,7 @@ class Renamed(NamedTuple):
 
 
 def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
-    """Return what to write in place of an unknown key; None if it is no word of anybody."""
+    """Return what to write in place of an unknown key; None if no trainer has that key."""
     section, word = path[:-1], str(path[-1])
     known = synonym(str(section[-1]) if section else "", word, data)
     if known is not None and known.note:
@@ -48,17 +48,17 @@ def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     if target is not None and target[-1] == "kind" and isinstance(value, dict):
         target = target[:-1]  # The section, in place of its kind.
     if target is not None and section[: len(target)] == target:
-        return None  # The word means the section that it stands in.
+        return None  # The word means the section that it is in.
     field = None if target is None else field_at(target, data)
     if field is not None and isinstance(value, dict) and not models_in(field.annotation)[0]:
-        return None  # A section of a name like that of a setting.
+        return None  # A section with the name of a setting.
     if target is not None and field is not None:
         return Renamed(_Renaming(path, value, data, target, field, known).help(), (target,))
     return _of_each_module(known, value, data)
 
 
 def _of_each_module(known: Synonym, value: Any, data: Any) -> Renamed | None:
-    """Return that each module has a key of its own, or that such a value is not here."""
+    """Return that each module has its own key, or that such a value is not here."""
     *above, key = known.key.split(".")
     if ANY not in above:
         return None
@@ -76,7 +76,7 @@ def _without(known: Synonym, value: Any) -> str:
     word = str(value).strip().lower()
     if known.missing and word in OFF:
         return f"delete it: there is no {known.missing} here"
-    # A note says how to turn something on; `full` of it is no wish to do without.
+    # Such a note says how to turn something on; `full` does not mean off there.
     if known.note.startswith("write") and word in OFF and word != "full":
         return "delete it: it is off unless the spec turns it on"
     return f"there is no {known.missing} here: {known.note}" if known.missing else known.note
@@ -85,7 +85,7 @@ def _without(known: Synonym, value: Any) -> str:
 def _place_of(known: Synonym, section: YamlPath, data: Any) -> YamlPath | None:
     """Return where a synonym belongs: in its section, or in one that has a key of that name.
 
-    In any other, `kind` and `every` would be those of something else.
+    In any other section, `kind` and `every` would mean something else.
     """
     pattern: YamlPath = tuple(known.key.split("."))
     beside = (*section, pattern[-1])
@@ -160,7 +160,7 @@ class _Renaming:
 
 
 def _instead(lines: list[str], under: str, why: str, key: str, there: Any) -> str:
-    """Return that one of some lines is meant, beside what is `there` under that key."""
+    """Return which of some lines to write, given the value that is `there` under that key."""
     if there is None:
         return f"write {listing(lines)}{under} in its place{why}"
     same = f"`{key}: {flow(there)}`"

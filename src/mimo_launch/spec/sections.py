@@ -238,7 +238,7 @@ class MlflowSpec(Strict):
 
 
 class LogSpec(Strict):
-    """Who else hears of metrics, besides `metrics.jsonl` and the console."""
+    """Where metrics go besides `metrics.jsonl` and the console."""
 
     tensorboard: bool = Field(
         False, description="Write TensorBoard event files into `tensorboard/` of the run folder."

@@ -1,6 +1,6 @@
 """Defines the spec as frozen pydantic models: what a user may write, with types and defaults.
 
-Decides: the whole, and how modules read each other; the reference page and the JSON Schema are
+Decides: the whole spec, and how modules read each other; the reference page and the JSON Schema are
 generated from here.
 Relies on: `module` and `sections`; names of all files of this room can be imported from here, too.
 Leaves: everything that needs two keys at once to `checks`.
@@ -127,7 +127,7 @@ __all__ = [
 
 MAX_MODULES = 64
 MODULE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
-# The modules in the order of the file, each with those that it names in `reads`.
+# The modules in the order of the file, each with the modules in its `reads`.
 Reads = tuple[tuple[str, tuple[str, ...]], ...]
 
 
@@ -205,13 +205,13 @@ class Spec(Strict):
 
     @property
     def encoders(self) -> dict[str, ModuleSpec]:
-        """The modules in front of language, in the order of the file, behind those they read."""
+        """The modules before language, in the order of the file, each after those it reads."""
         behind = self._behind_language
         return {n: self.modules[n] for n in self._order if n != LANGUAGE and n not in behind}
 
     @property
     def generators(self) -> dict[str, ModuleSpec]:
-        """The modules behind language, in the same order."""
+        """The modules after language, in the same order."""
         behind = self._behind_language
         return {name: self.modules[name] for name in self._order if name in behind}
 
@@ -221,7 +221,7 @@ class Spec(Strict):
         return not any(m.reads for name, m in self.modules.items() if name != LANGUAGE)
 
     def row_width(self, name: str) -> int:
-        """Return the width of the rows that a module makes: that of the first one to read it.
+        """Return the width of a module's rows: the width of the first module that reads it.
 
         Language sends its own stream.
         """
@@ -231,17 +231,17 @@ class Spec(Strict):
         return self.modules[readers[0]].model.hidden
 
     def sent_width(self, name: str) -> int:
-        """Return the width of what a module sends for each row: that of several layers, if any."""
+        """Return the width that a module sends for each row, from all layers that send rows."""
         return (1 + self.modules[name].model.deep_rows) * self.row_width(name)
 
     @property
     def deep_rows(self) -> int:
-        """Number of layers of language behind which rows of encoders are added."""
+        """Number of layers of language after which rows of encoders are added."""
         read = self.sources_of(LANGUAGE)
         return max((self.modules[name].model.deep_rows for name in read), default=0)
 
     def sources_of(self, name: str) -> tuple[str, ...]:
-        """Return the modules whose rows a module reads, the default applied.
+        """Return the modules that a module reads rows from, default applied.
 
         Raises: MissingPartError if one of them is no module of the spec.
         """
@@ -258,12 +258,12 @@ class Spec(Strict):
 
     @property
     def _behind_language(self) -> frozenset[str]:
-        """The modules that read language, or one that does."""
+        """The modules that read language, directly or through other modules."""
         return _behind_language(self._reads)
 
     @property
     def _order(self) -> tuple[str, ...]:
-        """All modules in the order of the file, but each behind those that it names in `reads`."""
+        """All modules in the order of the file, but each after the modules in its `reads`."""
         return _order(self._reads)
 
     @property
@@ -271,7 +271,7 @@ class Spec(Strict):
         return tuple((name, module.reads or ()) for name, module in self.modules.items())
 
 
-# A plan asks for both thousands of times, of few graphs.
+# A plan asks for both thousands of times, for few graphs.
 @lru_cache(maxsize=128)
 def _behind_language(reads: Reads) -> frozenset[str]:
     found, before = {LANGUAGE}, 0
@@ -287,7 +287,7 @@ def _order(reads: Reads) -> tuple[str, ...]:
     left = dict(reads)
     while left:
         ready = [name for name, sources in left.items() if left.keys().isdisjoint(sources)]
-        # In a circle, which `checks` refuses, there is no order.
+        # A cycle, which `checks` refuses, has no order.
         name = (ready or list(left))[0]
         order[name] = None
         del left[name]

@@ -1,6 +1,6 @@
-"""Lists the words of other trainers beside the keys of a spec that mean the same.
+"""Lists words of other trainers with the keys of a spec that mean the same.
 
-Decides: which key a foreign word is, and its value where that is written in another way.
+Decides: which key a foreign word means, and our value where theirs is written in another way.
 docs/coming-from.md shows the same words.
 Relies on: `derived_values` for values in another unit, `words_without_key` for all other words.
 Leaves: where the key belongs and whether it takes the value to `renaming`; words that are values to
@@ -115,7 +115,7 @@ _WORDS = {
 _FULL = {"true": "full", "full": "full", "false": "", "none": "none"}
 _SHARDED = {"true": "full", "false": ""}
 _SUMMED = {"true": "optimizer", "false": ""}
-# Words whose value is written in another way: the key, and its value beside each of theirs.
+# Words with values that we write in another way: the key, and our value for each of theirs.
 _VALUES: dict[str, tuple[str, Mapping[str, str]]] = {
     "bf16": ("train.precision", {"true": "bf16", "false": ""}),
     "fp16": ("train.precision", {"true": "bf16", "false": ""}),
@@ -138,7 +138,7 @@ _VALUES: dict[str, tuple[str, Mapping[str, str]]] = {
     "untie_embeddings": (_LAYER + "tied", {"true": "false", "false": "true"}),
 }
 _OF_SAMPLES = "this / `batch.global`, a number of steps"
-# Words for values in another unit: the key, how its value follows, and that in words.
+# Words for values in another unit: the key, the function that derives its value, and a formula.
 _DERIVED: dict[str, tuple[str, Derive, str]] = {
     "micro_batch_size microbatch_size mbs local_batch_size pipeline_parallel_microbatch_size "
     "per_device_train_batch_size": (
@@ -198,9 +198,9 @@ _WHY = {
 class Synonym:
     """What a word of another trainer means.
 
-    `values` are our values by theirs, if they differ: "" for one that is the default. `derive`
-    computes ours from theirs and the data of the spec, and `formula` says how. `note` is said where
-    no key has its meaning, `missing` names what is not here, `why` is said where a value changes.
+    `values` maps their values to ours, if they differ: "" for the default. `derive` computes ours
+    from theirs and the data of the spec, and `formula` says how. `note` is the help if no key has
+    its meaning, `missing` names a thing that is not here, `why` explains a value that changes.
     """
 
     key: str = ""
@@ -215,7 +215,7 @@ class Synonym:
 def synonym(section: str, word: str, data: Any = None) -> Synonym | None:
     """Return what a key of a section means; None for words of no trainer.
 
-    `data` are those of the spec: a size of microbatches beside their number is that of a step.
+    `data` is the spec: if it has a number of microbatches, their size gives the size of a step.
     """
     plain = word.strip("-").lower().replace("-", "_")
     found = _TABLE.get(f"{section}.{plain}") or _TABLE.get(plain)

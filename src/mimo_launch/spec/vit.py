@@ -158,13 +158,13 @@ class VitModel(Images, TransformerEncoder):
 
     @property
     def frames(self) -> int:
-        """Frames that an array holds, which share its patches."""
+        """Number of frames in an array; they share its patches."""
         return self.temporal_patch if self.reads_videos else 1
 
     def input_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Return the shape of the array of `height x width` rows: with frames, to read videos.
+        """Return the shape of the array of `height x width` rows; it has frames to read videos.
 
-        A frame that is a tile is an image.
+        With tiles a frame is an image.
         """
         channels, *sides = Images.input_shape(self, height, width)
         has_frames = self.reads_videos and self.tiles is None
@@ -177,12 +177,12 @@ class VitModel(Images, TransformerEncoder):
 
     @property
     def merge_width(self) -> int:
-        """Width of the patches that a linear map makes a row of, 0 without such a map."""
+        """Width of the patches that a linear map joins into a row; 0 without such a map."""
         return self.hidden * self.patches_per_row if self.pooling == "linear" else 0
 
     @property
     def deep_rows(self) -> int:
-        """Number of layers whose rows go with those of the last one."""
+        """Number of layers that send rows besides the last one."""
         return len(self.deepstack)
 
     @property

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-# No name is as long, and long words take long to compare.
+# No name is this long, and long words take long to compare.
 _MAX_WORD = 100
 _TYPES = {
     "integer": "a whole number",

@@ -1,4 +1,4 @@
-"""Lists the words of other trainers that no one key of a spec means.
+"""Lists words of other trainers that do not mean one key of a spec.
 
 Decides: what to write for words of several meanings; which words name something that is not here,
 and how a run does without it.
@@ -53,7 +53,7 @@ NOTES = {
     "use_flash_attention attention_backend": "nothing chooses the kernels of attention: flash "
     "attention runs where it can, and gives the same numbers as others up to rounding",
 }
-# Words for what is not here: its name, and how a run does without.
+# Words for things that are not here: the name, and how a run does without it.
 MISSING = {
     "dropout attention_dropout hidden_dropout attn_dropout resid_dropout resid_pdrop attn_pdrop "
     "embd_pdrop attention_probs_dropout_prob hidden_dropout_prob drop_path drop_path_rate "
@@ -119,5 +119,5 @@ MISSING = {
         "`optimizer` of a module has the one of all its layers",
     ),
 }
-# What says that something is not wanted.
+# Values that say that something is not wanted.
 OFF = ("none", "null", "no", "off", "false", "full", "0", "0.0", "[]", "{}", "")

@@ -39,7 +39,7 @@ from mimo_launch.spec.yaml_syntax import (
 
 # A spec has a few kilobytes; a larger file is something else.
 MAX_BYTES = MEGABYTE
-# The path that stands for the standard input.
+# The path that means the standard input.
 STDIN = "-"
 
 
@@ -57,7 +57,7 @@ def read_file(path: str | Path) -> Document:
     name = STDIN_NAME if str(path) == STDIN else str(path)
     try:
         raw = _stdin() if str(path) == STDIN else read_small(path, MAX_BYTES)
-    except (OSError, ValueError) as error:  # A name may hold a NUL.
+    except (OSError, ValueError) as error:  # A name may contain a NUL.
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or str(error)
         reason = reason[:1].lower() + reason[1:]
@@ -112,7 +112,7 @@ def parse_value(text: str) -> tuple[Any, str]:
 
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-# Stands for a value with a fault of its own, so that no second fault is reported for it.
+# Replaces a faulty value, so that no second fault is reported for it.
 UNREADABLE = object()
 _MAX_KEY = 256
 
@@ -170,7 +170,7 @@ class NodeReader:
     def _scalar(self, node: yaml.ScalarNode, path: YamlPath) -> Any:
         try:
             value = scalar_value(node)
-            # Prose may speak of a variable.
+            # Prose may mention a variable.
             if isinstance(value, str) and " " not in value and variable_in(value):
                 span = _span(node)
                 fault = variable_fault(variable_in(value), path, value, span.line, span.column)

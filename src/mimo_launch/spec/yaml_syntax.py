@@ -1,4 +1,4 @@
-"""Turns YAML text into nodes, by the core rules of YAML 1.2, not those of 1.1.
+"""Turns YAML text into nodes, by the core rules of YAML 1.2, not 1.1.
 
 Decides: that `3e-4` is a number, `no` and `12:30` are text, only `true` and `false` are booleans;
 the messages about text that is not YAML, or not one mapping.
@@ -31,7 +31,7 @@ _CORE = (
 # A prompt may be long, but not a number; no setting has more than 64 bits.
 _MAX_CHARACTERS, _MAX_DIGITS = 65_536, 400
 _MAX_INTEGER = 2**63 - 1
-# No real spec comes near these limits; aliases and merges count as what they stand for.
+# No real spec comes near these limits; aliases and merges count as if written out.
 MAX_VALUES, MAX_DEPTH = 20_000, 48
 
 
@@ -57,7 +57,7 @@ class CoreLoader(yaml.SafeLoader):
 
 
 class TooLarge(yaml.MarkedYAMLError):
-    """A file has more values, or deeper ones, than any spec."""
+    """A file has more values, or nests them deeper, than any spec."""
 
 
 CoreLoader.yaml_implicit_resolvers = {}
@@ -145,7 +145,7 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
     return nodes, None
 
 
-# What stands in PyYAML's words for a fault, our headline, and what to do. "" stands in all.
+# Parts of PyYAML's message for a fault, our headline, and what to do. "" is in every message.
 _FAULTS = (
     (
         ("mapping values are not allowed",),
@@ -226,7 +226,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
 
 
 def _glued_at(lines: list[str], error: yaml.MarkedYAMLError) -> tuple[int, re.Match[str]] | None:
-    """Return the line with `key:value` without a space that stopped the parser, by its number."""
+    """Return the number and match of the line with a `key:value` that stopped the parser."""
     marks = [mark.line for mark in (error.context_mark, error.problem_mark) if mark]
     for number in sorted({n for mark in marks for n in (mark - 1, mark)}):
         match = _GLUED.fullmatch(lines[number]) if 0 <= number < len(lines) else None
@@ -240,13 +240,13 @@ _GLUED = re.compile(r"\s*(?:- )?(([A-Za-z_]\w*):([^\s:/\\]\S*))\s*(?:#.*)?")
 
 
 def variable_in(text: str) -> str:
-    """Return the variable that stands in a text, such as `${NAME}`."""
+    """Return the first variable in a text, such as `${NAME}`; "" if there is none."""
     match = _VARIABLE.search(text)
     return match[0] if match else ""
 
 
 def template_in(node: yaml.Node) -> str | None:
-    """Return the variable that a node is in a template, such as `{{ name }}`."""
+    """Return the template variable that a node spells, such as `{{ name }}`; None if it is none."""
     for _ in range(2):
         if not isinstance(node, yaml.MappingNode) or len(node.value) != 1:
             return None
