@@ -29,7 +29,7 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
     tower: Family[VitModel] = replace(
         vit.BY_TYPE[vit.SIGLIP],
         model_type=f"{model_type}_vision",
-        # A SigLIP has no such norm where it has a pooling; here it is always there.
+        # A SigLIP with pooling may lack this norm; here it is always present.
         keys=lambda config: (
             vit.keys(_SIGLIP, _SIZES | config) | {"interpolation": "nearest", "final_norm": True}
         ),
@@ -41,7 +41,7 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
     return TowerAndDecoder(
         model_type=model_type,
         architecture=f"{name}ForConditionalGeneration",
-        # Before 4.50 the part had the name of the whole.
+        # Before 4.50 the part had the type of the whole.
         towers={tower.model_type: tower, model_type: tower},
         text={llama.model_type: llama},
         tower_names=_VISION_NAMES,
@@ -63,6 +63,6 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
 
 WHOLES = (
     _whole("idefics3", "Idefics3"),
-    # Each frame of a video is an image behind its minute and second.
+    # Each frame of a video is an image after its minute and second.
     replace(_whole("smolvlm", "SmolVLM"), videos={"time": "text_clock", "per_second": None}),
 )

@@ -43,9 +43,9 @@ HALF = (0.5, 0.5, 0.5)
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
-    `resample` is the number of a filter of Pillow. An image alone in its sample is cut into tiles
-    on one of the `grids`, given by height and width in pixels, if there are some. With `cut`, each
-    image becomes several, for which the other steps hold.
+    `resample` is the number of a Pillow filter. If there are `grids`, given by height and width in
+    pixels, the only image of a sample is cut into tiles on one of them. With `cut`, each image
+    becomes several, and the other steps apply to each.
     """
 
     resize: Resize | None
@@ -85,19 +85,19 @@ class ImageRecipe:
         return self.crop or resized
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Return the grid of an image that is cut into tiles. Raises: ImageTooThin."""
+        """Return the grid on which an image is cut into tiles. Raises: ImageTooThin."""
         return best_grid(height, width, self.grids)
 
     @property
     def factor(self) -> int | None:
-        """A number of pixels of which the sides of every image are multiples, if there is one."""
+        """A number of pixels that divides the sides of every image, if there is one."""
         if isinstance(self.resize, PatchCount):
             return self.resize.patch * self.resize.merge
         return self.resize.factor if isinstance(self.resize, Smart | Within | OverTime) else None
 
     @property
     def most_pixels(self) -> int | None:
-        """The most pixels of an image, if there is such a number."""
+        """The most pixels of an image, if there is a limit."""
         match self.resize:
             case Smart(_, _, most):
                 return most
@@ -106,7 +106,7 @@ class ImageRecipe:
             case Within(factor, height, width):
                 return -(-height // factor) * -(-width // factor) * factor**2
             case PatchCount(patch, _, least, most):
-                # A thin image grows to one line of as many patches, and one more of them.
+                # A thin image that grows to `least` patches may exceed them when rounded up.
                 return max(most, 2 * least + 2) * patch**2
         return None
 
@@ -219,8 +219,8 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
         if isinstance(error, ProcessorError):
             raise
         raise ProcessorError(f"its input conditioner is malformed: {error}") from error
-    # To be made, an image should be like the noise it is made of: of zero mean and unit variance.
-    # Over many photographs, these are 0.45 and 0.27 of the range of a pixel.
+    # Images to generate should resemble the noise they start from: zero mean and unit variance.
+    # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
     deviation = 0.25 if kind_of(model).computes_loss else 0.5
     middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
     if (usual := kind_of(model).usual_size) is not None:
@@ -237,7 +237,7 @@ def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
     """Return the folder with the image processor of a module, None if none is given.
 
-    A run that starts from another one has the processor of that one.
+    A run that starts from another run uses its processor.
     """
     if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
         return Path(spec.data.processors[encoder])
@@ -270,7 +270,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
         if config.get("do_pan_and_scan", False):
             raise ValueError("do_pan_and_scan: true, which adds crops of large images")
         cut = _cut(folder, kind, config)
-        # Pixtral pads images of a batch, behind which the model looks for none; tiles are alike.
+        # Pixtral pads the images of a batch, but the model ignores the padding; tiles are alike.
         tiles = kind == "LlavaOnevision"
         pads_none = kind == "Pixtral" or kind in _ENLARGE
         pads = tiles or (not pads_none and bool(config.get("do_pad", False)))
@@ -308,7 +308,7 @@ def pixels_of(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Of these, images are made larger and cut.
+# Processors that enlarge images and cut them.
 _ENLARGE = ("Idefics3", "SmolVLM")
 
 
@@ -318,13 +318,13 @@ def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
         return enlarged_of(config)
     if kind != "GotOcr2":
         return None
-    # The processor of an InternVL asks for tiles, whatever the file says.
+    # The processor of an InternVL requests tiles, whatever the file says.
     asks = processor_class(folder) == "InternVL"
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
 def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield those of some files that a folder has, by name, as JSON. Raises: ProcessorError."""
+    """Yield name and JSON of each of these files in a folder. Raises: ProcessorError."""
     for name in names:
         try:
             config = read_json(folder / name)
@@ -338,7 +338,7 @@ def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
     for name, config in files_of(folder, _FILES):
-        # A processor of several modalities has that of images inside.
+        # A processor of several modalities contains the image processor.
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):
             return found
@@ -386,7 +386,7 @@ def _over_time(config: Mapping[str, Any]) -> OverTime:
 
 
 def _patch_count(config: Mapping[str, Any]) -> PatchCount:
-    """Return the rule for one image; its rows and four more tokens fit into a text."""
+    """Return the rule for one image; its rows and four more tokens fit into `max_model_len`."""
     merge, least = round(1 / float(config["downsample_ratio"])), int(config["min_num_patches"])
     budget = max((int(config["max_model_len"]) - 4) * merge**2, least)
     most = min(budget, int(config["max_num_patches"]) or budget)
@@ -402,9 +402,9 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Resize]] = {
 
 
 def _side_of_rows(folder: Path, patch: Any) -> int:
-    """Return the side of what becomes a row, in pixels.
+    """Return the side, in pixels, of the square that becomes a row.
 
-    The processor of the model, if there is one, overrides that of images.
+    The processor of the model, if there is one, overrides the image processor.
     """
     whole = read_json(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
     if isinstance(whole, dict) and whole.get("processor_class") == "PixtralProcessor":

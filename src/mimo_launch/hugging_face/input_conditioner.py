@@ -1,6 +1,6 @@
-"""The input conditioner of a RADIO, which normalises pixels inside of the model.
+"""The input conditioner of a RADIO, which normalises pixels inside the model.
 
-Decides: that here it is a step of the image processor, behind those that the folder has.
+Decides: that here it is a step of the image processor, after the steps from the folder.
 Relies on: `config.json` of the folder that the weights came from.
 Leaves: the other steps to `image_processor`.
 
@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.folder import ConfigError, is_hugging_face, read_c
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec
 
-# Those of CLIP.
+# The values of CLIP.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -30,7 +30,7 @@ class Conditioner:
     def behind(
         self, mean: Sequence[float], std: Sequence[float]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation of both steps as one, behind a step with those given."""
+        """Return mean and deviation of one step that equals a step with these, then this one."""
         pairs = list(zip(mean, std, strict=True))
         means = (m + s * own for (m, s), own in zip(pairs, self.mean, strict=True))
         return tuple(means), tuple(s * own for (_, s), own in zip(pairs, self.std, strict=True))
@@ -39,9 +39,9 @@ class Conditioner:
 def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
     """Return the conditioner of the model that an encoder's weights came from, if it has one.
 
-    Raises: ValueError if the folder says something else than numbers.
+    Raises: ValueError if the folder has values other than numbers.
     """
-    # Here, because few specs start from a folder, and a family imports many others.
+    # Imported here, because few specs start from a folder, and a family imports many others.
     from mimo_launch.hugging_face.radio import RADIO
 
     for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):

@@ -2,7 +2,7 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors.
-Relies on: `settings` for those that towers share.
+Relies on: `settings` for the settings that towers share.
 Leaves: the projector to `internvl`.
 
 Sources: arXiv:2312.14238; `transformers` 5.23, models/internvl.
@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.refusals import Refusal, one_of, only, refusals, w
 from mimo_launch.spec.spec import VitModel
 
 LAYERS, IMAGE, PATCH, SCALE = 24, 448, 14, 0.1
-# That of norms of queries and keys, in any configuration.
+# For the norms of queries and keys, in any configuration.
 NORM_EPS = 1e-6
 NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
 _SIZES = settings.Settings({
@@ -114,7 +114,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _is_ignored(name: str, model: VitModel) -> bool:
-    """Return whether a tensor is of a layer after the end of our ViT, or of its training."""
+    """Return whether a tensor is of a layer after our ViT's last one, or only for training."""
     unused = name.startswith("layernorm.") and not model.final_norm
     is_beyond = is_behind(name, "encoder.layer.", model.layers)
     return is_beyond or unused or name == "embeddings.mask_token"

@@ -1,4 +1,4 @@
-"""InternVL: a vision transformer with layer scale, a projector behind a norm, and a Qwen.
+"""InternVL: a vision transformer with layer scale, a projector after a norm, and a Qwen.
 
 Decides: what the settings of the whole and of its projector mean.
 Relies on: `whole_models`; `intern_vit` for the tower, `decoder` and `moe_decoder` for the text
@@ -28,7 +28,7 @@ from mimo_launch.hugging_face.whole_models import (
 )
 
 MODEL_TYPE = "internvl"
-# That of the norm in front of the projector, in any configuration.
+# For the norm before the projector, in any configuration.
 PROJECTOR_EPS = 1e-5
 _RATIO = 0.5
 
@@ -52,7 +52,7 @@ WHOLE = TowerAndDecoder(
     model_type=MODEL_TYPE,
     architecture="InternVLForConditionalGeneration",
     towers={intern_vit.VISION.model_type: intern_vit.VISION},
-    # Of `decoder` first, a part without a type is a Qwen2.
+    # Families of `decoder` come first; a part without a type is a Qwen2.
     text={
         each.model_type: each
         for each in sorted(
@@ -64,7 +64,7 @@ WHOLE = TowerAndDecoder(
     projector=layers_at({**llava.LAYERS, "projector.norm": "multi_modal_projector.layer_norm"}),
     feature_layer=-1,
     fixed={
-        # The norm behind the last layer is none of the states of layers.
+        # The norm after the last layer is not part of the layers' states.
         "final_norm": lambda config: (
             config.get("vision_feature_layer", -1) == -1
             and not config["vision_config"].get("use_mean_pooling", True)
@@ -93,6 +93,6 @@ WHOLE = TowerAndDecoder(
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
     },
-    # Each frame is an image behind its number.
+    # Each frame is an image after its number.
     videos={"time": "text_number", "per_second": None},
 )

@@ -1,6 +1,6 @@
-"""Kimi-K2: a DeepSeek-V3 under another name, which Python code in its folders computes.
+"""Kimi-K2: a DeepSeek-V3 under another name, computed by Python code in its folders.
 
-Decides: the name, the form of its rotary settings, and which settings that code reads besides.
+Decides: the name, the form of its rotary settings, and the additional settings of that code.
 Relies on: `deepseek_v3` for everything else.
 Leaves: the code in the folders, which is neither read nor copied.
 

@@ -4,8 +4,8 @@ Decides: which layers of the tower a LLaVA uses, and the names of the parts in i
 Relies on: `whole_models`; `vit` and `decoder` for the parts.
 Leaves: finding the folder's parts to `registry`.
 
-Sources: arXiv:2310.03744; `transformers` 5.23, models/llava. The first prefixes are those of its
-files; other versions between 4.36 and 5 have the others.
+Sources: arXiv:2310.03744; `transformers` 5.23, models/llava, with the first prefixes in its files;
+other versions between 4.36 and 5 use the others.
 """
 
 from math import prod
@@ -39,7 +39,7 @@ TEXT_NAMES = (
     ("model.language_model.", "model."),
     ("lm_head.", "lm_head."),
 )
-# A folder that does not say has a CLIP.
+# A folder without a type has a CLIP.
 _TOWERS = {
     **{name: vit.BY_TYPE[name] for name in (vit.CLIP, vit.SIGLIP)},
     pixtral.MODEL_TYPE: pixtral.VISION,
@@ -47,7 +47,7 @@ _TOWERS = {
 LAYERS = {"projector.up": f"{_PROJECTOR}linear_1", "projector.down": f"{_PROJECTOR}linear_2"}
 
 
-# Of a tower whose states behind some layer become rows, each by itself.
+# For a tower where each state after some layer becomes one row.
 FIXED: dict[str, Any] = {
     "final_norm": False, "shuffle": 1, "projector": "mlp",
     "projector_activation": activation_of_projector, **PLAIN_PROJECTOR,
@@ -81,7 +81,7 @@ WHOLE = TowerAndDecoder(
     ),
     tied=lambda *configs: any(each.get("tie_word_embeddings") for each in configs),
     token="image_token_index",
-    # Of our tower all layers are used.
+    # All layers of our tower are used.
     settings={
         "image_seq_length": lambda vision: prod(vision.image or (1, 1)),
         "projector_hidden_act": theirs_of_projector,

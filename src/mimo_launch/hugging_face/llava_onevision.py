@@ -1,6 +1,6 @@
 """LLaVA-OneVision: a SigLIP over tiles of an image, a projector of two linear maps, and a Qwen2.
 
-Decides: what the settings of the whole mean: grids of tiles, and how many keep all their rows.
+Decides: what the settings of the whole mean: grids of tiles, and how many tiles keep all rows.
 Relies on: `whole_models`; `vit` and `decoder` for the parts; `llava` for their names.
 Leaves: which tiles an image gets to `kinds.tiles` and data.
 
@@ -25,14 +25,14 @@ from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "llava_onevision"
 _NEWLINE = "image_newline"
-# As its configuration class has them, in pixels.
+# The defaults of its configuration class, in pixels.
 _USUAL = tuple((384 * down, 384 * right) for down, right in product(range(1, 7), repeat=2))
 _RATIO = "anyres_max_9"
 _ANYRES = re.compile(r"anyres_max_(\d+)")
 
 
 def _grids(config: Config) -> tuple[tuple[int, int], ...]:
-    """Return the grids in tiles; none if a side is not one of whole tiles."""
+    """Return the grids in tiles; none if a side is not a multiple of a tile's."""
     side = number(config["vision_config"], "image_size", vit.IMAGE)
     pins = config.get("image_grid_pinpoints")
     pins = list(_USUAL) if pins is None else pins
@@ -42,13 +42,13 @@ def _grids(config: Config) -> tuple[tuple[int, int], ...]:
 
 
 def _is_grid(pin: Any, side: float) -> bool:
-    """Return whether a pair of sides in pixels is one of whole tiles."""
+    """Return whether a pair of sides in pixels holds whole tiles."""
     is_whole = isinstance(pin, list | tuple) and all(type(each) is int for each in pin)
     return is_whole and len(pin) == 2 and not any(each % side or each < side for each in pin)
 
 
 def _most(config: Config) -> int:
-    """Return how many tiles keep all their rows, 0 if the setting is another."""
+    """Return how many tiles keep all their rows, 0 for an unknown form of the setting."""
     found = _ANYRES.fullmatch(str(config.get("vision_aspect_ratio", _RATIO)))
     return int(found[1]) if found else 0
 
@@ -72,7 +72,7 @@ def _pins(vision: VitModel) -> list[list[int]]:
 
 
 def _ratio(vision: VitModel) -> str:
-    """Return the setting for how many tiles of our tower keep all their rows."""
+    """Return the setting for the number of tiles of our tower that keep all their rows."""
     most = None if vision.tiles is None else vision.tiles.most
     return f"anyres_max_{most}"
 
@@ -112,6 +112,6 @@ WHOLE = TowerAndDecoder(
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     },
-    # Frame behind frame, without their time.
+    # One frame after another, without times.
     videos={"time": "none", "per_second": None},
 )

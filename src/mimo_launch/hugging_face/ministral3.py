@@ -1,8 +1,8 @@
-"""Ministral 3: a Mistral whose queries grow with their positions.
+"""Ministral 3: a Mistral with queries that grow with their positions.
 
-Decides: what its configuration means; rotary embeddings are scaled by YaRN if it does not say.
+Decides: what its configuration means; by default rotary embeddings are scaled by YaRN.
 Relies on: `decoder` for the rest of a block and the names of tensors.
-Leaves: the whole model that sees to `mistral3`.
+Leaves: the whole model with vision to `mistral3`.
 
 Source: `transformers` 5.24, models/ministral3.
 """
@@ -36,7 +36,7 @@ _DEFAULTS: Config = {
 
 
 def _whole(config: Config) -> Config:
-    """Return a configuration with what follows if it is not written."""
+    """Return a configuration with its defaults filled in."""
     rope = {} if rotary.rope_settings(config) else {"rope_parameters": _ROPE}
     return {**_DEFAULTS, **config, **rope}
 

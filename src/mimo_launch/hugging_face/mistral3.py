@@ -49,7 +49,7 @@ WHOLE = TowerAndDecoder(
         "projector_mlp": None,
         "projector_activation": activation_of_projector,
         "projector_bias": lambda config: bool(config.get(_BIAS, False)),
-        # As the norms of the decoder.
+        # The same as for the norms of the decoder.
         "projector_norm_eps": lambda config: number(
             section(config, "text_config"), "rms_norm_eps", decoder.NORM_EPS
         ),
@@ -65,7 +65,7 @@ WHOLE = TowerAndDecoder(
             lambda config: not isinstance(config.get(_BIAS, False), bool),
         ),
     ),
-    # Folders that say nothing are older than the default of today.
+    # Folders without the setting are older than today's default.
     tied=tied_by_default(False),
     token="image_token_index",
     settings={

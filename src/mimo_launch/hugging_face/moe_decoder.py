@@ -1,6 +1,6 @@
 """Decoders with experts of Mixtral and Qwen3-MoE shape.
 
-Decides: what their configurations mean for experts, and the names of their tensors.
+Decides: what their configurations mean for experts, and the names of experts' tensors.
 Relies on: `decoder` for the rest of a block; `config.json` as transformers 4 and 5 write it.
 Leaves: reading tensors to `checkpoint`.
 
@@ -31,8 +31,8 @@ class MoeDecoderFamily:
     """A family of decoders with experts.
 
     `block` is the rest of a block. `only_experts`: every layer has experts, and their weights are
-    normalised. `settings` are those of `moe`, `experts` is the layer that holds the experts, `maps`
-    are their tensors by ours. `defaults` are those that differ from dense decoders. `random` are
+    normalised. `settings` are the settings for `moe`, `experts` is the layer that holds the
+    experts, `maps` are their tensors by ours. `defaults` differ from dense decoders. `random` are
     settings of routers that change numbers at random in training.
     """
 
@@ -76,7 +76,7 @@ KINDS = {
         },
     ),
 }  # fmt: skip
-# That the layers without experts are the first ones.
+# The rule that the layers without experts come first.
 FIRST_DENSE = where(
     "mlp_only_layers",
     "other than the first ones",

@@ -1,6 +1,6 @@
-"""The names of tensors: one table of a family from ours to those of its files.
+"""The names of tensors: one table per family, from our names to the names in its files.
 
-Decides: how a name is looked up, and filled with the numbers of ours.
+Decides: how a name is looked up, and filled with the numbers from our name.
 Relies on: `family.Place` for where in a tensor ours lies.
 Leaves: the tables to the families.
 """
@@ -14,17 +14,17 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Place
 
-# The place of a tensor of a model, by the numbers in our name, such as those of layer and expert.
+# Returns the place of a model's tensor, from the numbers in our name, such as layer and expert.
 Found = Callable[..., Place]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A table of names, ours first; a `*` stands for a number, which is the same in both.
+    """A table of names, ours first; a `*` matches a number, which is the same in both names.
 
-    Ours is a tensor, or a layer, of which weight and bias have the same names there. Theirs may be
-    a function of our model, followed by the numbers in our name, that returns a place.
+    Our name is a tensor, or a layer if its weight and bias have the same names in the files. The
+    other name may be a function that returns a place from our model and the numbers in our name.
     """
 
     table: Mapping[str, str | Found]
@@ -42,12 +42,12 @@ class Names:
         return replace(place, name=theirs)
 
     def __or__(self, table: Mapping[str, str | Found]) -> "Names":
-        """Return these names with others beside them, or instead of them."""
+        """Return these names with others added, which take precedence."""
         return Names({**self.table, **table})
 
 
 def in_layers(before: str, names: Mapping[str, str | Found]) -> dict[str, str | Found]:
-    """Return names inside of layers as those of a module; `before` is what theirs begin with."""
+    """Return names inside layers as names of a module; names in the files begin with `before`."""
 
     def inside(entry: str | Found) -> str | Found:
         if isinstance(entry, str):
@@ -68,9 +68,10 @@ def fused(
     rows: Callable[[Any], Sequence[int]],
     shape: Callable[[Any], tuple[int, ...]] | None = None,
 ) -> dict[str, Found]:
-    """Return the places of tensors or layers of ours whose rows follow each other in one of theirs.
+    """Return the places of our tensors or layers that a file stacks by rows in one tensor.
 
-    `rows` are how many each has in a model; `shape` is that of the whole, if it differs from ours.
+    `rows` are the numbers of rows of each in a model; `shape` is the shape of the stack, if it
+    differs from ours.
     """
 
     def found(index: int, model: Any, *numbers: int) -> Place:
@@ -86,14 +87,14 @@ QKV = tuple(f"attention.{x}" for x in "qkv")
 
 
 def qkv_rows(model: Any) -> Sequence[int]:
-    """Return how many rows of a fused tensor make queries, keys and values of a tower."""
+    """Return how many rows of a fused tensor belong to queries, keys and values of a tower."""
     return [model.hidden] * 3
 
 
 def patches(name: str, *, in_time: bool = False) -> Found:
-    """Return the place of the embedding of patches that is a convolution of our model's images.
+    """Return the place of an embedding of patches, which files hold as a convolution.
 
-    `in_time`: or of its videos.
+    `in_time`: the convolution is over videos, not images.
     """
 
     def found(model: Any) -> Place:
@@ -104,7 +105,7 @@ def patches(name: str, *, in_time: bool = False) -> Found:
 
 
 def positions(name: str, tokens: int = 0) -> Found:
-    """Return the place of a table of positions with some tokens before the patches."""
+    """Return the place of a table of positions with `tokens` entries before the patches."""
 
     def found(model: Any) -> Place:
         return Place(name, shape=(1, tokens + prod(model.image or (0, 0)), model.hidden))
@@ -113,9 +114,9 @@ def positions(name: str, tokens: int = 0) -> Found:
 
 
 def is_behind(name: str, before: str, layers: int) -> bool:
-    """Return whether a tensor of a file is of a layer behind the last one that is used.
+    """Return whether a tensor of a file is of a layer after the last one that is used.
 
-    `before` is what stands before the number of a layer.
+    `before` is the part of a name before the number of a layer.
     """
     number = name.removeprefix(before).partition(".")[0]
     return name.startswith(before) and number.isdecimal() and int(number) >= layers

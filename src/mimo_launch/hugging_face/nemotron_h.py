@@ -1,8 +1,8 @@
 """Nemotron-H: hybrid models of Mamba-2, attention, MLP and mixture-of-experts layers.
 
 Decides: what its configuration means, and which settings our hybrid model cannot compute.
-Relies on: `config.json` as transformers 5 and NVIDIA's folders have it; defaults are those of its
-config class. `nemotron_h_tensors` for names.
+Relies on: `config.json` as transformers 5 and NVIDIA's folders have it, with the defaults of its
+config class; `nemotron_h_tensors` for names.
 Leaves: comparing with a spec to `checks.init_from_folder`.
 
 Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624.
@@ -31,7 +31,7 @@ _LETTERS = {
 _LAYERS = {MAMBA: "linear_attention", ATTENTION: "full_attention", MLP: "mlp", EXPERTS: _MOE}
 _SIZES = Settings({
     "hidden": ("hidden_size", 4096), "heads": ("num_attention_heads", 32),
-    # Null stands for as many.
+    # Null means as many as query heads.
     "kv_heads": ("num_key_value_heads", lambda config: number(config, "num_attention_heads", 32)),
     "head_dim": ("head_dim", 128), "mlp": ("intermediate_size", 21504),
 })  # fmt: skip
@@ -39,7 +39,7 @@ _MAMBA = Settings({
     "heads": ("mamba_num_heads", 128), "head_dim": ("mamba_head_dim", 64),
     "state": ("ssm_state_size", 128), "groups": ("n_groups", 8), "conv": ("conv_kernel", 4),
     "chunk": ("chunk_size", 128),
-    # transformers clamps steps to the smallest initial step.
+    # transformers clamps steps from below to the smallest initial step.
     "min_step": ("time_step_min", 0.001),
 })  # fmt: skip
 _REST = Settings({
@@ -91,7 +91,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _layers(config: Config) -> tuple[str, list[str]]:
-    """Return the names of all layers, and the key that has them. Raises: ConfigError."""
+    """Return the key that holds the layers, and the names of all layers. Raises: ConfigError."""
     pattern = config.get("hybrid_override_pattern")
     for key in ("layers_block_type", "layer_types"):
         layers = config.get(key)
@@ -132,7 +132,7 @@ HYBRID = Family(
     keys=_keys,
     place=NAMES,
     is_ignored=is_ignored,
-    # Its attention has no positions.
+    # Its attention uses no positions.
     fits=lambda model: model.rope_theta is None,
     config=_config,
     architecture="NemotronHForCausalLM",

@@ -1,11 +1,11 @@
-"""Nemotron-H Omni: a RADIO, a projector behind a norm, and a Nemotron-H; it also hears.
+"""Nemotron-H Omni: a RADIO, a projector after a norm, and a Nemotron-H; it also takes audio.
 
-Decides: what the settings of the whole and of its projector mean, under their old names, too.
+Decides: what the settings of the whole and of its projector mean, also under their old names.
 Relies on: `whole_models`; `radio` for the tower, `nemotron_h` for the text part.
-Leaves: the audio tower, a Parakeet, which no module of ours computes; videos to nobody.
+Leaves: the audio tower, a Parakeet, and videos, which none of our modules computes.
 
-Source: `transformers` 5.24, models/nemotron_h_omni. Names of tensors are those of NVIDIA's folders,
-which transformers writes, too.
+Source: `transformers` 5.24, models/nemotron_h_omni. Names of tensors are as in NVIDIA's folders;
+transformers writes them, too.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from mimo_launch.spec.encoder_blocks import EncoderModel
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "nemotron_h_omni"
-# Of the norm in front of the projector, in any configuration.
+# The first is for the norm before the projector, in any configuration.
 PROJECTOR_EPS, PROJECTOR, FRAMES = 1e-5, 4096, 2
 _OLD_NAMES = {
     "llm_config": "text_config",
@@ -37,7 +37,7 @@ _FURTHER = "num_nextn_predict_layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronOmni(TowerAndDecoder):
-    """A whole model, of which the audio tower is left out."""
+    """A whole model, without its audio tower."""
 
     def part(self, config: Config, kind: str) -> Part[Any]:
         """Return the tower with the projector, or the hybrid. Raises: NoSuchPart, ConfigError."""
@@ -60,9 +60,9 @@ class NemotronOmni(TowerAndDecoder):
         text: Any,
         token: int,
     ) -> Config:
-        """Return the configuration of a whole made of two of our modules, of these families."""
+        """Return the configuration of a whole model made of two of our modules and families."""
         config = TowerAndDecoder.config_of(self, tower, encoder, words, text, token)
-        # Frames of a video in a patch, said twice.
+        # Frames of a video in a patch, written twice.
         config["video_temporal_patch_size"] = FRAMES
         config["vision_config"]["video_temporal_patch_size"] = FRAMES
         if isinstance(encoder, VitModel) and encoder.final_norm:
@@ -81,7 +81,7 @@ WHOLE = NemotronOmni(
         (_TOWER + radio.PREFIX, ""),
         (_PROJECTOR, _PROJECTOR),
         (f"vision_projector.{_NORM}", _NORM),
-        (_NORM, _NORM),  # As transformers 5.23 names it.
+        (_NORM, _NORM),  # The name in transformers 5.23.
     ),
     text_names=(
         *((each, "model.") for each in _BACKBONE),
@@ -94,7 +94,7 @@ WHOLE = NemotronOmni(
         "projector.norm.weight": Place(f"{_PROJECTOR}0.weight"),
         "projector.up.weight": Place(f"{_PROJECTOR}1.weight"),
         "projector.down.weight": Place(f"{_PROJECTOR}3.weight"),
-        # Files leave it out.
+        # Files omit it.
         **{f"norm.{each}": Place(f"{_NORM}{each}", optional=True) for each in ("weight", "bias")},
     },
     fixed={
@@ -107,7 +107,7 @@ WHOLE = NemotronOmni(
         "projector_norm_eps": PROJECTOR_EPS,
         "projector_norm": "rms",
         "projector_norm_offset": False,
-        # Layers that predict further tokens bring it along.
+        # Only models with layers that predict further tokens have it.
         "final_norm": lambda config: number(section(config, "text_config"), _FURTHER, 0) > 0,
     },
     refusals=refusals(

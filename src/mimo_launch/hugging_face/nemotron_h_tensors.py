@@ -1,6 +1,7 @@
 """The names of the tensors of a Nemotron-H.
 
-Decides: the places of our segments; what a Mamba layer projects and what it convolves are fused.
+Decides: the places of our segments; the projections of a Mamba layer are fused in files, and so are
+its convolutions.
 Relies on: `decoder` for the names of embedding and head, so that a vocabulary can grow in the same
 way.
 Leaves: the configuration to `nemotron_h`.

@@ -1,6 +1,6 @@
-"""Says what of a folder is read as none of our modules, and what comes nearest.
+"""Says which parts of a folder are not read as our modules, and which types come nearest.
 
-Decides: the words: what the type is, which types are most like it, which parts are read.
+Decides: the words: the type, the types most like it, and which parts are read.
 Relies on: `registry` for what is read.
 Leaves: the list of all types to `families_page`.
 """
@@ -19,9 +19,9 @@ _ALL = "`mimo-launch inspect --families` lists all types"
 
 
 def not_read(config: Config) -> list[str]:
-    """Return what is read as no module of ours, a line each. Raises: ConfigError.
+    """Return what is not read as our modules, one line each. Raises: ConfigError.
 
-    It begins with a setting, such as `text_config.model_type: gemma`.
+    A line begins with a setting, such as `text_config.model_type: gemma`.
     """
     name = config.get("model_type")
     own = f"model_type: {name if isinstance(name, str) else short(name)}"
@@ -38,7 +38,7 @@ def not_read(config: Config) -> list[str]:
 
 
 def _of_part(config: Config, kind: str) -> Iterator[str]:
-    """Yield which types the part of a whole may have, and which parts are read."""
+    """Yield the types that this part of a whole may have, and the parts that are read."""
     whole = str(config.get("model_type"))
     inside = WHOLES[whole].families if whole in WHOLES else ()
     types = [each.model_type for each in inside if each.kind == kind]
@@ -52,7 +52,7 @@ def _of_part(config: Config, kind: str) -> Iterator[str]:
 
 
 def _of_whole(config: Config) -> Iterator[str]:
-    """Yield the types most like one that is not read, and which of its parts would be."""
+    """Yield the types most like one that is not read, and its parts that would be read."""
     ours = {each.model_type for each in own_folders.FAMILIES}
     known = [name for name in dict.fromkeys([*PARTS, *FAMILIES]) if name not in ours]
     like = close_matches(str(config.get("model_type")), known)[:_LIKE]
@@ -66,7 +66,7 @@ def _of_whole(config: Config) -> Iterator[str]:
 
 
 def _readable(config: Config, path: str = "") -> Iterator[str]:
-    """Yield the configurations inside that describe a module of ours."""
+    """Yield the inner configurations that describe one of our modules."""
     for key, inner in config.items():
         if not isinstance(inner, dict) or not key.endswith("_config"):
             continue

@@ -1,7 +1,7 @@
 """Folders of modules that transformers does not have: connectors, flows and talkers.
 
-Decides: that `config.json` holds the keys of `model` as they are, under a `model_type` of ours, and
-the files its weights under our names, the projector of a connector among them.
+Decides: that `config.json` holds the keys of `model` unchanged, under our own `model_type`, and the
+files hold the weights under our names, including the projector of a connector.
 Relies on: `spec.load`, which reads keys of a model.
 Leaves: writing to `export`, finding families to `registry`.
 """
@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import ConnectorModel, FlowModel, Model, TalkerModel
 
-# The modules that a row of weights comes from are in its name, in front of what is read.
+# Prefix of the weights for rows of other modules; the name of the module comes next.
 READS = "reads."
 
 

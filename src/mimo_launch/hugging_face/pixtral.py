@@ -2,7 +2,7 @@
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
 tensors.
-Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
+Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config class.
 Leaves: the projector to `llava` and `mistral3`.
 
 Sources: arXiv:2410.07073; `transformers` 5.23, models/pixtral.
@@ -16,7 +16,7 @@ from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.settings import Settings
 
 MODEL_TYPE = "pixtral"
-# Of every norm, in any configuration.
+# For every norm, in any configuration.
 NORM_EPS = 1e-5
 _ACTIVATIONS, _ACTIVATION = {"silu": "swiglu"}, "gelu"
 _HIDDEN, _HEADS = 1024, 16

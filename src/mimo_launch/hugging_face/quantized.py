@@ -1,10 +1,10 @@
 """Weights in 8 and in 4 bits, as published folders hold them: values beside their scales.
 
-Decides: which two tensors of the files are one, its shape and form, and which forms are refused.
-Relies on: the headers of the files. A `weight` in FP8 lies beside `weight_scale_inv`, with a scale
-for each block of its last two dimensions. `X_blocks` and `X_scales` are X in MXFP4: two values of
-four bits in a byte, 32 values to a scale along the inputs, which come last in the files and first
-in the X of transformers.
+Decides: which two tensors of the files form one, its shape and form, and which forms are refused.
+Relies on: the headers of the files. A `weight` in FP8 comes with `weight_scale_inv`, which holds a
+scale for each block of its last two dimensions. `X_blocks` and `X_scales` are X in MXFP4: two
+values of four bits per byte, one scale per 32 values along the inputs, which come last in the files
+and first in the X of transformers.
 Leaves: reading the numbers to `checkpoint.folder_tensors`.
 
 Source: FP8 of DeepSeek-V3, arXiv:2412.19437, section 3.3; MXFP4 of GPT-OSS, arXiv:2508.10925, and
@@ -26,7 +26,7 @@ from mimo_launch.hugging_face.folder import (
 )
 
 FP8, MXFP4 = "FP8", "MXFP4"
-# Rows and columns to a scale of FP8; values to a scale of MXFP4, and their bytes.
+# Rows and columns per scale of FP8; values per scale of MXFP4, and their bytes.
 BLOCK = 128
 GROUP, GROUP_BYTES = 32, 16
 _SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
@@ -35,14 +35,14 @@ _SCALE, _SCALES, _BLOCKS = "_scale_inv", "_scales", "_blocks"
 
 @dataclass(frozen=True, slots=True)
 class QuantizedHeader(TensorHeader):
-    """A tensor of the form `dtype`, made of two of the files by their names there."""
+    """A tensor of the form `dtype`, made of two tensors of the files, by their names there."""
 
     values: tuple[str, TensorHeader]
     scales: tuple[str, TensorHeader]
 
 
 def refused(config: Config) -> Iterator[str]:
-    """Yield, as `key: value`, the quantization that is not read. Raises: ConfigError."""
+    """Yield, as `key: value`, quantization that is not supported. Raises: ConfigError."""
     if not config.get("quantization_config"):
         return
     found = section(config, "quantization_config")
@@ -57,7 +57,7 @@ def read_tensors(folder: Path) -> dict[str, TensorHeader]:
 
 
 def combined(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """Return tensors of files with each quantized one in the place of its values.
+    """Return the tensors of files, with values and scales combined into one tensor each.
 
     Raises: FilesError if scales do not fit their values.
     """
@@ -84,7 +84,7 @@ def _has_type(headers: Mapping[str, TensorHeader], name: str, dtype: str) -> boo
 def _in_blocks(
     name: str, values: TensorHeader, scales: tuple[str, TensorHeader]
 ) -> QuantizedHeader:
-    """Return a matrix, or a stack of them, in FP8; a single scale is that of all."""
+    """Return a matrix, or a stack of them, in FP8; a single scale applies to all values."""
     *stack, rows, columns = (1, 1, *values.shape)
     there = (*stack[2:], *(-(-size // BLOCK) for size in (rows, columns)))
     fits = scales[1].numel == 1 or (len(values.shape) > 1 and scales[1].shape == there)

@@ -1,9 +1,9 @@
-"""Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL that also hears, and a talker behind it.
+"""Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL with audio, followed by a talker.
 
 Decides: the parts of its folders, and how the thinker reads videos.
 Relies on: `qwen_vl` and `qwen2_5_vl` for the thinker, `qwen2_5_omni_talker`; `whole_models`.
-Leaves: the audio tower and the vocoder, which no module of ours computes; so sound of a video is
-not heard.
+Leaves: the audio tower and the vocoder, which none of our modules computes; so the sound of a video
+is not used.
 
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
@@ -23,13 +23,13 @@ MODEL_TYPE, THINKER_TYPE = "qwen2_5_omni", "qwen2_5_omni_thinker"
 ARCHITECTURE = "Qwen2_5OmniForConditionalGeneration"
 _THINKER = "thinker_config"
 _AUDIO = {"audio": f"audio_config.model_type: {MODEL_TYPE}_audio_encoder"}
-# Places of a second of a video, as its configuration class has them.
+# The setting for the number of positions in a second of a video.
 _SECOND = "position_id_per_seconds"
 PER_SECOND = 25
 
 
 def _vision_place(name: str, model: VitModel) -> Place:
-    """Return the place of a tensor: as in Qwen2.5-VL, but q, k and v have tensors of their own."""
+    """Return the place of a tensor: as in Qwen2.5-VL, but with separate tensors for q, k and v."""
     at = qwen2_5_vl.VISION.place(name, model)
     if at.num_rows is None:
         return at
@@ -40,13 +40,13 @@ def _vision_place(name: str, model: VitModel) -> Place:
 TEXT = text_family("qwen2_5_omni_text", "Qwen2_5OmniThinkerTextModel", QWEN2)
 VISION = replace(
     qwen2_5_vl.VISION,
-    # The thinker says it.
+    # The settings of the thinker decide it.
     video=lambda _: None,
     model_type="qwen2_5_omni_vision_encoder",
     architecture="Qwen2_5OmniVisionEncoder",
     place=_vision_place,
     config=lambda model: {
-        # The places of a second are said around it.
+        # The section around this one holds the positions per second.
         **qwen2_5_vl.VISION.config(model.model_copy(update={"video": None})),
         "model_type": "qwen2_5_omni_vision_encoder",
     },
@@ -54,7 +54,7 @@ VISION = replace(
 
 
 def _thinker(before: str, inside: tuple[str, ...]) -> tuple[NestedPart, ...]:
-    """Return the parts of a thinker, by the prefix of its tensors and where its settings are."""
+    """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
     return (
         NestedPart(
             family=VISION,
@@ -68,7 +68,7 @@ def _thinker(before: str, inside: tuple[str, ...]) -> tuple[NestedPart, ...]:
             family=TEXT,
             where=(*inside, "text_config"),
             prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
-            # Those of the text part alone tie nothing.
+            # The text part's own setting ties nothing.
             around=lambda thinker: {
                 "tie_word_embeddings": bool(thinker.get("tie_word_embeddings"))
             },

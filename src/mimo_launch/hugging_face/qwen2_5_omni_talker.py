@@ -1,11 +1,11 @@
-"""The talker of Qwen2.5-Omni: a Qwen2 over codes of speech, which reads what language says.
+"""The talker of Qwen2.5-Omni: a Qwen2 over codes of speech, which reads rows of language.
 
 Decides: what its configuration and its tensors mean.
 Relies on: `decoder` for its blocks.
 Leaves: its place in a whole model to `qwen2_5_omni`.
 
-Sources: arXiv:2503.20215; `transformers` 5.23, models/qwen2_5_omni. What a talker reads of text are
-positions on all three axes alike, which rotate as positions on one do.
+Sources: arXiv:2503.20215; `transformers` 5.23, models/qwen2_5_omni. The text that a talker reads
+has equal positions on all three axes, which rotate like positions on one axis.
 """
 
 from typing import Any

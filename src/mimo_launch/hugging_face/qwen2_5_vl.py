@@ -2,7 +2,7 @@
 
 Decides: what the vision part of its configuration means, and the names of its tensors.
 Relies on: `qwen_vl` for all else.
-Leaves: positions in time, which only this family scales, to `video_processor`.
+Leaves: positions in time, scaled only in this family, to `video_processor`.
 
 Sources: arXiv:2502.13923; `transformers` 5.23, models/qwen2_5_vl.
 """

@@ -1,6 +1,6 @@
-"""Qwen2-Audio: the encoder of Whisper, the mean of two of whose tokens is a row, and a Qwen2.
+"""Qwen2-Audio: the encoder of Whisper with a row for the mean of two tokens, and a Qwen2.
 
-Decides: that tokens of silence are left out, which settings of the whole mean, and the names of
+Decides: that tokens of silence are left out, what the settings of the whole mean, and the names of
 the parts.
 Relies on: `whole_models`; `whisper` for the encoder, `decoder` for the text part; `voxtral`
 and `llava` for the names of the parts, which are the same.
@@ -18,7 +18,7 @@ from mimo_launch.hugging_face.whole_models import TowerAndDecoder
 from mimo_launch.spec.spec import AudioModel
 
 _ENCODER = "qwen2_audio_encoder"
-# As its configuration class has them.
+# The defaults of its configuration class.
 _SIZES = {
     "encoder_layers": 32, "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
     "num_mel_bins": 128,
@@ -54,7 +54,7 @@ WHOLE = TowerAndDecoder(
     projector=layers_at({"projector.linear": f"{voxtral.PROJECTOR}linear"}),
     fixed={"unpadded": True, "projector": "linear", "projector_bias": True},
     refusals=refusals(),
-    # Its class ties nothing, whatever a configuration says.
+    # Its class ties nothing, whatever the configuration says.
     tied=lambda *_: False,
     token="audio_token_index",
 )

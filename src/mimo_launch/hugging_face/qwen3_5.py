@@ -1,10 +1,10 @@
 """Qwen3.5: Gated DeltaNet in most layers, gated attention in the others, and a tower of Qwen3-VL.
 
-Decides: what the text part of its configuration means, dense or with experts: one of their layers,
-a mixer and an MLP or experts, is two of a hybrid model.
+Decides: what the text part of its configuration means, dense or with experts: one of its layers, a
+mixer and an MLP or experts, is two layers of a hybrid model.
 Relies on: `deltanet_layers` for mixers, `qwen3_5_tensors` for names, `qwen3_vl` for the tower,
 `qwen_vl` for the whole.
-Leaves: videos to nobody yet.
+Leaves: nothing; videos are not supported yet.
 
 Source: `transformers` 5.23, models/qwen3_5 and models/qwen3_5_moe.
 """
@@ -34,7 +34,7 @@ _EXPERTS = {
     "shared": "shared_expert_intermediate_size",
 }  # fmt: skip
 _COMMON = {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 248320, "rms_norm_eps": 1e-6}
-# What every layer has, whatever is said.
+# What every layer has, whatever the configuration says.
 _FIXED = {
     "mrope_interleaved": True, "activation": "silu", "qk_norm": True, "norm_offset": True,
     "gated_attention": True, "mamba": None, "moe": None,
@@ -43,7 +43,7 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Kind:
-    """A family of text parts: its types, the letter behind each mixer, and defaults."""
+    """A family of text parts: its types, the letter after each mixer, and defaults."""
 
     model_type: str
     architecture: str

@@ -1,7 +1,7 @@
 """The names of the tensors of a Qwen3.5's text part.
 
-Decides: the places of our segments: queries, keys and values of a Gated DeltaNet are fused in a
-file, and the experts of a layer may be stacked, as in memory; transformers writes each by itself.
+Decides: the places of our segments: files fuse queries, keys and values of a Gated DeltaNet, and
+may stack the experts of a layer, as in memory; transformers writes each expert separately.
 Relies on: `decoder` for embedding, last norm and head.
 Leaves: the configuration to `qwen3_5`.
 """
@@ -42,14 +42,14 @@ _DELTANET = re.compile(r"deltanet\.(conv\.)?([qkv])")
 
 
 def place(name: str, model: HybridModel) -> Place:
-    """Return the place of our tensor `name`, which is given without the module.
+    """Return the place of our tensor `name`, which excludes the module.
 
     Raises: KeyError for a name that a Qwen3.5 does not have.
     """
     if not name.startswith("layers."):
         return Place(decoder.ENDS[name])
     _, number, inner = name.split(".", 2)
-    # Two of our layers are one of theirs.
+    # Two of our layers form one layer in the files.
     index, is_second = divmod(int(number), 2)
     if inner == "norm.weight":
         norm = "post_attention" if is_second else "input"
@@ -73,7 +73,7 @@ def depth_place(name: str, model: HybridModel) -> Place | None:
 
 
 def _as_mixer(inner: str, model: HybridModel) -> str:
-    """Return the name of a tensor of a block as if it was of a layer of its own."""
+    """Return the name of a block's tensor as if it were of a separate layer."""
     return re.sub(r"^mlp\.", "moe.", inner) if model.moe is not None else inner
 
 
@@ -90,7 +90,7 @@ def _in_layer(name: str, model: HybridModel) -> Place:
 
 
 def _fused(part: str, sizes: DeltaNetSizes, *, is_convolution: bool) -> Place:
-    """Return the place of what makes or convolves queries, keys or values."""
+    """Return the place of the weights that make or convolve queries, keys or values."""
     fused: Mapping[str, int] = {"q": sizes.shared, "k": sizes.shared, "v": sizes.inner}
     first, rows = rows_of(fused, part)
     if not is_convolution:
@@ -100,7 +100,7 @@ def _fused(part: str, sizes: DeltaNetSizes, *, is_convolution: bool) -> Place:
 
 
 def stacked(name: str, model: HybridModel) -> Place | None:
-    """Return the place of a weight of an expert where those of a layer are in two tensors."""
+    """Return the place of an expert's weight in files with two stacked tensors per layer."""
     layer = f"{FURTHER_TOKENS}layers.0"
     inner = _as_mixer(name.removeprefix(_BLOCK), model)
     if not name.startswith(_BLOCK) and (of_layer := re.match(r"layers\.(\d+)\.", name)):

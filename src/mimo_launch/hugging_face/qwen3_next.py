@@ -1,7 +1,7 @@
 """Qwen3-Next: Gated DeltaNet in most layers, gated attention in the others, and experts.
 
-Decides: what its configuration means: one of its layers, a mixer and experts or an MLP, is two of a
-hybrid model. A layer has experts where `decoder_sparse_step` and `mlp_only_layers` say so.
+Decides: what its configuration means: one of its layers, a mixer and experts or an MLP, is two
+layers of a hybrid model. `decoder_sparse_step` and `mlp_only_layers` select layers with experts.
 Relies on: `deltanet_layers` for mixers, `qwen3_next_tensors` for names.
 Leaves: the blocks that it shares with Qwen3.5 to the same names there.
 
@@ -35,7 +35,7 @@ _SIZES = Settings(
         "tied": ("tie_word_embeddings", False),
         "norm_eps": ("rms_norm_eps", 1e-6),
     },
-    # What every layer has, whatever is said.
+    # What every layer has, whatever the configuration says.
     {
         "activation": "silu",
         "qk_norm": True,
@@ -62,7 +62,7 @@ def _with_defaults(config: Config) -> Config:
 
 
 def _pattern(config: Config, letters: str) -> str:
-    """Return the letters of all layers; `letters` are those of mixers. Raises: ConfigError."""
+    """Return the letters of all layers; `letters` are the mixers' letters. Raises: ConfigError."""
     dense = list(config.get(_DENSE) or ())
     every = max(1, int(number(config, _EVERY, 1)))
     has_experts = number(config, "num_experts") > 0

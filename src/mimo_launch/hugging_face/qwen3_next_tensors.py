@@ -1,7 +1,7 @@
 """The names of the tensors of a Qwen3-Next.
 
-Decides: the places of what enters a Gated DeltaNet: head by head of the keys, a tensor has queries,
-keys, values and gates together, another one strengths of writing and decays.
+Decides: the places of the inputs of a Gated DeltaNet: for each key head in turn, one tensor holds
+queries, keys, values and gates, and another one writing strengths and decays.
 Relies on: `qwen3_5_tensors` for all other names, which are the same.
 Leaves: the configuration to `qwen3_next`.
 """
@@ -18,14 +18,14 @@ _INPUTS = re.compile(r"layers\.(\d+)\.deltanet\.([qkvzab])\.weight")
 
 
 def place(name: str, model: HybridModel) -> Place:
-    """Return the place of our tensor `name`, which is given without the module.
+    """Return the place of our tensor `name`, which excludes the module.
 
     Raises: KeyError for a name that a Qwen3-Next does not have.
     """
     found = _INPUTS.fullmatch(name)
     if found is None or model.deltanet is None:
         return qwen3_5_tensors.place(name, model)
-    # Two of our layers are one of theirs.
+    # Two of our layers form one layer in the files.
     layer = f"model.layers.{int(found[1]) // 2}.linear_attn"
     for fused, rows in _of_a_head(model.deltanet).items():
         if found[2] in rows:
@@ -37,7 +37,7 @@ def place(name: str, model: HybridModel) -> Place:
 
 
 def _of_a_head(sizes: DeltaNetSizes) -> Mapping[str, Mapping[str, int]]:
-    """Return, by tensor, how many rows a head of keys has of each of our tensors, in order."""
+    """Return, by tensor of the files, how many rows of each of ours a key head has, in order."""
     heads = sizes.heads // sizes.groups
     values = heads * sizes.head_dim
     return {

@@ -2,7 +2,7 @@
 
 Decides: what both parts of its configuration mean, and the names of the tower's tensors.
 Relies on: `qwen_vl` for all else.
-Leaves: videos, whose times stand in the text, to `video_processor`.
+Leaves: videos, with times in the text, to `video_processor`.
 
 Source: `transformers` 5.23, models/qwen3_vl.
 """
@@ -57,7 +57,7 @@ _BLOCK = {
 
 
 def _table(config: Config) -> int:
-    """Return how many places the table of positions has. Raises: ConfigError."""
+    """Return the number of entries of the table of positions. Raises: ConfigError."""
     return int(number(config, "num_position_embeddings", TABLE))
 
 
@@ -65,7 +65,7 @@ def _table(config: Config) -> int:
 class _Tower:
     """The settings of a tower; `deepstack` is the default of its configuration.
 
-    If that is empty, the configuration has no such setting.
+    If it is empty, the configuration has no such setting.
     """
 
     model_type: str
@@ -87,7 +87,7 @@ class _Tower:
         }
 
     def is_out_of_order(self, config: Config) -> bool:
-        """Return whether the layers that send rows are none in order. Raises: ConfigError."""
+        """Return whether the layers that send rows are not in order. Raises: ConfigError."""
         layers = list(config.get(_DEEP_LAYERS, self.deepstack))
         return layers != [i for i in range(int(number(config, "depth", 27))) if i in layers]
 
@@ -106,7 +106,7 @@ class _Tower:
 def vision_family(
     model_type: str, architecture: str, *, deepstack: tuple[int, ...]
 ) -> Family[VitModel]:
-    """Return the family of a tower; `deepstack` as that of a `_Tower`."""
+    """Return the family of a tower; `deepstack` is as in `_Tower`."""
     tower = _Tower(model_type, deepstack)
     return Family(
         model_type=model_type,

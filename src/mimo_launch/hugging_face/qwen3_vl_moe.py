@@ -1,9 +1,9 @@
 """Qwen3-VL with experts: the tower of the dense Qwen3-VL, and a Qwen3-MoE with M-RoPE.
 
-Decides: what the text part of its configuration means, and that a tensor stacks all experts of a
-layer, their gates above their ups.
+Decides: what the text part of its configuration means, and that one tensor stacks all experts of a
+layer, with gates above ups.
 Relies on: `qwen3_vl` for the tower, `qwen_vl` and `moe_decoder` for the rest.
-Leaves: files in which these matrices are transposed, as older versions wrote them, to `checkpoint`.
+Leaves: transposed matrices, as older versions wrote them, to `checkpoint`.
 
 Source: `transformers` 5.23, models/qwen3_vl_moe.
 """

@@ -2,11 +2,11 @@
 
 Decides: the parts of their folders, the decoder with M-RoPE, and the tensors of the tower that all
 of them have.
-Relies on: `decoder` for all that the text part shares with a Qwen2.
+Relies on: `decoder` for everything that the text part shares with a Qwen2.
 Leaves: the rest of a tower to one file per family.
 
-Source: `transformers` 5.23. It writes Qwen2-VL and Qwen2.5-VL with the first prefixes; Qwen3-VL
-and, in versions from 4.52 to 5, all of them with the others.
+Source: `transformers` 5.23. It writes Qwen2-VL and Qwen2.5-VL with the first prefixes, and Qwen3-VL
+with the others; versions from 4.52 to 5 write all three with the others.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from mimo_launch.spec.spec import DecoderModel, LanguageModel, VitModel
 
 NORM_EPS = 1e-6
 THETA = 10000.0
-# What all towers are, unless they say something else.
+# Keys that all towers share, unless they set others.
 TOWER: dict[str, Any] = {
     "windows": None,
     "interpolation": "bicubic",
@@ -56,8 +56,8 @@ _BESIDE_VISION = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), 
 class QwenVl:
     """A family of whole models: its two parts, and the class that loads both.
 
-    `nested`: it writes the names of both inside `model`. `beside`: prefixes of
-    tensors of the text part that stand outside `model`.
+    `nested`: it writes the names of both inside `model`. `beside`: prefixes of tensors of the text
+    part outside `model`.
     """
 
     model_type: str
@@ -99,7 +99,7 @@ class QwenVl:
         if kind != self.text.kind:
             raise NoSuchPart(f"model_type: {self.model_type}")
         said = [each.get("tie_word_embeddings") for each in (config, text)]
-        # The setting of the text part has a meaning of its own where the names are not nested.
+        # Where names are not nested, the setting of the text part counts as well.
         tied = any(said) if not self.nested or said[0] is None else bool(said[0])
         return Part(
             family=self.text,
@@ -109,7 +109,7 @@ class QwenVl:
         )
 
     def _ordered(self, names: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        """Return prefixes, those that are written today first."""
+        """Return prefixes, with those written today first."""
         return names[::-1] if self.nested else names
 
     def config_of(self, vision: VitModel, text: LanguageModel, token: int) -> Config:
@@ -131,9 +131,9 @@ class QwenVl:
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """A decoder whose positions have three axes: its blocks, and the defaults of its configuration.
+    """A decoder with positions on three axes: its blocks, and the defaults of its configuration.
 
-    `sections` are the pairs of a head for each axis, which follow each other or are `interleaved`.
+    `sections` are the numbers of pairs of a head per axis, consecutive or `interleaved`.
     """
 
     block: decoder.DecoderFamily
@@ -154,7 +154,7 @@ QWEN3 = TextKind(decoder.KINDS["qwen3"], {"rope_theta": 5e5}, (24, 20, 20), inte
 
 
 def text_family(model_type: str, architecture: str, kind: TextKind) -> Family[DecoderModel]:
-    """Return the family of a decoder whose positions have three axes."""
+    """Return the family of a decoder with positions on three axes."""
     return Family(
         model_type=model_type,
         kind="decoder",
@@ -175,7 +175,7 @@ def text_keys(kind: TextKind, config: Config) -> dict[str, Any]:
 
 
 def sections_of(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the pairs of a head for each axis. Raises: ConfigError."""
+    """Return the number of pairs of a head for each axis. Raises: ConfigError."""
     sections = rope.get("mrope_section", default)
     is_list = isinstance(sections, list | tuple)
     if not is_list or not all(isinstance(each, int) for each in sections):
@@ -184,7 +184,7 @@ def sections_of(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
-    """Return the configuration of our decoder as that of a text part."""
+    """Return the configuration of our decoder as a text part."""
     config = decoder.config_of(model_type, model, kind.block.windows)
     if kind is QWEN2:
         # Its attention ignores this setting: the size of a head is hidden / heads.
@@ -196,15 +196,15 @@ def text_config(model_type: str, kind: TextKind, model: DecoderModel) -> Config:
 
 
 def plain(kind: TextKind, config: Config) -> Config:
-    """Return the configuration as that of text alone, with the defaults of its kind."""
+    """Return the configuration as for a text model alone, with the defaults of its kind."""
     found = plain_rope(config)
-    if kind is QWEN2:  # Its heads fill its width.
+    if kind is QWEN2:  # Its heads fill the stream's width.
         found.pop("head_dim", None)
     return kind.defaults | found
 
 
 def plain_rope(config: Config) -> Config:
-    """Return the configuration as that of text alone, whose rotary types do not include M-RoPE."""
+    """Return the configuration as for a text model alone, without M-RoPE as rotary type."""
     rope = rotary.rope_settings(config)
     if rotary.type_of(rope) == "mrope":
         rope = rope | {"rope_type": "default"}
@@ -213,8 +213,8 @@ def plain_rope(config: Config) -> Config:
 
 
 def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusals:
-    """Return what our ViT does not compute of a tower's configuration."""
-    # In `transformers` 5.24 a tower that says `default` has this type as well.
+    """Return the settings of a tower that our ViT does not compute."""
+    # In `transformers` 5.24 `default` means this type for a tower as well.
     ropes = refusals(one_of("rope_type", ("axial", "default"), "axial"), only("rope_theta", THETA))
     return refusals(one_of("hidden_act", activations, default)) + ropes.after(
         lambda config: section(config, "rope_parameters")
@@ -224,10 +224,10 @@ def vision_not_computed(activations: Mapping[str, str], default: str) -> Refusal
 def vision_names(
     ends: Mapping[str, str], block: Mapping[str, str], deep: Mapping[str, str] | None = None
 ) -> Names:
-    """Return the names of a tower's tensors, by its names of layers.
+    """Return the names of a tower's tensors, from its names of layers.
 
-    `ends` are those around the blocks, `block` those inside each, `deep` those of each projector of
-    a layer before the last.
+    `ends` are the layers around the blocks, `block` the layers inside each, `deep` the layers of
+    each projector for a block before the last.
     """
     names = Names(ends) | {"patch.weight": patches("patch_embed.proj.weight", in_time=True)}
     names |= in_layers("blocks.*.", {**block, **fused("attn.qkv", QKV, qkv_rows)})
@@ -236,12 +236,12 @@ def vision_names(
 
 
 def videos_timed(time: str, per_second: float | None = None) -> dict[str, Any]:
-    """Return `video` of a tower, by where language is told the time of a video."""
+    """Return `video` of a tower, by how language gets the time of a video."""
     return {"time": time, "per_second": per_second}
 
 
 def as_written(per_second: float) -> float:
-    """Return the places of a second as folders write them: as a whole number, if they are one."""
+    """Return positions per second as folders write them: as an integer, if they are whole."""
     return int(per_second) if per_second == int(per_second) else per_second
 
 

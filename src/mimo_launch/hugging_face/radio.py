@@ -1,10 +1,10 @@
-"""RADIO, a vision transformer with registers and a table of positions that images are cut from.
+"""RADIO, a vision transformer with registers; images take a part of its table of positions.
 
 Decides: what its configuration means, which settings our ViT cannot compute, and the names of its
-tensors: those of NVIDIA's folders, which transformers writes, too.
-Relies on: `settings` for those that towers share.
+tensors, as in NVIDIA's folders; transformers writes the same names.
+Relies on: `settings` for the settings that towers share.
 Leaves: its input conditioner, which normalises pixels, to `image_processor`; the summary of an
-image, which is made of class tokens, to nobody.
+image, made of class tokens, is not supported.
 
 Sources: arXiv:2312.06709, arXiv:2412.07679; `transformers` 5.23, models/radio.
 """
@@ -85,7 +85,7 @@ def _keys(config: Config) -> dict[str, Any]:
     inner = int(sizes["hidden"] * number(config, "mlp_ratio", RATIO))
     return {
         **sizes,
-        # The width of gated ones is two thirds, in steps of 8.
+        # Gated MLPs have two thirds of the width, rounded up to a multiple of 8.
         "mlp": (int(inner * 2 / 3) + 7) // 8 * 8 if is_gated else inner,
         "patch": patch,
         "channels": number(config, "num_channels", 3),
@@ -114,7 +114,7 @@ def _config(model: VitModel) -> Config:
     return {
         "model_type": RADIO,
         **_SIZES.config(model),
-        # Rounded down it is to be the width again.
+        # Its product with the width, rounded down, must be `inner` again.
         "mlp_ratio": ratio if int(ratio * hidden) == inner else (inner + 0.5) / hidden,
         "use_swiglu_ffn": is_gated,
         "hidden_act": settings.theirs(model.activation),

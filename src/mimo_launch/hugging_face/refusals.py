@@ -1,8 +1,8 @@
-"""Settings of a configuration that our modules do not compute, each rule with words for readers.
+"""Settings of a configuration that our modules do not compute, each rule with a description.
 
-Decides: how a family declares them, and how they are named: `key: value`.
+Decides: how a family declares them, and how messages name them: `key: value`.
 Relies on: `folder` for values in a few characters.
-Leaves: the rules to the families, the page that lists them to `families`.
+Leaves: the rules to the families, the page that lists them to `families_page`.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -14,9 +14,9 @@ from mimo_launch.hugging_face.folder import Config, short
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is refused in words, and where a configuration asks for it, as `key: value`.
+    """A refused setting in words, and the function that finds it, as `key: value`.
 
-    `key`: the setting, of a rule about the value of one.
+    `key` is the setting, for a rule about a single one.
     """
 
     words: str
@@ -44,29 +44,29 @@ class Refusals:
         return Refusals(self.rules + other.rules)
 
     def without(self, *keys: str) -> "Refusals":
-        """Return the rules but those about some settings, which mean something else to a family."""
+        """Return the rules without these keys, which mean something else in a family."""
         return Refusals(tuple(rule for rule in self.rules if rule.key not in keys))
 
     def after(self, prepared: Callable[[Config], Config]) -> "Refusals":
         """Return the rules for configurations that are prepared first, as with defaults.
 
-        A rule about a setting that is taken away there can find nothing: leave it out (`without`).
+        Use `without` for rules about a setting that `prepared` removes: they can find nothing.
         """
         return Refusals(tuple(rule.after(prepared) for rule in self.rules))
 
 
 def refusals(*rules: Refusal) -> Refusals:
-    """Return rules as those of a family."""
+    """Return the rules of a family."""
     return Refusals(rules)
 
 
 def only(key: str, value: Any) -> Refusal:
-    """Return the rule of a setting of which one value is computed, that of a missing one, too."""
+    """Return the rule of a setting with one computed value, which is also its default."""
     return one_of(key, (value,), value)
 
 
 def off(key: str) -> Refusal:
-    """Return the rule of a setting that is computed only where it is 0, or missing."""
+    """Return the rule of a setting that must be 0 or missing."""
 
     def found(config: Config) -> Iterator[str]:
         if said := config.get(key):
@@ -76,7 +76,7 @@ def off(key: str) -> Refusal:
 
 
 def one_of(key: str, computed: Collection[Any], default: Any) -> Refusal:
-    """Return the rule of a setting of which some values are computed."""
+    """Return the rule of a setting with some computed values."""
 
     def found(config: Config) -> Iterator[str]:
         if (said := config.get(key, default)) not in computed:
@@ -95,8 +95,8 @@ def where(
 ) -> Refusal:
     """Return the rule of a setting that is not computed in some configurations.
 
-    `words` follow the key in the list. `default` is the value of a setting that is missing,
-    `beside` another setting, as `key: value`, without which it would be computed.
+    `words` follow the key in the list. `default` is the value of a missing setting, `beside`
+    another setting, as `key: value`, without which it would be computed.
     """
 
     def found(config: Config) -> Iterator[str]:
@@ -108,7 +108,7 @@ def where(
 
 
 def layer_types(computed: tuple[str, ...], said: Callable[[Config], Collection[Any]]) -> Refusal:
-    """Return the rule of the kinds of layers, which `said` finds in a configuration."""
+    """Return the rule for the kinds of layers, which `said` finds in a configuration."""
     known = frozenset(computed)
 
     def found(config: Config) -> Iterator[str]:
@@ -120,7 +120,7 @@ def layer_types(computed: tuple[str, ...], said: Callable[[Config], Collection[A
 
 
 def left_out(parts: str) -> Refusal:
-    """Return the rule of a whole model of which some parts are no module, and prevent nothing."""
+    """Return the rule of a whole model with parts that are left out; it refuses nothing."""
     return Refusal(f"{parts} (left out)", lambda _: iter(()))
 
 

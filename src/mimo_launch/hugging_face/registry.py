@@ -64,7 +64,7 @@ QWEN_VL = (
     glm4v_moe.WHOLE,
     glm46v.WHOLE,
 )
-# Those of a tower, a projector and a decoder.
+# Whole models of a tower, a projector and a decoder.
 WITH_TOWER = (
     llava.WHOLE,
     internvl.WHOLE,
@@ -106,7 +106,7 @@ _ALL: tuple[Family[Any], ...] = (
     *own_folders.FAMILIES,
 )
 FAMILIES = {each.model_type: each for each in _ALL}
-# Models with prefixes of their own for a part, by `model_type`.
+# Models with special prefixes for a part, by `model_type`.
 _ALONE: tuple[Alone[Any], ...] = (
     *vit.FOLDERS,
     radio.FOLDER,
@@ -121,7 +121,7 @@ KINDS = ("vit", "audio", "decoder", "hybrid", *(each.kind for each in own_folder
 
 
 def part_of(config: Config, kind: str) -> Part[Any]:
-    """Return the part of a folder that is a module of a kind. Raises: NoSuchPart; ConfigError."""
+    """Return the part of a folder for a kind of module. Raises: NoSuchPart; ConfigError."""
     part = _part_of(config, kind)
     unread = (*quantized.refused(config), *quantized.refused(part.config))
     return replace(part, refused=(*part.refused, *dict.fromkeys(unread)))
@@ -149,7 +149,7 @@ def parts_of(config: Config) -> list[Part[Any]]:
 
 
 def family_of(config: Config) -> Family[Any] | None:
-    """Return the family that a configuration names, None if it is unknown."""
+    """Return the family that a configuration names, or None if it is unknown."""
     name = config.get("model_type")
     return FAMILIES.get(name) if isinstance(name, str) else None
 

@@ -1,9 +1,9 @@
-"""Tensors of a folder that hold another one once more, and whether their values are the same.
+"""Tensors of a folder that repeat another one, and whether their values are the same.
 
-Decides: that an output layer beside the embedding of a tied model is one of its own if its values
-differ, whatever `config.json` says, as `transformers` 5 decides; which values are compared.
+Decides: that a tied model is untied if its output layer and its embedding have different values,
+whatever `config.json` says, as in `transformers` 5; which values are compared.
 Relies on: `further_tokens` for the copies of multi-token prediction; headers for places in files.
-Leaves: comparing every value to `checkpoint`, which reads them all.
+Leaves: comparing all values to `checkpoint`, which reads them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,14 @@ from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import TensorHeader
 from mimo_launch.kinds.registry import kind_of
 
-# As many blocks of as many bytes are compared, so that a folder of any size takes milliseconds.
+# The number of compared blocks, and their bytes: few, so that any folder takes milliseconds.
 _BLOCKS, _BLOCK = 64, 1 << 16
 
 Headers = Mapping[str, TensorHeader]
 
 
 def repeats(part: Part[Any], model: Any) -> dict[str, str]:
-    """Return the family's names of tensors that hold one of ours once more, and of that one."""
+    """Return the family's names of tensors that repeat one of ours, with the name of the latter."""
     copies = part.copies(model).items()
     found = {name: place.name for name, ours in copies if (place := part.place(ours, model))}
     return found | ({HEAD: EMBEDDING} if kind_of(model).is_tied else {})
@@ -32,9 +32,9 @@ def repeats(part: Part[Any], model: Any) -> dict[str, str]:
 def unlike(
     folder: Path, part: Part[Any], headers: Headers, pairs: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names in files of those `pairs` that are both there and hold other values.
+    """Yield the names in files of `pairs` that both exist and hold different values.
 
-    Of large tensors blocks are compared, the first and the last among them.
+    For large tensors only blocks are compared, including the first and the last.
     """
     there = {inner: name for name in headers if (inner := part.inner_name(name)) is not None}
     for pair in pairs.items():
@@ -45,7 +45,7 @@ def unlike(
 
 
 def as_stored(part: Part[Any], folder: Path, headers: Headers) -> Part[Any]:
-    """Return a part, `untied` if the files of a tied one hold an output layer of its own.
+    """Return a part, `untied` if it is tied but its files hold a different output layer.
 
     Raises: ConfigError.
     """
@@ -68,6 +68,6 @@ def _differ(folder: Path, one: TensorHeader, other: TensorHeader) -> bool:
                 size = min(_BLOCK, len(one.at))
                 if first.read(size) != second.read(size):
                     return True
-    except OSError:  # Loading reads the same bytes, and says what is wrong.
+    except OSError:  # Loading reads the same bytes and reports the error.
         return False
     return False

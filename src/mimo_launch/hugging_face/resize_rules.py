@@ -16,7 +16,7 @@ MOST_PIXELS = 178_000_000
 
 
 class ImageTooThin(ValueError):
-    """An image whose aspect or size allows no row."""
+    """An image with an aspect or size that allows no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Smart:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Shrink, if larger, to at most this height and width; then resize to multiples of `factor`.
+    """Shrink, if larger, to at most this height and width; then round up to multiples of `factor`.
 
-    The multiples are the next ones above. The rule of Pixtral (https://arxiv.org/abs/2410.07073).
+    The rule of Pixtral (https://arxiv.org/abs/2410.07073).
     """
 
     factor: int
@@ -60,10 +60,10 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """Resize to multiples of `factor`, the limits being of the pixels of all frames together.
+    """Resize to multiples of `factor`, with limits on the pixels of all frames together.
 
-    Frames are counted in whole groups; an image is one group. The rule of the videos of Qwen3-VL
-    and of all that GLM-4.1V sees.
+    Frames are counted in whole groups; an image is one group. The rule of the videos of Qwen3-VL,
+    and of images and videos of GLM-4.1V.
     """
 
     factor: int
@@ -76,8 +76,8 @@ class OverTime:
 class PatchCount:
     """Resize to a number of patches in a range, near the aspect of the image.
 
-    Sides are multiples of `merge` patches of `patch` pixels; pixels are resized as numbers that
-    need not be whole, nor stay in their range. The rule of Nemotron-H Omni.
+    Sides are multiples of `merge` patches of `patch` pixels; resized pixels are neither rounded nor
+    clipped to their range. The rule of Nemotron-H Omni.
     """
 
     patch: int
@@ -90,7 +90,7 @@ Resize = Exact | ShortEdge | Smart | Within | OverTime | PatchCount
 
 
 def limit(height: int, width: int, *, made: int) -> None:
-    """Raise ImageTooThin where an image becomes too many pixels."""
+    """Raise ImageTooThin where an image would become too many pixels."""
     if made > MOST_PIXELS:
         raise ImageTooThin(
             f"{width} x {height} pixels become {made / 1e6:.0f} million while resizing"
@@ -98,7 +98,7 @@ def limit(height: int, width: int, *, made: int) -> None:
 
 
 def short_edge_size(height: int, width: int, short: int) -> tuple[int, int]:
-    """Return height and width, of which the shorter one is `short`. Raises: ImageTooThin."""
+    """Return height and width with the shorter one equal to `short`. Raises: ImageTooThin."""
     # Rounded down, as transformers does.
     long = int(short * max(height, width) / min(height, width))
     limit(height, width, made=long * short)

@@ -1,6 +1,6 @@
-"""Rotary positions of decoders, as configurations say them.
+"""Rotary positions of decoders in configurations.
 
-Decides: where their settings stand, which scalings are computed, and what those mean.
+Decides: where their settings are, which scalings are computed, and what they mean.
 Relies on: `config.json` as transformers 4 and 5 write it.
 Leaves: heads that rotate in part, and positions on three axes, to the families that have them.
 """

@@ -1,6 +1,6 @@
-"""Settings and keys of a model: one table that is read and written, and what many families share.
+"""Settings and keys of a model: one table for reading and writing, and what many families share.
 
-Decides: that a setting is true or false where its default is, and a number otherwise; our names of
+Decides: that a setting is a boolean if its default is one, and a number otherwise; our names of
 activations; what a plain tower and a plain projector do not have.
 Relies on: `folder` for numbers that may be missing or null.
 Leaves: the tables to the families.
@@ -26,7 +26,7 @@ PLAIN_PROJECTOR: dict[str, Any] = {
     "projector_norm_eps": None, "projector_bias": True, "projector_mlp": None, "pooling": None,
     "tiles": None,
 }  # fmt: skip
-# A table of positions, and nothing besides.
+# A table of positions and nothing else.
 LEARNED: dict[str, Any] = {
     "temporal_patch": 1, "positions": "learned", "windows": None, "interpolation": "bicubic",
     "deepstack": (),
@@ -35,12 +35,12 @@ LEARNED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a configuration says of a model.
+    """The settings of a configuration for a model.
 
     `table`: settings by our keys, each alone or with the default of its class. A setting without a
-    default must be said. A default that is a function follows from others. `besides`: keys of
-    ours that are no setting, each a value or a function of a configuration. `written`: settings
-    that are no key of ours, each a value or a function of a model.
+    default is required. A default may be a function of the configuration. `besides`: our keys
+    without a setting, each a value or a function of a configuration. `written`: settings without a
+    key of ours, each a value or a function of a model.
     """
 
     table: Mapping[str, str | tuple[str, Default]]
@@ -48,9 +48,9 @@ class Settings:
     written: Mapping[str, Any] = field(default_factory=dict)
 
     def keys(self, config: Config, **defaults: Default) -> dict[str, Any]:
-        """Return a configuration as keys of ours. Raises: ConfigError.
+        """Return a configuration as our keys. Raises: ConfigError.
 
-        `defaults` are those of some keys of ours, instead of the ones of the table.
+        `defaults` override defaults of the table, by our keys.
         """
         said: dict[str, Any] = {}
         for ours, entry in self.table.items():
@@ -72,7 +72,7 @@ class Settings:
 def applied(entries: Mapping[str, Any], to: Any) -> dict[str, Any]:
     """Return entries with each function replaced by what it returns.
 
-    `to` is what it is called with: a configuration, or a model.
+    `to` is the argument of the functions: a configuration, or a model.
     """
     return {key: entry(to) if callable(entry) else entry for key, entry in entries.items()}
 
@@ -82,13 +82,13 @@ def _key(entry: str | tuple[str, Default]) -> tuple[str, Default]:
 
 
 def theirs(activation: str, otherwise: str = "gelu") -> str:
-    """Return the name of our activation in transformers; one that it has, where ours is another."""
+    """Return the name of our activation in transformers, or `otherwise` if it has none."""
     names = (name for name, ours in ACTIVATIONS.items() if ours == activation)
     return next(names, otherwise)
 
 
 def activation_of(config: Config, key: str = "hidden_act") -> str:
-    """Return our activation of a setting; one that we do not compute is refused elsewhere."""
+    """Return our activation for a setting; unknown ones are refused elsewhere."""
     return ACTIVATIONS.get(str(config.get(key, "gelu")), "gelu")
 
 

@@ -1,6 +1,6 @@
-"""The rules of video processors whose frames are images by themselves, one temporal patch each.
+"""The rules of video processors that treat frames as separate images, one temporal patch each.
 
-Decides: which frames are taken of a video, and their height and width, with the numbers of the
+Decides: which frames are taken from a video, and their height and width, with the numbers of the
 video processors of LLaVA-OneVision, InternVL and SmolVLM; what their settings mean.
 Relies on: `frame_rules` for videos, `resize_rules` for what is too large.
 Leaves: pixels to `video_processor`.
@@ -25,9 +25,9 @@ _SKIPPED = 1
 
 @dataclass(frozen=True, slots=True)
 class EvenSampling:
-    """Which frames are taken: `number`, `fps` a second, or all; at most `most`, evenly.
+    """Which frames are taken: `number`, `fps` per second, or all; at most `most`, evenly.
 
-    The rule of processors without one of their own, such as that of LLaVA-OneVision.
+    The rule of processors without a special one, such as LLaVA-OneVision's.
     """
 
     fps: float | None
@@ -36,7 +36,7 @@ class EvenSampling:
 
     @property
     def most_taken(self) -> int | None:
-        """Most frames that are taken of any video."""
+        """The most frames that are taken from any video."""
         return self.number or self.most
 
     def asked(self, fps: float | None, most: int | None) -> "EvenSampling":
@@ -62,10 +62,7 @@ class EvenSampling:
 
 @dataclass(frozen=True, slots=True)
 class ShiftedSampling(EvenSampling):
-    """The same, from a frame behind the first one on: `shift`, or the middle of a step.
-
-    The rule of InternVL.
-    """
+    """The same, but starting at frame `shift` or the middle of a step. The rule of InternVL."""
 
     shift: float | None = None
 
@@ -73,13 +70,13 @@ class ShiftedSampling(EvenSampling):
         """Return the frames to take. Raises: VideoTooShort."""
         if self.number is None and self.fps is None and self.most is None:
             return tuple(range(size.frames))
-        import numpy as np  # `validate` does without.
+        import numpy as np  # `validate` works without it.
 
-        # In a class with slots, `super()` has no class to begin at.
+        # `super()` without arguments fails in a dataclass with slots.
         step = size.frames / EvenSampling._number(self, size, least=0)
         shift = step / 2 if self.shift is None else self.shift
         number = max(0, ceil((size.frames - shift) / step))
-        # In fp32, whose rounding decides between two neighbours.
+        # In fp32, because its rounding decides between two neighbours.
         found = (shift + np.arange(number) * step).astype(np.float32).astype(np.int64)
         taken = tuple(each for each in found.tolist() if each < size.frames)
         if not taken:
@@ -89,10 +86,10 @@ class ShiftedSampling(EvenSampling):
 
 @dataclass(frozen=True, slots=True)
 class EndlessSampling:
-    """Which frames are taken: `fps` a second, at most `most`, the first and the last among them.
+    """Which frames are taken: `fps` per second, at most `most`, including the first and the last.
 
-    Of a video of more seconds than `most` times `fps`, without those at its ends. The rule of
-    SmolVLM.
+    A video that, without a second at each end, lasts more than `most * fps` seconds loses these
+    seconds. The rule of SmolVLM.
     """
 
     fps: float
@@ -100,7 +97,7 @@ class EndlessSampling:
 
     @property
     def most_taken(self) -> int:
-        """Most frames that are taken of any video."""
+        """The most frames that are taken from any video."""
         return self.most
 
     def asked(self, fps: float | None, most: int | None) -> "EndlessSampling":
@@ -109,7 +106,7 @@ class EndlessSampling:
 
     def indices(self, size: VideoSize) -> tuple[int, ...]:
         """Return the frames to take."""
-        import numpy as np  # `validate` does without.
+        import numpy as np  # `validate` works without it.
 
         lasts, last = size.frames / size.rate, size.frames - 1
         number = max(1, min(round(self.fps * lasts), self.most))
@@ -144,7 +141,7 @@ class ExactFrames:
         return self.height, self.width
 
     def before(self, height: int, width: int) -> tuple[Size, ...]:
-        """Return the sizes that a frame has on its way."""
+        """Return the intermediate sizes of a frame."""
         del height, width
         return ()
 
@@ -159,7 +156,7 @@ class SquareFrames(ExactFrames):
     longest: int
 
     def before(self, height: int, width: int) -> tuple[Size, ...]:
-        """Return the sizes that a frame has on its way."""
+        """Return the intermediate sizes of a frame."""
         longest, aspect = min(self.longest, _MOST_SIDE), width / height
         if width >= height:
             shorter = int(longest / aspect)
@@ -180,7 +177,7 @@ def _one_size(config: Mapping[str, Any]) -> ExactFrames:
 
 
 def _said(config: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """Return the frames a second and the number of frames of a processor. Raises: ValueError."""
+    """Return a processor's frames per second and number of frames. Raises: ValueError."""
     fps, number = config.get("fps"), config.get("num_frames")
     for key, each in (("fps", fps), ("num_frames", number)):
         if each is not None and not float(each) > 0:
@@ -205,9 +202,9 @@ def _shifted(config: Mapping[str, Any]) -> Rules:
 
 
 def _endless(config: Mapping[str, Any]) -> Rules:
-    """Return the rules of SmolVLM, whose chat template samples where they say how.
+    """Return the rules of SmolVLM, which samples frames only if the settings say how.
 
-    Older files have the frames that are taken in a section of their own.
+    Older files have the settings of sampling in a separate section.
     """
     own = config.get("video_sampling") or {}
     size = config.get("size") or own.get("video_size") or {"longest_edge": 4 * 364}
@@ -222,7 +219,7 @@ def _endless(config: Mapping[str, Any]) -> Rules:
     return sampling, SquareFrames(side, side, longest=int(longest))
 
 
-# By the name of a video processor without `VideoProcessor`. Raise KeyError, TypeError, ValueError.
+# By name of a video processor, without `VideoProcessor`. Raise KeyError, TypeError, ValueError.
 RULES: dict[str, Callable[[Mapping[str, Any]], Rules]] = {
     "LlavaOnevision": _even,
     "InternVL": _shifted,

@@ -19,12 +19,12 @@ CHAT_TEMPLATE, OLD_CHAT_TEMPLATE = "chat_template.jinja", "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
 # The usual template, and the one for conversations with tools, if there is one.
 DEFAULT, FOR_TOOLS = "default", "tool_use"
-# That for conversations with videos, where a processor has one of its own.
+# The template for conversations with videos, where a processor has a separate one.
 FOR_VIDEOS = "videos"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
-# What processors write around the rows of an image: by class, the special token of an image in a
-# conversation, and the text in its place.
+# The text that processors write around the rows of an image: by class, the special token of an
+# image in a conversation, and its replacement.
 _IDEFICS = "image_token", "{fake_image_token}<global-img>{image_token}{fake_image_token}"
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Gemma3": ("boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"),
@@ -38,11 +38,11 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
     "SmolVLM": _IDEFICS,
 }  # fmt: skip
-# The same of an image in tiles, if they write more than a token for each: a tile, what ends a line
-# of tiles, and what stands in front of the text of an image, which is here the tile of all of it.
+# The same for an image in tiles, if they write more than a token for each: the text of a tile, of
+# the end of a line of tiles, and before the text of the whole image, which is the last tile.
 _IDEFICS_TILES = "{fake_image_token}<row_{line}_col_{column}>{image_token}", "\n", "\n"
 _AROUND_TILES = {"Idefics3": _IDEFICS_TILES, "SmolVLM": _IDEFICS_TILES}
-# By what they write conversations with videos, whatever the template of the folder.
+# Their templates for conversations with videos, whatever the template of the folder.
 _VIDEO_TEMPLATES = {
     "SmolVLM": "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}:"
     "{% set parts = message.content %}{% if parts is string %} {{ parts }}{% else %}"
@@ -51,9 +51,9 @@ _VIDEO_TEMPLATES = {
     "{% endfor %}{% endif %}<end_of_utterance>\n{% endfor %}"
     "{{ 'Assistant:' if add_generation_prompt }}",
 }
-# What they write between two lines of rows.
+# Their token between two lines of rows.
 _BETWEEN_LINES = {"Pixtral": "image_break_token"}
-# Settings of their own that are special tokens, with those of a folder that does not say.
+# Their settings for special tokens, with the defaults.
 _IDEFICS_TOKENS = {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"}
 _OWN_TOKENS = {
     "Idefics3": _IDEFICS_TOKENS,
@@ -68,7 +68,7 @@ _OWN_TOKENS = {
 
 
 class TokenizerError(ValueError):
-    """A folder holds no tokenizer that can be used; the message is one line."""
+    """A folder holds no usable tokenizer; the message is one line."""
 
 
 def num_tokens(folder: Path) -> int:
@@ -77,7 +77,7 @@ def num_tokens(folder: Path) -> int:
 
 
 def token_text(folder: Path, token: int) -> str | None:
-    """Return the added token that has an id, None if there is none. Raises: TokenizerError."""
+    """Return the added token with an id, None if there is none. Raises: TokenizerError."""
     return _vocabulary(folder)[1].get(token)
 
 
@@ -99,7 +99,7 @@ def _vocabulary(folder: Path) -> tuple[int, dict[int, str]]:
 
 @lru_cache(maxsize=4)
 def _read_vocabulary(file: Path, changed: int) -> tuple[int, dict[int, str]]:
-    del changed  # Only a part of the cache's key.
+    del changed  # Only part of the cache key.
     found = _read(file)
     try:
         vocab = found["model"]["vocab"]
@@ -118,7 +118,7 @@ def special_texts(folder: Path) -> dict[str, str]:
     """Return the special tokens by name, such as `eos_token`. Raises: TokenizerError."""
     found: dict[str, str] = {}
     settings = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    # transformers 5 has those of images and the like apart.
+    # transformers 5 keeps the tokens for images and other media apart.
     extra = settings.get("extra_special_tokens", settings.get("model_specific_special_tokens"))
     for key, value in {**settings, **(extra if isinstance(extra, dict) else {})}.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -128,10 +128,10 @@ def special_texts(folder: Path) -> dict[str, str]:
 
 
 def image_text(folder: Path) -> tuple[str, str] | None:
-    """Return what a chat template writes for an image, and what the model gets in its place.
+    """Return the text for an image in a chat template, and its replacement in the model's input.
 
-    None if both are the same. In the latter stands the one token that rows replace. As the class of
-    the folder's processor does it. Raises: TokenizerError.
+    None if both are the same. The replacement contains the one token that rows replace. The class
+    of the folder's processor decides both. Raises: TokenizerError.
     """
     name, specials = _of_processor(folder)
     if (found := _AROUND_IMAGES.get(name)) is None:
@@ -143,25 +143,25 @@ def image_text(folder: Path) -> tuple[str, str] | None:
 
 
 def line_break(folder: Path) -> str | None:
-    """Return the token that stands between two lines of the rows of an image, if there is one.
+    """Return the token between two lines of the rows of an image, if there is one.
 
-    As the class of the folder's processor does it. Raises: TokenizerError.
+    The class of the folder's processor decides it. Raises: TokenizerError.
     """
     name, specials = _of_processor(folder)
     return specials.get(_BETWEEN_LINES.get(name, ""))
 
 
 def tile_texts(folder: Path) -> tuple[str, str, str] | None:
-    """Return what the model gets for an image in tiles, if it is more than a token for each.
+    """Return the model's texts for an image in tiles, if they are more than a token for each.
 
-    That is a tile, with places for its `line` and `column`; what ends a line of tiles; and what
-    stands in front of the text of an image, which is here that of all of it. As the class of the
-    folder's processor does it. Raises: TokenizerError.
+    These are the text of a tile, with fields `line` and `column`; the end of a line of tiles; and
+    the text before the whole image, which is the last tile. The class of the folder's processor
+    decides them. Raises: TokenizerError.
     """
     name, specials = _of_processor(folder)
     if (found := _AROUND_TILES.get(name)) is None:
         return None
-    # Braces of a special token are none of a place.
+    # Braces of a special token do not mark a field.
     safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
     try:
         return found[0].format(**{**safe, "line": "{line}", "column": "{column}"}), *found[1:]
@@ -170,7 +170,7 @@ def tile_texts(folder: Path) -> tuple[str, str, str] | None:
 
 
 def processor_class(folder: Path) -> str:
-    """Return the class of the processor of a folder, without its last word; "" if none is named.
+    """Return the class of a folder's processor, without `Processor`; "" if none is named.
 
     Raises: TokenizerError.
     """
@@ -181,7 +181,7 @@ def processor_class(folder: Path) -> str:
 
 
 def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return the class of the processor, without its last word, and the special tokens by name."""
+    """Return the class of the processor, without `Processor`, and the special tokens by name."""
     name = processor_class(folder)
     specials = special_texts(folder) if name in _AROUND_IMAGES else {}
     usual = _OWN_TOKENS.get(name, {})

@@ -1,4 +1,4 @@
-"""The settings of the video processor in a Hugging Face folder, or those by default.
+"""The settings of the video processor in a Hugging Face folder, or the defaults.
 
 Decides: what they mean as a `VideoRecipe`, and which video processors are supported.
 Relies on: processor_config.json, video_preprocessor_config.json or preprocessor_config.json, as
@@ -52,7 +52,7 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _BOTH: dict[str, Any] = {
     "merge_size": 2, "temporal_patch_size": 2, "min_frames": MIN_FRAMES, "max_frames": MAX_FRAMES,
 }  # fmt: skip
-# What a processor of all media asks that of videos for, whatever its file says, by its class.
+# Settings that a processor of all media imposes on its video processor, by its class.
 _ASKED: dict[str, dict[str, Any]] = {
     "Qwen2_5Omni": {
         "size": {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2},
@@ -90,7 +90,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def video_reader_of(spec: Spec) -> str | None:
-    """Return the module that reads videos, if there is one: `checks` refuses a second one."""
+    """Return the module that reads videos, if there is one; `checks` refuses a second one."""
     return next(iter(video_readers(spec)), None)
 
 
@@ -178,7 +178,7 @@ def _recipe(kind: str, config: Mapping[str, Any], videos: Videos) -> VideoRecipe
 
 
 def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what becomes of the pixels of frames. Raises: ValueError."""
+    """Return the settings for the pixels of frames. Raises: ValueError."""
     if not config.get("do_resize", True):
         raise ValueError("do_resize: false")
     if config.get("do_center_crop", False):
@@ -216,7 +216,7 @@ def _read(folder: Path) -> dict[str, Any]:
     for name, whole in files_of(folder, (PROCESSOR, VIDEO_PREPROCESSOR, PREPROCESSOR)):
         config = whole
         if name == PROCESSOR:
-            # A processor of several modalities has that of videos inside; older ones have none.
+            # A processor of several modalities contains the video processor; older ones do not.
             config = whole.get("video_processor") if isinstance(whole, dict) else None
             if config is None:
                 continue

@@ -1,6 +1,6 @@
 """The steps from a video to the inputs of an encoder.
 
-Decides: how frames are grouped and timed, and what of it a spec may ask for.
+Decides: how frames are grouped and timed, and what a spec may change.
 Relies on: `frame_rules` and `single_frames` for which frames, of which size; `video_words`.
 Leaves: settings of folders to `video_processor`; frames themselves to `decode_video`.
 """
@@ -24,18 +24,18 @@ from mimo_launch.hugging_face.single_frames import (
 from mimo_launch.hugging_face.video_words import told_of
 from mimo_launch.spec.spec import Videos, VideoSettings
 
-# Without a processor: those of Qwen3-VL.
+# Without a processor: the values of Qwen3-VL.
 FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
 Sampling = FrameSampling | SecondSampling | SingleSampling
 
 
 @dataclass(frozen=True, slots=True)
 class TakenVideo:
-    """What is taken of a video: frames, their height and width in pixels, times of their groups.
+    """What is taken from a video: frames, their height and width in pixels, times of their groups.
 
-    A group is a temporal patch; the last frame is repeated to fill one. `told` is what the text
-    says of each (see `video_words`); `later` how much later language counts it than the first, None
-    for the first of its image. Frames are resized to the sizes `before` on their way.
+    A group is a temporal patch; the last frame is repeated to fill one. `told` encodes what the
+    text says of each group (see `video_words`); `later` is its distance in positions from the first
+    group, None for the first of its image. `before` holds the intermediate sizes of frames.
     """
 
     indices: tuple[int, ...]
@@ -50,8 +50,8 @@ class TakenVideo:
 class VideoRecipe:
     """Steps from a decoded video to the arrays of an encoder, in this order.
 
-    Without `sampling`, all frames are taken. `nominal_fps` are those that are asked for, whatever
-    is taken. `resample` is the number of a filter of Pillow.
+    Without `sampling`, all frames are taken. `nominal_fps` is the requested rate, whatever is
+    taken. `resample` is the number of a Pillow filter.
     """
 
     sampling: Sampling | None
@@ -70,7 +70,7 @@ class VideoRecipe:
 
     @property
     def most_groups(self) -> int | None:
-        """Most temporal patches of a video, None if any number of frames is taken."""
+        """The most temporal patches of a video, None without a limit on frames."""
         if self.sampling is None:
             return None
         if isinstance(self.sampling, FrameSampling):
@@ -79,7 +79,7 @@ class VideoRecipe:
         return None if most is None else ceil(most / self.group)
 
     def taken(self, size: VideoSize) -> TakenVideo:
-        """Return what is taken of a video. Raises: ImageTooThin, VideoTooShort."""
+        """Return what is taken from a video. Raises: ImageTooThin, VideoTooShort."""
         every = tuple(range(size.frames))
         indices = every if self.sampling is None else self.sampling.indices(size)
         height, width = self.frame_size.size(len(indices), size.height, size.width)
@@ -99,7 +99,7 @@ class VideoRecipe:
             return (None, *range(1, groups))
         import numpy as np
 
-        # In fp32 and in the order of the reference, whose rounding decides between two places.
+        # In fp32 and in the reference's order, because rounding decides between two positions.
         second, numbers = np.float32(self.videos.per_second or 1), np.arange(groups)
         if self.videos.time == "nominal_seconds":
             times = numbers.astype(np.float32) * np.float32(self.group / self.nominal_fps) * second
@@ -115,7 +115,7 @@ def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     if asked.fps is not None:
         recipe = replace(recipe, nominal_fps=asked.fps)
     if isinstance(recipe.frame_size, ExactFrames) and sampling is None and asked.fps is not None:
-        # All others have one, if only for all frames.
+        # All other rules have a sampling, even if it takes all frames.
         if asked.max_frames is None:
             raise ProcessorError(
                 "its video processor takes so many frames a second only up to some number: write "

@@ -1,8 +1,8 @@
-"""The words for a video in the text of a conversation, by where language is told its time.
+"""The words for a video in the text of a conversation, by how language gets its time.
 
-Decides: what is told of each temporal patch, and what is written around its rows and around all of
-them; that the chat template's own text around a video stays; numbers in words, as the package
-num2words has them.
+Decides: what the text says of each temporal patch, and what surrounds its rows and the whole video;
+that the chat template's own text around a video stays; numbers in words, as in the package
+num2words.
 Relies on: `spec` for `Videos`.
 Leaves: their places in a text to `data.webdataset.media_text`, rows to `media_rows`.
 
@@ -15,20 +15,20 @@ from datetime import timedelta
 
 from mimo_launch.spec.spec import Videos
 
-# What stands around the rows of each temporal patch of a video, if a tokenizer does not say.
+# The default tokens around the rows of each temporal patch of a video.
 _AROUND = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|vision_end|>"}
-# What is told are tenths of a second and, so many times more, the seconds that the video lasts.
+# The time of a patch is in tenths of a second; the video's seconds times this number are added.
 _LASTS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class VideoWords:
-    """What is written in front of the rows of a temporal patch, behind them, and between two.
+    """The text before the rows of a temporal patch, after them, and between two patches.
 
-    `begins` and `ends` stand around all of a video. In the first two, `{seconds}`, `{clock}` and
-    `{number}` are places for the time of the patch and its number, in `begins` `{frames}` and
-    `{lasts}` for those of the video. `whole` seconds are those to the first frame of a patch,
-    otherwise tenths to its middle. `{open}` and `{close}` are what stands around an image.
+    `begins` and `ends` surround the whole video. The first two texts have fields for the time of
+    the patch and its number: `{seconds}`, `{clock}` and `{number}`; `begins` has `{frames}` and
+    `{lasts}` for the video. With `whole`, times are whole seconds to the first frame of a patch,
+    otherwise tenths to its middle. `{open}` and `{close}` are the text around an image.
     """
 
     before: str
@@ -39,11 +39,11 @@ class VideoWords:
     whole: bool = False
 
     def told(self, first: float, last: float, lasts: float) -> int:
-        """Return what is told of a patch, by the times of its frames and that of the video."""
+        """Return the code for a patch, from the times of its frames and the video's length."""
         if self.whole:
             tenths = 10 * int(first)
         else:
-            # As its text has them: rounded by the rule of Python, not up.
+            # Rounded as Python formats numbers, not up, as in the text.
             tenths = int(f"{(first + last) / 2:.1f}".replace(".", ""))
         # Rates are fractions, such as 30000/1001; their quotient may be just below a whole number.
         return int(round(lasts, 6)) * _LASTS + tenths
@@ -69,7 +69,7 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 
 
 def in_words(number: int) -> str:
-    """Return a number from 0 to 999,999 in words, as SmolVLM says how many frames a video has."""
+    """Return a number from 0 to 999,999 in words, as SmolVLM writes the number of frames."""
     if not 0 <= number < 10**6:
         raise ValueError(f"{number} is not below a million")
     if number < 20:
@@ -104,22 +104,22 @@ _WORDS = {
 def words_of(
     videos: Videos, specials: Mapping[str, str], image: tuple[str, str] | None = None
 ) -> VideoWords:
-    """Return what is written for a video, with the special tokens of a tokenizer.
+    """Return the words for a video, with the special tokens of a tokenizer.
 
-    `image` is what a template writes for an image, and what its processor makes of that.
+    `image` is the text for an image in a template, and its replacement by the processor.
     """
     found = _WORDS[videos.time]
     start, end = (specials.get(name, usual) for name, usual in _AROUND.items())
     marker, whole = image or ("", "")
     opens, _, closes = whole.partition(marker) if marker else ("", "", "")
     around = {"start": start, "end": end, "open": opens, "close": closes}
-    # Braces of a special token are none of a place.
+    # Braces of a special token do not mark a field.
     safe = {name: text.replace("{", "{{").replace("}", "}}") for name, text in around.items()}
     return replace(found, before=found.before.format(**safe), behind=found.behind.format(**safe))
 
 
 def told_of(videos: Videos, times: Sequence[float], group: int, lasts: float) -> tuple[int, ...]:
-    """Return what is told of each temporal patch of `group` frames at these times, 0 if nothing."""
+    """Return the code for each temporal patch of `group` frames at these times, 0 for no text."""
     firsts = range(0, len(times), group)
     if not videos.in_text:
         return (0,) * len(firsts)

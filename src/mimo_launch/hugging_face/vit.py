@@ -2,9 +2,9 @@
 
 Decides: what their configurations mean, which settings our ViT cannot compute, and the names of its
 tensors.
-Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config classes.
-Leaves: the projector, which these models do not have, to `llava`; models that hold a text encoder,
-too, to `vit_pairs`.
+Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config classes.
+Leaves: the projector, which these models do not have, to `llava`; models that also hold a text
+encoder to `vit_pairs`.
 
 Sources: arXiv:2303.15343, arXiv:2103.00020; `transformers` 5.23, models/siglip and models/clip.
 """
@@ -63,13 +63,12 @@ place = Names(
         "mlp.down": "mlp.fc2",
     },
 )
-# Indices of the positions, which old versions of transformers saved, and what pools the patches of
-# an image in a SigLIP.
+# Indices of positions, which old versions of transformers saved, and the pooling of a SigLIP.
 _UNUSED = ("embeddings.position_ids", "head.")
 
 
 def not_computed(kind: VitFamily) -> Refusals:
-    """Return what our ViT does not compute of a tower's configuration."""
+    """Return the settings of a tower that our ViT does not compute."""
     return refusals(one_of("hidden_act", ACTIVATIONS, kind.activation))
 
 
@@ -92,7 +91,7 @@ def keys(kind: VitFamily, config: Config) -> dict[str, Any]:
 
 
 def is_ignored(name: str, model: VitModel) -> bool:
-    """Return whether a tensor is of a layer after the end of our ViT, or of the pooling."""
+    """Return whether a tensor is of a layer after our ViT's last one, or of the pooling."""
     unused_norm = name.startswith("post_layernorm.") and not model.final_norm
     is_beyond = is_behind(name, "encoder.layers.", model.layers)
     return is_beyond or unused_norm or name.startswith(_UNUSED)
@@ -113,7 +112,7 @@ def config_of(model_type: str, model: VitModel) -> Config:
         "image_size": model.image_side,
         "layer_norm_eps": model.norm_eps,
         "hidden_act": theirs(model.activation),
-        # Otherwise SigLIP would expect the weights of its pooling.
+        # Otherwise SigLIP would expect weights for its pooling.
         **({"vision_use_head": False} if model_type == SIGLIP else {}),
     }
 
@@ -141,5 +140,5 @@ FOLDERS = tuple(
     Alone(family, (("", ""), ("vision_model.", "")), BESIDE, may_end_early=True)
     for family in FAMILIES
 )
-# Folders of a tower that no language model follows.
+# Types of folders with a tower but no language model.
 ALONE = (SIGLIP, CLIP, "siglip", "clip")

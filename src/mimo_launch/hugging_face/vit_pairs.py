@@ -1,8 +1,8 @@
-"""The models that hold a SigLIP or a CLIP beside a text encoder, which is left out.
+"""Models with a SigLIP or CLIP tower and a text encoder, which is left out.
 
 Decides: which part of their folders is the tower.
 Relies on: `vit` for the tower.
-Leaves: the text encoder to nobody.
+Leaves: nothing; no module computes the text encoder.
 
 Source: `transformers` 5.23, models/siglip and models/clip.
 """
@@ -28,7 +28,7 @@ class Pair:
 
     @property
     def families(self) -> tuple[Family[Any], ...]:
-        """The tower's."""
+        """The family of the tower."""
         return (self.tower,)
 
     def part(self, config: Config, kind: str) -> Part[VitModel]:

@@ -1,9 +1,9 @@
-"""Voxtral: the encoder of Whisper, four of whose tokens are a row, a projector, and a Llama.
+"""Voxtral: the encoder of Whisper with four tokens per row, a projector, and a Llama.
 
 Decides: what the settings of the whole and of its encoder mean, and the names of the parts.
 Relies on: `whole_models`; `whisper` for the encoder, `decoder` for the text part; `llava` for
 the names of projector and text part, which are the same.
-Leaves: its tokenizer (`tekken.json`) to nobody.
+Leaves: nothing; its tokenizer (`tekken.json`) is not supported.
 
 Sources: arXiv:2507.13264; `transformers` 5.23, models/voxtral.
 """
@@ -53,7 +53,7 @@ AUDIO_NAMES = (
 AUDIO: Family[AudioModel] = replace(
     whisper.ENCODER,
     model_type=_ENCODER,
-    # It has `layerdrop`, too, and does nothing with it.
+    # It has `layerdrop`, too, but does not use it.
     random=whisper.DROPOUTS,
     keys=_SETTINGS.keys,
     config=_SETTINGS.config,
@@ -84,7 +84,7 @@ WHOLE = TowerAndDecoder(
     text_names=llava.TEXT_NAMES,
     projector=layers_at(llava.LAYERS),
     fixed={
-        # As many tokens as are as wide as the MLPs.
+        # The tokens of a row are together as wide as the MLPs.
         "stack": lambda config: max(1, _stack(config[_SECTION])[0]),
         "fixed_length": True,
         "projector": "mlp",
@@ -101,7 +101,7 @@ WHOLE = TowerAndDecoder(
     tied=tied_by_default(False),
     token="audio_token_id",
     settings={"projector_hidden_act": "gelu"},
-    # As its configuration class has them.
+    # The defaults of its configuration class.
     text_defaults={
         "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192,
         "num_hidden_layers": 30, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,

@@ -2,7 +2,7 @@
 
 Decides: what a configuration of Whisper means for its encoder, and the names and places of its
 tensors in a folder.
-Relies on: `config.json` as transformers 4 and 5 write it; defaults are those of its config class.
+Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config class.
 Leaves: comparing with a spec to `checks.init_from_folder`, reading tensors to `checkpoint`.
 
 Source: `transformers` 5.23, models/whisper; arXiv:2212.04356. Names are those inside the encoder.
@@ -21,7 +21,7 @@ _BESIDE = (
     *("decoder.", "model.decoder.", "proj_out."),
     *("projector.", "classifier.", "layer_weights"),
 )
-# Those of the decoder, which we do not have, keep their defaults.
+# Settings of the decoder, which we do not have, keep their defaults.
 SETTINGS = Settings(
     {
         "layers": "encoder_layers",
@@ -32,7 +32,7 @@ SETTINGS = Settings(
     },
     besides={
         "frames": lambda config: FRAMES_PER_TOKEN * number(config, "max_source_positions", 1500),
-        # Its last norm is of tokens.
+        # Its last norm applies to tokens.
         "pooling": None,
     },
     written={
@@ -54,7 +54,7 @@ _NAMES = Names(
         "mlp.down": "fc2",
     },
 )
-# `scale_embedding` is of the decoder only.
+# `scale_embedding` applies to the decoder only.
 NOT_COMPUTED = refusals(only("activation_function", "gelu"))
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 

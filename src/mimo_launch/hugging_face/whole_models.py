@@ -1,7 +1,7 @@
-"""What whole models have in common: a tower and a decoder, or parts in sections of their own.
+"""What whole models have in common: a tower and a decoder, or parts in separate sections.
 
-Decides: the parts of their folders, and that the tensors of each are none of the others; the layer
-of a tower whose states become rows.
+Decides: the parts of their folders, and that each tensor belongs to one part; the layer of a tower
+that supplies rows.
 Relies on: families of modules for the parts.
 Leaves: names, sections, settings and what is refused to one file per family.
 """
@@ -33,20 +33,20 @@ _DEFAULTS: dict[str, Config] = {
 class TowerAndDecoder:
     """A family of whole models, and the class of transformers that loads them.
 
-    `towers`, `text`: families by the `model_type` of their part, that of a part without one first.
-    `tower_names`, `text_names`: prefixes as those of `Part`, as is `projector`.
+    `towers`, `text`: families by the `model_type` of their part; the first is for parts without a
+    type. `tower_names`, `text_names`, `projector`: prefixes and places as in `Part`.
     `fixed`: keys of the tower's `model` that the whole decides, each a value or a function of the
     configuration; `refusals`: its settings that we do not compute. Both read the tower's section
     with its type. `feature_layer`: the default of `vision_feature_layer`, where it is a setting.
     `tied(config, text_config)`: whether the output layer is the embedding.
-    `token`: the setting for the placeholder. `settings`: the others that are its own, each a value
-    or a function of our tower.
+    `token`: the setting for the placeholder. `settings`: the other settings of the whole, each a
+    value or a function of our tower.
     `text_fixed`: keys of the decoder's `model` that the whole decides.
-    `text_defaults`: settings of a decoder that does not say.
-    `kind`, `section`: the kind of our tower, and the key of its configuration; `text_kind`: that of
-    its language model. `beside`: prefixes of parts that are left out. `decides`: keys of the
-    tower's `model` that the whole decides, whatever the tower alone has. `videos`: how it reads
-    them, as `video` of ours.
+    `text_defaults`: default settings of the decoder.
+    `kind`, `section`: the kind of our tower, and the key of its configuration; `text_kind`: the
+    kind of its language model. `beside`: prefixes of parts that are left out. `decides`: keys of
+    the tower's `model` that the whole decides, whatever the tower alone has. `videos`: how it reads
+    videos, as `video` of our model.
     """
 
     model_type: str
@@ -131,7 +131,7 @@ class TowerAndDecoder:
         text: DecoderModel | HybridModel,
         token: int,
     ) -> Config:
-        """Return the configuration of a whole made of two of our modules, of these families."""
+        """Return the configuration of a whole model made of two of our modules and families."""
         return {
             "model_type": self.model_type,
             self.section: tower.config(encoder),
@@ -143,13 +143,13 @@ class TowerAndDecoder:
 
 
 def tied_by_default(default: bool) -> Callable[[Config, Config], bool]:
-    """Return the rule of wholes whose own setting precedes that of their text part."""
+    """Return the rule of whole models with a setting that overrides their text part's."""
     key = "tie_word_embeddings"
     return lambda config, text: bool(config.get(key, text.get(key, default)))
 
 
 def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> int:
-    """Return the number of layers after which the hidden states of the tower become rows.
+    """Return the number of layers that precede the hidden states that become rows.
 
     A tower of N layers has N + 1 hidden states: the input of the first layer, then the output of
     each. Raises: ConfigError.
@@ -157,7 +157,7 @@ def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> 
     chosen = config.get("vision_feature_layer", default)
     layers = int(number(inner, "num_hidden_layers", layers))
     if isinstance(chosen, list):
-        return layers  # `ONE_LAYER` says so.
+        return layers  # `ONE_LAYER` refuses it.
     if isinstance(chosen, bool) or not isinstance(chosen, int) or not -layers <= chosen <= layers:
         raise ConfigError(
             f"`vision_feature_layer` is {short(chosen)}, but the tower has {layers} layers"
@@ -165,7 +165,7 @@ def layers_used(config: Config, inner: Config, *, default: int, layers: int) -> 
     return chosen if chosen >= 0 else layers + 1 + chosen
 
 
-# The layer of a tower whose states no tower of ours gives.
+# The rule for layers with states that our towers do not give.
 ONE_LAYER = where(
     "vision_feature_layer",
     "that is a list, or 0",
@@ -175,10 +175,10 @@ ONE_LAYER = where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedPart:
-    """A module of a whole: its family, the keys down to its configuration, and its prefixes.
+    """A module of a whole model: its family, the keys to its configuration, and its prefixes.
 
-    `around(config)` are settings that the section around its own decides, `videos(config)` how the
-    model of that section reads videos, as `video` of ours.
+    `around(config)` are settings that the enclosing section decides, `videos(config)` how the model
+    of that section reads videos, as `video` of our model.
     """
 
     family: Family[Any]
@@ -192,8 +192,8 @@ class NestedPart:
 class NestedParts:
     """A family of whole models: its parts, and the class of transformers that loads them.
 
-    `left_out` are prefixes of parts that are no modules of ours, `others` the types of such parts
-    by the kind of a module.
+    `left_out` are prefixes of parts that are not our modules, `others` the types of such parts by
+    kind of module.
     """
 
     model_type: str
@@ -210,7 +210,7 @@ class NestedParts:
 
     @property
     def where(self) -> dict[str, Keys]:
-        """The keys down to the configuration of each part, by its kind."""
+        """The keys that lead to the configuration of each part, by its kind."""
         return {each.family.kind: each.where for each in self.parts}
 
     def part(self, config: Config, kind: str) -> Part[Any]:

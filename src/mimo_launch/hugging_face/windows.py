@@ -1,8 +1,8 @@
-"""Layers of decoders that attend in windows, as configurations say them.
+"""Layers of decoders that attend in windows, in configurations.
 
 Decides: which layers do, and the size of their windows.
 Relies on: `config.json` as transformers 4 and 5 write it.
-Leaves: a rotary base of their own to `gemma3`.
+Leaves: a separate rotary base for these layers to `gemma3_text`.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ _FIRST = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowKeys:
-    """How configurations say that layers attend in windows.
+    """How a configuration selects layers that attend in windows.
 
-    `size` is that of one that does not say. `asked`: only with `use_sliding_window`. `by_layer`:
-    only the layers of `layer_types`, or those from `max_window_layers` on; otherwise all. `never`:
-    no layer does, whatever is said.
+    `size` is the default. `asked`: only with `use_sliding_window`. `by_layer`: only layers that
+    `layer_types` names, or layers from `max_window_layers` on; otherwise all. `never`: no layer
+    does, whatever the configuration says.
     """
 
     size: int | None = 4096
@@ -37,12 +37,12 @@ class WindowKeys:
         return (FULL, SLIDING) if self.by_layer else (FULL,)
 
     def refusal(self) -> Refusal:
-        """Return which kinds of layers our decoder does not compute."""
+        """Return the rule for kinds of layers that our decoder does not compute."""
 
         def found(config: Config) -> Iterator[str]:
             layers = config.get("layer_types") or []
             layers = layers if isinstance(layers, list) else [layers]
-            # A layer with a window that has no size cannot be computed anywhere.
+            # A layer with a window of unknown size cannot be computed.
             known = self.layer_types if self._size_of(config) is not None else (FULL,)
             if others := [x for x in layers if x not in known]:
                 yield f"layer_types: {short(others[0])}"
@@ -79,7 +79,7 @@ class WindowKeys:
         if self.never:
             return {}
         ours = model.sliding_window
-        # Where `layer_types` alone decides, there is a size even if no layer has it.
+        # Where only `layer_types` decides, there is a size even if no layer uses it.
         unused = self.size if self.by_layer and not self.asked else None
         found: Config = {"sliding_window": unused if ours is None else ours.size}
         if self.asked:
@@ -94,7 +94,7 @@ NO_WINDOWS = WindowKeys(never=True)
 
 
 def in_turn(config: Config, every: int) -> Config:
-    """Return a configuration that says `layer_types`; without, each `every`-th has no window."""
+    """Return a configuration with `layer_types`; by default one layer in `every` has no window."""
     if config.get("layer_types"):
         return config
     layers = range(1, int(number(config, "num_hidden_layers")) + 1)
