@@ -1,9 +1,9 @@
 """A forked child that answers one question, and leaves no trace in this process.
 
-Decides: how long a child may take, and what is said of one that dies or hangs. It dies with this
+Decides: how long a child may take, and the message if it dies or hangs. A child dies with this
 process, and leaves stop signals to it.
 Relies on: fork; pidfds (Linux 5.3); files in memory, so that a full disk stops no question.
-Leaves: what to do without an answer to those who ask.
+Leaves: what to do without an answer to its callers.
 """
 
 import importlib
@@ -33,9 +33,9 @@ from mimo_launch.launcher.worker_processes import (
 from mimo_launch.spec.spec import Spec
 
 Answer = TypeVar("Answer")
-# Slow disks take minutes to import what a class needs, and hosts with many GPUs to start drivers.
+# Importing what a class needs takes minutes on slow disks; so do drivers on hosts with many GPUs.
 ANSWER_SECONDS = 300.0
-# A process that is blocked in the kernel does not die; it is left behind.
+# A process that is blocked in the kernel does not die; we stop waiting for it.
 KILL_SECONDS = 1.0
 POLL_SECONDS = 0.2
 MAX_CALLS = 5
@@ -44,7 +44,7 @@ _IMPORTS = ("<frozen importlib", os.path.dirname(importlib.__file__) + os.sep)
 
 
 class NoAnswer(Exception):
-    """A child gave no answer; the message says how, behind what it was to do."""
+    """A child gave no answer; the message continues a sentence that names its task."""
 
 
 class ChildDied(NoAnswer):
@@ -58,7 +58,7 @@ class ChildSilent(NoAnswer):
 def ask_child(question: Callable[[], Answer], stop: StopRequest | None = None) -> Answer:
     """Call a function in a forked child and return its result.
 
-    Raises: ChildDied; ChildSilent after `ANSWER_SECONDS`; Interrupted at a signal that `stop` has.
+    Raises: ChildDied; ChildSilent after `ANSWER_SECONDS`; Interrupted if `stop` gets a signal.
     """
     with (
         open(os.memfd_create("answer"), "r+b") as answer,
@@ -66,7 +66,7 @@ def ask_child(question: Callable[[], Answer], stop: StopRequest | None = None) -
     ):
         parent, written = os.getpid(), Path(f"/proc/self/fd/{stacks.fileno()}")
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # Or the child would write it, too.
+            stream.flush()  # Otherwise the child would write the buffered text again.
         pid = os.fork()
         if not pid:
             _answer(question, answer, written, parent)
@@ -82,7 +82,7 @@ def ask_child(question: Callable[[], Answer], stop: StopRequest | None = None) -
 def _answer(
     question: Callable[[], object], answer: BinaryIO, stacks: Path, parent: int
 ) -> NoReturn:
-    """Be the child."""
+    """Run the child: answer the question and exit."""
     code = 1
     try:
         leave_signals_to(parent)
@@ -95,7 +95,7 @@ def _answer(
     except BaseException:
         traceback.print_exc()
     finally:
-        # Not its threads, nor what it registered to be done at its end.
+        # Flush only: do not join threads or run exit handlers.
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -103,7 +103,7 @@ def _answer(
 
 
 def _wait(pid: int, stacks: Path, stop: StopRequest | None) -> str:
-    """Wait for the end of a child and return what it ended with; "" is success."""
+    """Wait for the end of a child and return how it ended; "" is success."""
     process, deadline = os.pidfd_open(pid), time.monotonic() + ANSWER_SECONDS
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -126,20 +126,20 @@ def _wait(pid: int, stacks: Path, stop: StopRequest | None) -> str:
 
 
 def _place(frames: tuple[StackFrame, ...]) -> str:
-    """Return words for the innermost calls of a child that are not of this package."""
+    """Describe the innermost calls of a child that are outside this package."""
     calls = takewhile(lambda frame: not frame.file.startswith(_OURS), frames)
     outside = [str(call) for call in calls if not call.file.startswith(_IMPORTS)]
     return f"; it is at {', '.join(outside[:MAX_CALLS])}" if outside else ""
 
 
 def custom_class_fault(spec: Spec, stop: StopRequest | None = None) -> str:
-    """Return what is wrong with the custom classes that a spec names, or nothing.
+    """Return what is wrong with the custom classes that a spec names, or "".
 
     Raises: Interrupted.
     """
     if not any(kind_of(module.model).is_custom for module in spec.modules.values()):
         return ""
-    import_for_workers()  # Here, or the child would import torch for itself only.
+    import_for_workers()  # Here, so that workers inherit torch, too, not only the child.
 
     def fault() -> str:
         from mimo_launch.models.custom_encoder import CustomClassError

@@ -1,7 +1,7 @@
 """The report of a failed run, as lines of text.
 
-Decides: the order. First the rank to blame: its place, its time, its message. Then the other ranks,
-grouped so that a thousand fit on a screen. Then files, and the command that resumes the run.
+Decides: the order: first the rank to blame, with its place, time and message; then the other ranks,
+grouped so that a thousand fit on a screen; then files, and the command that resumes the run.
 Relies on: `verdict`; the layout for places.
 Leaves: printing to `cli`.
 """
@@ -85,7 +85,7 @@ def report_lines(
 ) -> list[str]:
     """Return the whole report; `command` starts the run again.
 
-    A `resumable` run continues after its newest complete `checkpoint`, if there is one.
+    A `resumable` run continues from its newest complete `checkpoint`, if there is one.
     """
     frozen = failure.verdict.kind is FailureKind.FROZEN
     rank = -1 if frozen else failure.verdict.rank
@@ -102,7 +102,7 @@ def report_lines(
         lines += _row("help", list(fault)) if fault else []
         ahead = [_HOST_AHEAD] if state.gpu else []
         lines += _row("during", [_doing(failure, state), *ahead])
-    final = failure.verdict.final  # All ranks ended in the same way, and would again.
+    final = failure.verdict.final  # All ranks failed in the same way, and would again.
     if not final:
         lines += _row("others", _others(failure, rank))
     lines += _row("files", _files(failure, run, rank))
@@ -115,7 +115,7 @@ def report_lines(
 def again_lines(
     command: str, checkpoint: str | None, *, resumable: bool, first: Sequence[str] = ()
 ) -> list[str]:
-    """Return how to resume a run or start it again: `command`, and where the run continues.
+    """Return how to resume or restart a run: `command`, and where the run continues.
 
     The lines of `first` come before the command.
     """
@@ -151,7 +151,7 @@ def _said(failure: Failure, state: RankState) -> list[str]:
             said = [_cut(line) for line in state.message.splitlines()[:MAX_FRAMES]]
             return [still, *(at or said or ["its stack could not be read"])]
     message = [line for line in state.message.splitlines() if line.strip()] or ["(no message)"]
-    # What a run says of itself is all ours; other messages may go on and on.
+    # Final errors are our own messages; others may be of any length.
     most = MAX_OWN_LINES if failure.verdict.final else MAX_FRAMES
     return [_cut(line) for line in message[:most]]
 
@@ -185,7 +185,7 @@ def _doing(failure: Failure, state: RankState) -> str:
 
 
 def _others(failure: Failure, blamed: int) -> list[str]:
-    """Return what all other ranks were doing, one line per group that did the same."""
+    """Return what the other ranks were doing, one line per group of ranks that did the same."""
     others = [state for state in failure.states if state.rank != blamed]
     groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
     if len(groups) > MAX_GROUPS:
@@ -209,7 +209,7 @@ def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
 
 
 def _how(state: RankState) -> str:
-    """Say in a word what a rank that is not to blame was doing."""
+    """Describe briefly what a rank that is not to blame was doing."""
     message = state.message.partition("\n")[0][:MAX_MESSAGE]
     words = (
         (state.phase is Phase.FINISHED, "finished"),
@@ -226,7 +226,7 @@ def _how(state: RankState) -> str:
 
 
 def _files(failure: Failure, run: Path, rank: int) -> list[str]:
-    """Return the files with more details; only those that exist."""
+    """Return the existing files with more details."""
     folder = rank_folder(run, failure.attempt, rank)
     paths = [folder / name for name in (ERROR, STDERR)]
     names = [path.name for path in paths if path.is_file() and path.stat().st_size > 0]

@@ -1,9 +1,9 @@
 """What this process does before it forks others.
 
 Decides: the list of slow imports, which workers inherit; none initialises CUDA, which does not
-survive a fork. Every forked process gets output streams of its own: another thread may hold the
-locks of the parent's streams, or of a screen that it draws, at the moment of the fork.
-Relies on: fork; a spawned worker gains nothing.
+survive a fork. Every forked process gets new output streams: at the moment of the fork, another
+thread may hold the locks of the parent's streams, or of a screen that it draws.
+Relies on: fork; a spawned worker inherits none of this.
 Leaves: workers to `start_workers`, ranks of proofs to `run_on_ranks`, questions to `ask_child`.
 """
 
@@ -26,17 +26,17 @@ class _FreshStream(io.TextIOWrapper):
         super().__init__(
             io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True
         )
-        # Kept: finalising it would wait for its lock, and close the descriptor.
+        # Keep a reference: finalising the stream would wait for its lock and close the descriptor.
         self.replaced = replaced
 
 
 @cache
 def prepare_forks() -> None:
-    """Give every process that this one forks from now on output streams of its own.
+    """Give new output streams to every process that this one forks from now on.
 
-    Its garbage collector leaves out what it inherits. A full collection would walk through all
-    modules of the parent: a pause of 0.2 s in the middle of a step where eight workers share two
-    cores, and copies of the pages that they share.
+    The child's garbage collector skips the objects it inherits. A full collection would walk
+    through all modules of the parent, pause a step for 0.2 s where eight workers share two cores,
+    and copy the memory pages that they share.
     """
 
     def start_afresh() -> None:
@@ -51,13 +51,13 @@ def prepare_forks() -> None:
 def import_for_workers() -> None:
     """Import torch and its distributed parts with one thread per process.
 
-    The first optimizer imports `torch._dynamo`, the first module FSDP and DeviceMesh. In each of
-    eight workers on two cores these imports take seconds; in their parent they take one.
+    The first optimizer imports `torch._dynamo`, the first module FSDP and DeviceMesh. These imports
+    take several seconds in each of eight workers on two cores, and one second in their parent.
     """
     prepare_forks()
     # Before torch's first parallel region: a forked child would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Makes torch look for GPUs through NVML, not the driver; it accepts no value but `1`.
+    # Makes torch look for GPUs through NVML, not the driver; torch accepts only the value `1`.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
     import torch._dynamo

@@ -1,7 +1,7 @@
 """The GPUs of this host: how many there are, and the environment of workers on them.
 
 Decides: the device of a job; settings of CUDA, the allocator and NCCL that the user left unset.
-Relies on: a forked child that looks, so that this process never touches the driver.
+Relies on: a forked child that counts GPUs, so that this process never touches the driver.
 Leaves: using a GPU to `worker`; usage errors to `cli`.
 
 A process that has initialised CUDA cannot fork workers that use it, and even asking whether there
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
     from mimo_launch.spec.spec import Spec
 
-# Per rank: its last transfers and collectives, with shapes, states and the stack of each start.
+# The last transfers and collectives of a rank, with shapes, states and the stack at each start.
 RECORDED_TRANSFERS = "2000"
 # https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html; torch 2.9 renamed
 # TORCH_NCCL_TRACE_* to TORCH_FR_*.
@@ -37,7 +37,7 @@ _SETTINGS = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5000",
     # Microbatches of different sizes leave holes that fixed segments cannot reuse.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    # Warnings go to the standard output of the rank, which is a file of its own.
+    # Warnings go to the standard output of the rank, a separate file.
     "NCCL_DEBUG": "WARN",
 }
 # The first GPUs that multiply in 8 bits.
@@ -73,11 +73,11 @@ def gpus_here() -> Gpus:
     Raises: NotEnoughGpus for a driver that does not answer.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():  # Too late to avoid it.
+    if torch is not None and torch.cuda.is_initialized():  # Too late for a child to help.
         return _seen()
     try:
         return ask_child(_look)
-    except ChildDied:  # A driver that kills the process asking it offers no GPU.
+    except ChildDied:  # A driver that kills its caller offers no GPU.
         return Gpus(0)
     except ChildSilent as error:
         raise NotEnoughGpus(
@@ -89,8 +89,8 @@ def gpus_here() -> Gpus:
 def _look() -> Gpus:
     import torch
 
-    # `import_for_workers` sets it for its own process. A child may ask the driver, and so finds out
-    # whether the driver works.
+    # `import_for_workers` sets it to keep the parent away from the driver. A child may ask the
+    # driver, which shows whether the driver works.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     return _seen() if torch.cuda.is_available() else Gpus(0)
 
@@ -129,7 +129,7 @@ def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
 
 
 def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
-    """Raise NotEnoughGpus if a module wants layers or a precision that the device lacks."""
+    """Raise NotEnoughGpus if a module needs layers or a precision that the device lacks."""
     for name, module in spec.modules.items():
         if module.backend != ENGINE:
             continue
@@ -158,7 +158,7 @@ def refuse_initialised_cuda() -> None:
 
 
 def gpu_settings(recorder: Path) -> dict[str, str]:
-    """Return the environment of workers on GPUs, without what the user has set.
+    """Return the environment of workers on GPUs, without the variables that the user has set.
 
     The flight recorder of rank R writes to `recorder/rank_R`.
     """

@@ -1,9 +1,9 @@
 """Checks what this host offers to a run: packages, GPUs, memory, limits, ports, disk.
 
-Decides: what a run needs of a host, and what is worth a remark only.
-Relies on: `host_resources`, which a run asks, too; the metadata of packages; a forked child that
+Decides: what a run needs from a host, and what is only worth a remark.
+Relies on: `host_resources`, which runs use, too; the metadata of packages; a forked child that
 asks torch, so that this process never touches CUDA.
-Leaves: what one spec needs besides to `validate`, showing to `cli`.
+Leaves: further needs of a spec to `validate`, output to `cli`.
 """
 
 import os
@@ -32,14 +32,14 @@ from mimo_launch.launcher.host_resources import allow_open_files, host_memory, t
 
 Verdict = Literal["ok", "missing", "warning", "error"]
 MIN_KERNEL = (5, 3)
-# NCCL keeps some tens of MB per pair of GPUs of a host in shared memory.
+# NCCL keeps tens of MB in shared memory for each pair of GPUs on a host.
 MIN_SHARED = 1 << 30
 MIN_DISK = 1 << 30
-# NCCL registers buffers of some hundreds of MB per GPU with the adapters of a host.
+# NCCL registers buffers of hundreds of MB per GPU with the network adapters of a host.
 MIN_LOCKED = 1 << 32
-# Of a worker: autograd, loaders, NCCL, the products of a processor.
+# Threads of a worker: autograd, loaders, NCCL, matrix products on a processor.
 THREADS = 64
-WORKERS = 8  # As the quickstart has.
+WORKERS = 8  # As in the quickstart.
 _PACKAGES = {
     TENSORBOARD: "`log.tensorboard`",
     WANDB: "`log.wandb`",
@@ -56,7 +56,7 @@ _GPU_PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What was found of one thing; only an error keeps runs from working. `help` is a remedy."""
+    """The result of one check; only an error keeps runs from working. `help` is a remedy."""
 
     name: str
     verdict: Verdict
@@ -66,9 +66,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Torch:
-    """What torch says. GPUs are names with bytes.
+    """What torch reports: versions, and GPUs by name with their memory in bytes.
 
-    `fault` is why it cannot be used, `help` what to do about it.
+    `fault` is why torch cannot be used, `help` the remedy.
     """
 
     version: str = ""
@@ -80,7 +80,7 @@ class _Torch:
 
 
 def checks_of_host(runs: Path) -> Iterator[Check]:
-    """Yield what this host offers; `runs` is the folder of run folders."""
+    """Yield the checks of this host; `runs` is the folder that holds run folders."""
     torch = _ask_torch()
     yield _system()
     yield from _torch_checks(torch)
@@ -178,7 +178,7 @@ def _open_files(workers: int) -> Check:
 
 
 def _processes(workers: int) -> Check:
-    """Return the limit of processes of this user, of which threads are some."""
+    """Check the limit on this user's processes; threads count as processes."""
     allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     found, needed = _allowed(allowed, "{:,}".format), workers * THREADS
     if allowed != resource.RLIM_INFINITY and allowed < needed:
@@ -188,7 +188,7 @@ def _processes(workers: int) -> Check:
 
 
 def _locked_memory(*, has_gpus: bool) -> Check:
-    """Return the limit of locked memory, in which adapters of InfiniBand register theirs."""
+    """Check the limit on locked memory, where InfiniBand adapters register buffers."""
     allowed = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found = _allowed(allowed, bytes_text)
     if has_gpus and allowed != resource.RLIM_INFINITY and allowed < MIN_LOCKED:

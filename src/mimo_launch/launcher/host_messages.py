@@ -1,11 +1,11 @@
-"""What the launchers or watchers of a job know of each other.
+"""The facts that the launchers or watchers of a job exchange.
 
-Decides: every one publishes one set of facts, and node 0 passes them on to all, twice a second; a
-host whose facts do not arrive for `LOST_SECONDS` has left.
-Relies on: a store of torch at node 0.
+Decides: each publishes one set of facts, which node 0 passes on to all, twice a second; a host has
+left if no facts arrive from it for `LOST_SECONDS`.
+Relies on: a torch store on node 0.
 Leaves: what the facts mean to `hosts`.
 
-A thread makes all calls of the store: on a broken network they block for minutes.
+A thread makes all calls to the store: on a broken network they block for minutes.
 """
 
 import json
@@ -21,7 +21,7 @@ PERIOD_SECONDS = 0.5
 LOST_SECONDS = 10.0
 LEAVE_SECONDS = 5.0
 POLL_SECONDS = 0.05
-# Only node 0 needs these facts, one per attempt; they are too large to pass on.
+# Only node 0 needs this fact, one per attempt; it is too large to pass on.
 PRIVATE = "report"
 
 
@@ -40,7 +40,7 @@ class HostMessages(threading.Thread):
         self._closed = self._broken = False
 
     def say(self, **facts: Any) -> None:
-        """Publish facts, besides those published before."""
+        """Publish facts in addition to earlier ones."""
         with self._lock:
             self._mine = {**self._mine, **facts}
             self._version += 1
@@ -112,7 +112,7 @@ class HostMessages(threading.Thread):
 class AllHosts:
     """All hosts of a job, seen from `node`. A fact belongs to one attempt, or to all.
 
-    Every host says its `name` and its `ranks`.
+    Every host publishes its `name` and its `ranks`.
     """
 
     def __init__(self, messages: HostMessages, node: int, num_nodes: int) -> None:
@@ -147,7 +147,7 @@ class AllHosts:
         return True
 
     def host(self, node: int) -> Host:
-        """Return what is known of a host."""
+        """Return the name and ranks of a host, as far as they are known."""
         ranks = self.messages.said(node, "ranks") or ()
         name = self.messages.said(node, "name") or f"node {node}"
         return Host(node=node, name=name, ranks=tuple(ranks))
@@ -158,7 +158,7 @@ class AllHosts:
         return ", ".join(f"{h.name} (node {h.node}, {named_ranks(h.ranks)})" for h in known)
 
     def close(self, absent: Sequence[int] = ()) -> None:
-        """Leave; node 0, which serves the store, leaves after all nodes that are not `absent`."""
+        """Leave; node 0 serves the store, so it leaves after all nodes that are not `absent`."""
         self.messages.say(bye=True)
         if 0 not in self.silent:
             self.messages.flush(LEAVE_SECONDS)

@@ -2,7 +2,7 @@
 
 Decides: node 0 chooses the number of an attempt and where its workers meet; all hosts must run the
 same plan and see the same run folder; a host that is silent for `LOST_SECONDS` has left.
-Relies on: `host_messages` for what other launchers say.
+Relies on: `host_messages` to exchange facts with other launchers.
 Leaves: what happens after the start to `hosts`.
 """
 
@@ -42,7 +42,7 @@ class HostsError(Exception):
 
 
 class HostGone(HostsError):
-    """A host that was there does not answer any more."""
+    """A host that took part no longer answers."""
 
     code = ExitCode.ELSEWHERE
 
@@ -63,7 +63,7 @@ class HostRendezvous(AllHosts):
     ) -> None:
         """Meet all other launchers, which must have the same `plan`.
 
-        Raises: HostsError if one is not there within `timeout` seconds or has another plan;
+        Raises: HostsError if one does not come within `timeout` seconds or has another plan;
         Interrupted.
         """
         self._stop, self._timeout = stop, timeout
@@ -90,7 +90,7 @@ class HostRendezvous(AllHosts):
 
     def _store(self, place: NodePlace, port: int) -> Any:
         """Open the launchers' store at node 0, or wait for it elsewhere, and claim this node."""
-        # torch warns about every address without a name.
+        # torch logs a warning for every address without a name.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         import_for_workers()
         import torch.distributed as dist
@@ -116,7 +116,7 @@ class HostRendezvous(AllHosts):
         self.attempt_number += 1
         if self.node == 0:
             attempt = next_attempt(run)
-            # Kept for as long as the workers need it.
+            # The store of an attempt stays open for its workers until the next attempt.
             if self._worker_store is not None:
                 self._worker_store.close()
             self._worker_store = WorkerStore(self._address)
@@ -143,12 +143,12 @@ class HostRendezvous(AllHosts):
         return Rendezvous(attempt, {**place, **self._interface()}, self._worker_store)
 
     def _apart(self, message: str) -> HostsError:
-        """Leave, so that all hosts have time to see the cause, and return the error."""
+        """Leave, with time for all hosts to see the cause, and return the error."""
         self.close()
         return HostsError(message)
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition before workers start, while a first signal ends everything."""
+        """Wait for a condition before workers start, when even a first signal ends everything."""
 
         def holds() -> bool:
             if self._stop.signal:
@@ -190,7 +190,7 @@ class HostRendezvous(AllHosts):
             return {}
         address = self.messages.said(self.node, "route")
         if self.node == 0:
-            # On the host itself, its name may resolve to the loopback address.
+            # On node 0 itself, its name may resolve to the loopback address.
             address = self.messages.said(1, "endpoint") or address
         interface = interface_of(address)
         return {"GLOO_SOCKET_IFNAME": interface} if interface else {}

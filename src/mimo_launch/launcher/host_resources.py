@@ -1,12 +1,12 @@
 """The resources of this host: open files, processes, memory, a loopback, room on its disk.
 
-Decides: which system errors are reported as such, with the limit and the remedy; that a run may
-open as many files as the host allows, and how many it needs; how many checkpoints a run adds to its
-folder at most; that the cgroup of this process, version 2 or 1, limits its memory.
-Relies on: error numbers, or the words of native code that gives no number; the limits of this
+Decides: which errors are reported as limits of the host, with the limit and the remedy; that a run
+may open as many files as the host allows, and how many it needs; the most checkpoints that a run
+adds to its folder; that the cgroup of this process, version 2 or 1, limits its memory.
+Relies on: error numbers, or the messages of native code that gives no number; the limits of this
 process; /proc and /sys, either of which may be missing; `estimate.memory`.
-Leaves: printing to the console and to `failure_report`; a disk that others fill during the run to
-the saver.
+Leaves: printing to the console and to `failure_report`; a disk that fills up during the run to the
+saver.
 """
 
 import errno
@@ -22,24 +22,24 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_folder import ResumePoint
 from mimo_launch.spec.spec import Spec
 
-# All that libuv says, on which the stores of torch are built.
+# The only message from libuv, which torch's stores use, when too many files are open.
 _NO_STORE = "init uv loop"
-# Each of 2 workers was seen to have 66 files open, each of 8 had 110.
+# Measured open files per worker: 66 with 2 workers, 110 with 8.
 _FILES, _FILES_PER_WORKER = 64, 6
 _ROOT = Path("/sys/fs/cgroup")
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files of this process and its workers to the hard limit."""
+    """Raise the limit on open files of this process and its workers to the hard limit."""
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != hard_files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_files, hard_files))
 
 
 def too_few_files(num_workers: int) -> tuple[str, str] | None:
-    """Return what is wrong and the remedy if `num_workers` workers may open too few files.
+    """Return the problem and the remedy if `num_workers` workers may open too few files.
 
-    Beyond the limit gloo and the store of torch abort, or wait for minutes.
+    Beyond the limit, gloo and torch's store abort or wait for minutes.
     """
     files, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_WORKER * num_workers
@@ -53,9 +53,9 @@ def too_few_files(num_workers: int) -> tuple[str, str] | None:
 
 
 def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
-    """Return what the host lacks and the remedy, if an error or its text says that it lacks it."""
+    """Return what the host lacks and the remedy, if an error or its text shows a lack."""
     text = str(error)
-    # Native code tells the number of an error in words.
+    # Native code gives the error's message, not its number.
     told = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)
     number = getattr(error, "errno", None) or next(told, errno.EMFILE if _NO_STORE in text else 0)
     lacks = os.strerror(number) if isinstance(error, str) else text
@@ -88,7 +88,7 @@ def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
 
 
 def _more_files(files: int, hard_files: int) -> str:
-    """Return how to raise the limit of open files; only root may exceed the hard limit."""
+    """Return how to raise the limit on open files; only root may exceed the hard limit."""
     said = f"raise the limit with `ulimit -n {_limit(hard_files, beyond=files)}`"
     if hard_files != files:
         return said
@@ -103,7 +103,7 @@ def _limit(number: int, beyond: int = 0) -> str:
 
 
 def host_memory() -> int:
-    """Return the bytes that processes here may use: the memory of the host or a cgroup's limit."""
+    """Return the bytes that processes here may use: the host's memory or the cgroup's limit."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in _files("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # No limit is "max" in version 2.
@@ -122,7 +122,7 @@ def oom_kills() -> int:
 
 
 def _files(second: str, first: str) -> list[Path]:
-    """Return possible paths of a file of this cgroup, from its names in versions 2 and 1."""
+    """Return possible paths of a cgroup file, given its names in versions 2 and 1."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -166,7 +166,7 @@ def lacks_room(run: Path, spec: Spec, saved: ResumePoint | None) -> str | None:
 
 
 def num_added(spec: Spec, there: int, step: int) -> int:
-    """Return how many checkpoints a run that starts at `step` adds at most to `there` old ones.
+    """Return the most checkpoints that a run from `step` on adds to the `there` existing ones.
 
     The oldest is deleted once a new one is complete, so `keep` + 1 exist for a while.
     """
@@ -182,6 +182,6 @@ def _free(run: Path) -> int | None:
     try:
         there = next(each for each in (run, *run.absolute().parents) if each.is_dir())
         usage = shutil.disk_usage(there)
-    except OSError:  # Opening the folder will report what is wrong with it.
+    except OSError:  # Opening the folder will report the error.
         return None
     return usage.free if usage.total else None

@@ -1,8 +1,8 @@
 """The hosts of a job, seen from one launcher: this host alone, or several.
 
-Decides: what launchers tell each other: that they are present, that something is wrong, and what
-they know. Workers of several hosts start, fail and leave together: node 0 judges a failure from the
-reports of all hosts, and decides whether to start again.
+Decides: what launchers report to each other: that they are present, that something is wrong, and
+what they know. Workers of several hosts start, fail and leave together: node 0 judges a failure
+from the reports of all hosts, and decides whether to start again.
 Relies on: `host_rendezvous` for the launchers of other hosts; nothing on one host.
 Leaves: workers to `start_workers`, words to `failure_report`.
 """
@@ -35,21 +35,21 @@ REPORT_SECONDS = 5.0
 
 
 class FolderCheck(Protocol):
-    """Whoever knows if the run folder still belongs to the run: the holder of its lock."""
+    """Knows whether the run folder still belongs to the run."""
 
     @property
     def lost(self) -> str:
-        """What happened to the folder, as far as is known, or nothing."""
+        """What is known to have happened to the folder; "" if nothing."""
 
     def stopping(self) -> None:
         """Record that the run was asked to end."""
 
     def check(self) -> str:
-        """Look now; return what happened to the folder, or nothing."""
+        """Look now; return what happened to the folder, or ""."""
 
 
 class Watched(Protocol):
-    """All hosts of a job, seen from whoever watches the workers of host `node`.
+    """All hosts of a job, seen from the process that watches the workers of host `node`.
 
     The first host has the `lock` of the run folder.
     """
@@ -63,7 +63,7 @@ class Watched(Protocol):
         """The lock of the run folder."""
 
     def alarm(self) -> bool:
-        """Return whether another host has an alarm, or does not answer."""
+        """Return whether another host has an alarm or does not answer."""
 
     def all_done(self) -> bool:
         """Report the workers of this host as done; return whether all hosts have."""
@@ -146,9 +146,9 @@ class OneHost:
 
 
 class WatchedHosts:
-    """All hosts of a job, seen from whoever watches the workers of one of them, or of the only one.
+    """All hosts of a job (one or more), seen from the process that watches the workers of one.
 
-    `lock` tells node 0 whether the run folder still belongs to the run.
+    Node 0 asks `lock` whether the run folder still belongs to the run.
     """
 
     def __init__(self, everyone: AllHosts, attempt: int, lock: FolderCheck | None = None) -> None:
@@ -180,7 +180,7 @@ class WatchedHosts:
     def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
-        """Return node 0's verdict on all reports, or this host's own if node 0 does not answer."""
+        """Return node 0's verdict on all reports, or this host's if node 0 does not answer."""
         everyone = self._everyone
         everyone.say("alarm", True)
         states, oom = examine(), oom_killed()
@@ -240,7 +240,7 @@ class ManyHosts(WatchedHosts):
     def __init__(
         self, place: NodePlace, plan: Plan, told: str, run: Path, stop: StopRequest
     ) -> None:
-        """Meet the launchers of all other hosts, which must have been `told` the same.
+        """Meet the launchers of all other hosts; `told`, their instructions, must be the same.
 
         Raises: HostsError, Interrupted.
         """

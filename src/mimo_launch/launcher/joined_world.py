@@ -1,9 +1,10 @@
 """The ranks that torchrun or srun started: how they find each other, and what the first one says.
 
 Decides: the first rank looks at the run folder for all, and says whether there is anything to run
-and which ranks have the same watcher; its store listens only at MASTER_ADDR.
-Relies on: MASTER_ADDR and MASTER_PORT. Under torchrun the store of its agent is there, which tells
-the port of the first rank's own: torchrun starts ranks again beside all that earlier ones wrote.
+and which ranks share a watcher; its store listens only at MASTER_ADDR.
+Relies on: MASTER_ADDR and MASTER_PORT. Under torchrun, its agent has a store there, in which the
+first rank publishes the place of a store that it opens for each start: the agent's store keeps all
+keys of earlier starts.
 Leaves: the process group to `worker`, watching to `rank_watcher`.
 """
 
@@ -28,8 +29,8 @@ _PLACE, _TOLD, _HEARD, _WATCHER = "mimo/place", "mimo/told", "mimo/heard", "mimo
 class Beginning:
     """What all ranks learn when their run begins.
 
-    `attempt` counts the attempts of the run; each of the `hosts` has a watcher, which meet at
-    `port` of the first rank's host.
+    `attempt` counts the attempts of the run; each of the `hosts` has a watcher. The watchers meet
+    at `port` of the first rank's host.
     """
 
     attempt: int
@@ -63,7 +64,7 @@ class JoinedWorld:
         self._store = open_store(host, port, listener, timeout)
 
     def _beside(self, agent: Any, host: str) -> Any:
-        """Return a store of the first rank, which tells its place through that of torchrun."""
+        """Return the first rank's store; its place is published in torchrun's store, `agent`."""
         if self._joined.rank:
             return open_store(*self._place_told(agent, host), None, self._timeout)
         listener = listen_at(host, 0)
@@ -75,9 +76,10 @@ class JoinedWorld:
         return store
 
     def _place_told(self, agent: Any, host: str) -> tuple[str, int]:
-        """Return where the first rank's store is: one of an earlier start answers no more.
+        """Wait until the first rank's store answers, and return its address.
 
-        A service at MASTER_ADDR may pass on only the port of the agent.
+        The agent may still hold the place of an earlier start's store, which no longer answers. A
+        service at MASTER_ADDR may forward only the agent's port.
         """
         until = time.monotonic() + self._timeout
         while True:
@@ -101,7 +103,7 @@ class JoinedWorld:
         self._store.set(f"{_WATCHER}/{self._joined.rank}", me)
 
     def hosts(self) -> tuple[Host, ...]:
-        """Wait for all ranks, and return the hosts: one for each watcher, by their first ranks.
+        """Wait for all ranks, and return one host per watcher, ordered by their first ranks.
 
         Raises: RuntimeError if one does not come in time.
         """

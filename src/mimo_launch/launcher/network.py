@@ -1,6 +1,6 @@
 """Addresses: where launchers meet, and which interface workers use.
 
-Decides: workers use the interface from which the meeting point is reached.
+Decides: workers use the interface on the route to the meeting point.
 Relies on: the kernel's routes; IPv4 for the name of an interface.
 Leaves: connections to torch and gloo.
 """
@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import Any
 
 _SIOCGIFADDR = 0x8915
-# Connections waiting to be accepted: all workers of a large job may connect at once.
+# Connections waiting to be accepted: all workers of a large job may connect at the same time.
 _BACKLOG = 4096
 
 
@@ -33,11 +33,11 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the address of a host, and at no other.
+    """Return a socket that listens at the address of a host, and at no other if possible.
 
     Anyone who can write to a store can make workers connect to them and load their pickles. The
-    socket listens at all addresses only if others know the host by another address: where its own
-    name resolves to the loopback here, or the address belongs to a service in front of it.
+    socket listens at all addresses only if others know the host by another address: its name
+    resolves to the loopback here, or the address belongs to a service in front of the host.
 
     Raises: OSError.
     """
@@ -78,7 +78,7 @@ def local_address(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an address, or nothing."""
+    """Return the name of the interface that has an address, or ""."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -101,7 +101,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: float = 300) -> Any:
-    """Open a store of torch: serve it at `listener`, or without one, connect to a host and port.
+    """Open a torch store: serve it at `listener`, or without one, connect to a host and port.
 
     Raises: RuntimeError, also if nothing answers within `timeout_s` seconds.
     """
@@ -120,9 +120,9 @@ def open_store(host: str, port: int, listener: socket.socket | None, timeout_s: 
 class WorkerStore:
     """Where the workers of an attempt meet: a free port of a host.
 
-    The store answers only once it is served: its thread looks up the name of whoever connects, and
-    a worker that is forked meanwhile would inherit a locked lock of the C library, and wait for it
-    forever when it connects. Until then connections wait.
+    Connections wait until the store is served, after all workers are forked. Its thread looks up
+    the name of each client; a worker forked during a lookup would inherit a locked lock of the C
+    library, and hang on it when it connects.
     """
 
     def __init__(self, address: str) -> None:
@@ -132,7 +132,7 @@ class WorkerStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which workers find it."""
+        """The environment variables with which workers find the store."""
         found = {"MASTER_ADDR": self._address, "MASTER_PORT": str(self._port)}
         if self._address == "localhost":
             # By default gloo and NCCL take the interface of the host's name, or of the network.
@@ -141,7 +141,7 @@ class WorkerStore:
         return found
 
     def serve(self) -> None:
-        """Answer the workers, of which this process has forked all that it will."""
+        """Answer the workers; this process must have forked all of them."""
         self._served = open_store(self._address, self._port, self._listener)
 
     def close(self) -> None:

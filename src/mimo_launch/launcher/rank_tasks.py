@@ -1,9 +1,9 @@
 """The tasks of the ranks of a job, once each has its session: to train or to measure.
 
-Decides: what a run of each kind does and records; that a resumed run measures what is left of the
-steps that were asked for.
+Decides: what a run of each kind does and records; that a resumed run measures those requested steps
+that are still ahead.
 Relies on: `train`, imported where it is used: the launcher that makes a task needs no torch.
-Leaves: connecting, reporting errors and exiting to `worker`; the words of a user to `cli`.
+Leaves: connecting, reporting errors and exiting to `worker`; parsing options to `cli`.
 """
 
 import json
@@ -32,16 +32,16 @@ class NotWritten(Exception):
 
 
 class RankTask(Protocol):
-    """The work of a rank. It goes to workers with the job, so it must pickle.
+    """The work of a rank. Workers get it with the job, so it must pickle.
 
-    A `resumable` task continues after its newest checkpoint, others start again.
+    A `resumable` task continues from its newest checkpoint; others start again.
     """
 
     resumable: ClassVar[bool]
 
     @property
     def in_common(self) -> str:
-        """What the launchers of all hosts must have been told alike, or their ranks do not meet."""
+        """The options that must be equal on all hosts, or their ranks would wait forever."""
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Return the listeners with which rank 0 records events in the run folder."""
@@ -59,9 +59,9 @@ class RankTask(Protocol):
 class Training:
     """Run the steps of the spec, with metrics and checkpoints.
 
-    The steps of `profiled`, counted from 0, are measured, and the files written to `profile/` of
-    the run folder: timelines of all ranks, traces of those in `traced`, with `memory` also what
-    these allocate.
+    The steps in `profiled`, counted from 0, are measured. The folder `profile/` of the run gets
+    timelines of all ranks and traces of the ranks in `traced`; with `memory`, also the allocations
+    of the traced ranks.
     """
 
     resumable: ClassVar[bool] = True
@@ -178,7 +178,7 @@ class Calibrating(Benching):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Load the weights of a checkpoint, and write what the model makes of held-out samples."""
+    """Load the weights of a checkpoint, and write the model's outputs for held-out samples."""
 
     resumable: ClassVar[bool] = False
     checkpoint: Path

@@ -1,8 +1,9 @@
 """The watcher of the ranks that torchrun or srun started on this host: a process of its own.
 
-Decides: it watches ranks as a launcher does, by their process and their cells, and tells each the
-exit code of a failed run, the rank to blame first, so that the program that started them sees that
-one end first. It leaves with its ranks, and ends those that stay after a failure.
+Decides: it watches ranks as a launcher does, by their processes and their cells. After a failure it
+sends each rank the exit code, to the rank to blame first, so that the program that started the
+ranks sees that rank end first. It exits when its ranks have ended, and kills ranks that stay after
+a failure.
 Relies on: `watched_rank`, which starts it and connects to it; `watchdog` and `hosts`, as a launcher
 does.
 Leaves: showing a failure to `cli`, the ranks' part to `watched_rank`.
@@ -34,18 +35,18 @@ from mimo_launch.launcher.worker_logs import next_attempt, rank_folder
 from mimo_launch.launcher.worker_processes import ExitWatch
 from mimo_launch.train.run_state import STOP_SIGNALS
 
-# A rank that has connected says its number at once.
+# A rank sends its number as soon as it has connected.
 HELLO_SECONDS = 2.0
-# The rank to blame ends this much before the others.
+# The rank to blame has this long to end before the others get their exit code.
 FIRST_SECONDS = 0.5
-# Ranks that have heard their exit code are ended after this time.
+# Ranks that still run this long after they got their exit code are killed.
 END_SECONDS = 3.0
 MOST_BYTES = 1 << 20
 _STOPS = {number.name for number in STOP_SIGNALS}
 
 
 class RankWatcher:
-    """Watches the ranks that connect to `listener`; `show` tells the user of a failure."""
+    """Watches the ranks that connect to `listener`; `show` reports a failure to the user."""
 
     def __init__(
         self, listener: socket.socket, job: Job, show: Callable[[RunFailed], None]
@@ -90,7 +91,7 @@ class RankWatcher:
             hosts.close()
 
     def _gather(self) -> None:
-        """Let ranks connect until they know how the run begins, or one of them has ended."""
+        """Let ranks connect until the run begins, a rank fails, or all have left."""
         until = time.monotonic() + LOST_SECONDS
         while self._beginning is None and not self._watch.failed():
             self._look()
@@ -101,9 +102,9 @@ class RankWatcher:
             time.sleep(POLL_SECONDS)
 
     def _were_stopped(self) -> bool:
-        """Wait for the end of ranks as long as stop signals alone end them, and return if they did.
+        """Return whether stop signals ended all ranks; wait for the ranks that still run.
 
-        Before a run begins, such a signal comes from whoever started the ranks.
+        Before a run begins, such a signal comes from the program that started the ranks.
         """
         until = time.monotonic() + END_SECONDS
         while all(end.killed_by in _STOPS for end in self._exits.exits.values()):
@@ -116,7 +117,7 @@ class RankWatcher:
 
     def _look(self) -> None:
         """Let ranks connect, and read how the run begins."""
-        with suppress(OSError, ValueError):  # None is there, or one has left again.
+        with suppress(OSError, ValueError):  # No rank waits to connect, or one has left again.
             while True:
                 self._welcome(self._listener.accept()[0])
         for rank in self._ranks.values() if self._beginning is None else ():
@@ -126,16 +127,16 @@ class RankWatcher:
                     return
 
     def _welcome(self, rank: socket.socket) -> None:
-        """Take a rank in, and send it the cells; its pid comes from the kernel."""
+        """Accept a rank, whose pid comes from the kernel, and send it the cells."""
         rank.settimeout(HELLO_SECONDS)
         pid, user = peer_of(rank)
         if user != os.getuid():  # Anyone may connect.
             rank.close()
             return
         number = int(rank.recv(MOST_BYTES))
-        rank.setblocking(False)  # From now on: a timeout would hold up every look.
+        rank.setblocking(False)  # A timeout would delay every later look.
         if number in self._ranks:
-            return  # It has had no answer in time, and goes on alone.
+            return  # The rank got no answer in time, and goes on without a watcher.
         self._exits.add(number, pid)
         folder = rank_folder(self._job.run, next_attempt(self._job.run), number)
         self._watch.workers.append(
@@ -146,14 +147,14 @@ class RankWatcher:
         socket.send_fds(rank, [said], [self._file])
 
     def _port(self) -> int:
-        """Return the port at which the watchers of all hosts meet here; 0 if there is none."""
+        """Open the port here at which the watchers of all hosts meet; return 0 if that fails."""
         with suppress(OSError):
             self._meeting = listen_at(os.environ["MASTER_ADDR"], 0)
             return int(self._meeting.getsockname()[1])
         return 0
 
     def _begin(self, beginning: Beginning) -> None:
-        """From now on, the ranks write to the folders of their attempt, and must make progress."""
+        """Note that ranks write to the folders of their attempt and must make progress from now."""
         self._beginning = beginning
         self._watch.workers[:] = [
             replace(worker, folder=rank_folder(self._job.run, beginning.attempt, worker.rank))
@@ -162,7 +163,7 @@ class RankWatcher:
         self._watch.on_gpus = self._job.device != "cpu" and torch.cuda.is_available()
 
     def _hosts(self) -> "_KnownHosts":
-        """Return the hosts of the job; before the run has begun, this one alone is known."""
+        """Return the hosts of the job; before the run has begun, only this one is known."""
         began = self._beginning or Beginning(
             next_attempt(self._job.run),
             (Host(node=0, name=socket.gethostname(), ranks=tuple(sorted(self._ranks))),),
@@ -175,7 +176,7 @@ class RankWatcher:
         return everyone
 
     def _store(self, began: Beginning, node: int) -> Any:
-        """Return the store at which watchers meet, unless this one is alone or cannot reach it."""
+        """Return the store where watchers meet; None if this one is alone or cannot reach it."""
         if len(began.hosts) == 1 or not began.port:
             return None
         with suppress(RuntimeError):
@@ -187,7 +188,8 @@ class RankWatcher:
     def _is_over(self, everyone: AllHosts) -> bool:
         """Return whether to leave without a verdict.
 
-        The ranks were told to end at once, or they are done and other hosts do not follow in time.
+        A second signal ended the ranks, or they are done and other hosts, if any, are late or
+        silent.
         """
         self._look()
         if not self._watch.done():
@@ -197,13 +199,13 @@ class RankWatcher:
         return not waits or bool(everyone.silent)
 
     def _end(self, failed: RunFailed) -> None:
-        """Tell the ranks their exit code, and end those that stay."""
+        """Send the ranks their exit code, the blamed one first, and kill ranks that stay."""
         blamed = [failed.failure.verdict.rank]
         self._tell(failed.code, blamed, FIRST_SECONDS)
         self._tell(failed.code, self._ranks, END_SECONDS)
 
     def _tell(self, code: int, ranks: Collection[int], seconds: float) -> None:
-        """Tell ranks of this host their exit code, wait for their end, and end the rest."""
+        """Send ranks of this host their exit code, wait for their end, and kill the rest."""
         here = [rank for rank in ranks if rank in self._ranks and rank not in self._exits.exits]
         for rank in here:
             with suppress(OSError):
@@ -218,7 +220,7 @@ class RankWatcher:
 
 
 class _KnownHosts(AllHosts):
-    """All hosts of an attempt, which ranks know; without a `store`, only this one can be heard."""
+    """All hosts of an attempt, as the first rank named them; without a `store`, only this one."""
 
     def __init__(self, began: Beginning, node: int, store: Any) -> None:
         self.attempt = began.attempt
@@ -235,14 +237,14 @@ class _KnownHosts(AllHosts):
 
 
 class _FolderOfFirstRank:
-    """What the first rank, which holds the lock, says of the run folder."""
+    """What the first rank, which holds the lock, reports about the run folder."""
 
     def __init__(self, cells: HostCells) -> None:
         self._cells = cells
 
     @property
     def lost(self) -> str:
-        """What happened to the folder, or nothing."""
+        """What happened to the folder, or ""."""
         return self._cells.message(0).partition(f"{FolderLost.__name__}: ")[2]
 
     def stopping(self) -> None:

@@ -1,16 +1,15 @@
-"""The folder of one run: its spec, its plan, what happened, and how the run stands.
+"""The folder of one run: its spec, its plan, its records, and the status of the run.
 
 Decides: names of files; that a run resumes in its folder if it holds a complete checkpoint, and
 that the folder of another run is moved aside, never overwritten; that the old spec and plan stay
 in place until a resumed run has loaded its state; what running, done, failed, interrupted and
 unknown mean; which folders are runs.
-Relies on: `checkpoint.folder` to tell which checkpoints are complete; `run_lock`, so that only one
-launcher at a time uses the folder, and for whether one is there; `train.history` for steps; no
-torch.
-Leaves: writing metrics to `train.metrics_file`, worker logs to `worker_logs`, showing how a run
-stands to `cli`.
+Relies on: `checkpoint.folder` for which checkpoints are complete; `run_lock`, so that only one
+launcher at a time uses the folder, and for whether one does; `train.history` for steps; no torch.
+Leaves: writing metrics to `train.metrics_file`, worker logs to `worker_logs`, showing the status to
+`cli`.
 
-A folder may lie on a file system that other hosts write to.
+A folder may be on a file system that other hosts write to.
 """
 
 import math
@@ -47,7 +46,7 @@ class NothingToResume(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint and the number of steps before it."""
+    """A complete checkpoint and the number of steps done when it was saved."""
 
     step: int
     path: Path
@@ -67,7 +66,7 @@ class RunFolder:
     saved: ResumePoint | None = None
 
     def write(self) -> None:
-        """Write the files that describe the run; older, different ones are kept under other names.
+        """Write the files that describe the run; rename old ones with different contents.
 
         Raises: OSError.
         """
@@ -81,7 +80,7 @@ class RunFolder:
 def newest_checkpoint(run: Path) -> ResumePoint | None:
     """Return the newest complete checkpoint of a run, to say where it would resume.
 
-    Contents are not read, only the sizes of files: a rank may pass it over (see
+    This checks the sizes of files, not their contents: a rank may still reject the checkpoint (see
     `checkpoint.loading.newest_usable`). Commands that read weights use
     `checkpoint.index.open_checkpoint`.
     """
@@ -106,7 +105,7 @@ def damages(run: Path) -> list[str]:
 
 
 def resume_point(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint | None:
-    """Return the checkpoint from which a run would resume, if any; `resume` None means if possible.
+    """Return the checkpoint to resume from, if any; `resume` None means resume if possible.
 
     Raises: NothingToResume if it must resume and cannot, or if all its checkpoints are damaged.
     """
@@ -135,12 +134,12 @@ def open_run_folder(
 
     An earlier run that is not resumed is moved to `NAME.1`, `NAME.2`, and so on. A resumed run must
     call `RunFolder.write` once it has its state; that keeps a different spec and plan as
-    `spec.1.yaml` and `plan.1.json`. While another launcher ends, `say` tells why this one waits,
-    and `stop` ends the wait.
+    `spec.1.yaml` and `plan.1.json`. While another launcher ends, `say` gets the reason for the
+    wait, and `stop` ends it.
 
     Raises: NothingToResume; RunInUse; Interrupted; OSError if the folder cannot be written.
     """
-    # First, so that a run that cannot start leaves nothing behind.
+    # Check this first, so that a run that cannot start leaves no files.
     resume_point(root, spec, resume=resume)
     path, moved = root / spec.name, None
     lock = lock_run(path, say, stop)
@@ -169,9 +168,10 @@ def _unused(folder: Path, stem: str, suffix: str) -> Path:
 
 
 class State(StrEnum):
-    """How a run stands; a failed one left a report, or its launcher ended without a word.
+    """The state of a run.
 
-    That of one whose lock cannot be read is unknown.
+    A failed run left a report, or its launcher ended without one. The state is unknown if the lock
+    cannot be read.
     """
 
     RUNNING = "running"
@@ -183,10 +183,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """How a run stands: its last step, of how many, and the seconds since it was last heard of.
+    """The status of a run: state, last step, number of steps, seconds since its last sign of life.
 
-    `why` says how a run failed, or why its state is unknown. Steps are None if the spec cannot be
-    read.
+    `why` says how a run failed, or why its state is unknown. The number of steps is None if the
+    spec cannot be read.
     """
 
     run: Path
@@ -200,18 +200,18 @@ class RunStatus:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is one of a run of `train`."""
-    # Not those of `Path`, which raise an error for a link to itself.
+    # `Path.is_file` raises an error for a link to itself.
     return all(os.path.isfile(folder / name) for name in (SPEC, PLAN))
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder, the one that was last heard of first."""
+    """Return the runs in a folder, the one with the latest sign of life first."""
     found = [each for each in folder.iterdir() if is_run(each)]
     return sorted(found, key=_heard_of, reverse=True)
 
 
 def status_of(run: Path) -> RunStatus:
-    """Return how a run stands."""
+    """Return the status of a run."""
     spec = load_spec(run / SPEC).spec
     steps = None if spec is None else spec.train.steps
     numbers, losses = _losses(run)
@@ -246,7 +246,7 @@ def _state(run: Path, *, done: bool) -> tuple[State, str]:
 
 def has_failed(run: Path) -> bool:
     """Return whether the last attempt of a run left a report of a failure."""
-    # The report of an earlier attempt is older than the steps after it.
+    # The report of an earlier attempt is older than the steps of later attempts.
     return os.path.isfile(run / FAILURE) and _changed(run / FAILURE) >= _changed(run / METRICS)
 
 
@@ -259,12 +259,12 @@ def _losses(run: Path) -> Curve:
 
 
 def _heard_of(run: Path) -> float:
-    """Return the time of the newest sign of a run."""
+    """Return the time of a run's latest sign of life."""
     return max(_changed(run / name) for name in (METRICS, FAILURE, SPEC))
 
 
 def _changed(file: Path) -> float:
-    """Return when a file was changed; 0 if there is none that can be read."""
+    """Return when a file was changed; 0 if it is missing or cannot be read."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -1,10 +1,10 @@
 """The owner of a run folder: a locked file in the folder names the launcher that locked it.
 
-Decides: the kernel's lock (flock) decides where it works. The file system may not carry locks to
-other machines, so a record from another machine counts as long as its owner touches the file. A
+Decides: the kernel's lock (flock) decides where it works. The file system may not pass locks on to
+other machines, so a record from another machine is valid as long as its owner touches the file. A
 launcher waits for a run that is being stopped; any other run that owns the folder is an error.
 Relies on: /proc for the identity of a machine.
-Leaves: what a run keeps in its folder to `run_folder`.
+Leaves: the other files of the folder to `run_folder`.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ BEAT_SECONDS = 2.0
 # Several beats: an owner on a busy machine may be late.
 SILENT_SECONDS = 15.0
 POLL_SECONDS = 0.25
-# `is_in_use` holds the lock for a moment.
+# How long to retry: `is_in_use` holds the lock for a moment.
 LOOK_SECONDS = 0.2
 _MOST_BYTES = 1 << 16
 
 
 class RunInUse(Exception):
-    """Another launcher owns the run folder; the message says which, and what to do."""
+    """Another launcher owns the run folder; the message names it and the remedy."""
 
 
 class FolderLost(Exception):
@@ -73,7 +73,7 @@ def _machine() -> str:
 class RunLock:
     """The lock of a run folder, held until it is closed or this process ends.
 
-    `lost` is empty as long as the folder belongs to this run, and then says what happened to it.
+    `lost` is empty while the folder belongs to this run, and later says what happened to it.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -107,7 +107,7 @@ class RunLock:
         return self.lost
 
     def stopping(self) -> None:
-        """Record that this run was asked to end, so that a launcher that wants the folder waits."""
+        """Record that this run was asked to end, so that the next launcher waits for the folder."""
         if not self._owner.stopping:
             self._owner = replace(self._owner, stopping=True)
             with suppress(OSError):
@@ -130,7 +130,7 @@ class RunLock:
             self.forget()
 
     def forget(self) -> None:
-        """Release without touching the file, as a forked process must: it holds the lock too."""
+        """Close the file but do not touch it, as a forked process must: it holds the lock, too."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 
@@ -166,9 +166,9 @@ os.register_at_fork(after_in_child=_forget_all)
 def is_in_use(run: Path) -> bool | None:
     """Return whether a launcher uses a run folder; None if one ended without releasing it.
 
-    The kernel's lock decides if it is held, or if its owner was on this machine; a process number
-    says nothing, as it may be of another namespace, or given again. Otherwise the time since the
-    owner's last sign decides. Raises: OSError if the lock cannot be read.
+    The kernel's lock decides if it is held, or if its owner was on this machine. (A process number
+    proves nothing: it may belong to another namespace, or be reused.) Otherwise the time since the
+    owner's last sign of life decides. Raises: OSError if the lock cannot be read.
     """
     try:
         # Without O_NONBLOCK, a FIFO of that name would block.
@@ -190,7 +190,7 @@ def is_in_use(run: Path) -> bool | None:
 
 
 def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = None) -> RunLock:
-    """Lock a run folder, creating it if it is missing; a stop signal ends the wait for it.
+    """Lock a run folder and create it if it is missing; a stop signal ends the wait.
 
     Raises: RunInUse; Interrupted; OSError if the folder cannot be written.
     """
@@ -221,7 +221,7 @@ def lock_run(run: Path, say: Callable[[str], None], stop: StopRequest | None = N
 
 
 def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
-    """Return the lock, or its owner if known."""
+    """Return the lock, or else its owner; None if the owner is unknown."""
     run.mkdir(parents=True, exist_ok=True)
     path, lock = run / LOCK, None
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -236,11 +236,11 @@ def _try(run: Path, wait: Callable[[str], None]) -> RunLock | Owner | None:
             return owner
         lock = RunLock(path, fd)
     except FileNotFoundError:
-        return _try(run, wait)  # Its owner deleted it and left after it was opened here.
+        return _try(run, wait)  # The owner deleted the file after we opened it.
     finally:
         if lock is None:
             os.close(fd)
-    if lock.check():  # As above, a moment later.
+    if lock.check():  # The owner deleted the file a moment later.
         lock.close()
         return _try(run, wait)
     return lock

@@ -1,7 +1,7 @@
 """Runs functions on several ranks of this machine and returns what each rank returned.
 
 Decides: fork with a file rendezvous and one pipe per rank; the first failing rank is the error.
-Relies on: a parent that has not started threads of torch's own (one thread per rank) and has not
+Relies on: a parent that has not started torch's threads (one thread per rank) and has not
 initialised CUDA (see docs/adr/0016-fork-before-cuda.md).
 Leaves: long training runs to `start_workers`, where torch elastic watches the workers.
 """
@@ -33,7 +33,7 @@ from mimo_launch.launcher.forking import prepare_forks
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
-# The default group times out this much later than the job, so that the parent gives up first.
+# The default group times out this much after the job, so that the parent gives up first.
 MARGIN_SECONDS = 5
 
 
@@ -60,21 +60,21 @@ def run_ranks(
 ) -> list[Any]:
     """Call `function(*args)` on every rank of a new world and return the results by rank.
 
-    On `cuda` each rank has a GPU of its own as current device, and NCCL carries its tensors. Fork
+    On `cuda` the current device of each rank is a separate GPU, and NCCL carries tensors. Fork
     passes on the function and its arguments; only results must pickle.
 
-    Raises: RankError that names the first rank that raised, died or hung, with its traceback; the
-    others are killed.
+    Raises: RankError with the first rank that raised, died or hung, and its traceback; the others
+    are killed.
     """
     with Ranks(world_size, device=device) as ranks:
         return ranks.run(function, *args, timeout_s=timeout_s)
 
 
 class Ranks:
-    """Ranks that serve several jobs, each job in a default process group of its own.
+    """Ranks that serve several jobs, each in a new default process group.
 
-    Starting processes and CUDA takes seconds, a job on running ranks a fraction of one. After an
-    error all ranks are killed; the next job starts new ones.
+    Starting processes and CUDA takes seconds, a job on running ranks a fraction of a second. After
+    an error all ranks are killed; the next job starts new ones.
     """
 
     def __init__(self, world_size: int, *, device: RankDevice = "cpu") -> None:
@@ -190,11 +190,12 @@ def _rank_main(
 ) -> None:
     """Run jobs as one rank until the parent closes the pipe; exit without interpreter shutdown."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # Only the answer of a command goes to stdout.
-    for end in inherited:  # Otherwise the pipes of a dead parent would stay open.
+    os.dup2(2, 1)  # Only the command's answer goes to stdout.
+    for end in inherited:  # Otherwise the pipes would stay open when the parent dies.
         end.close()
-    # In a forked child, the first parallel call of torch replaces the thread pool. Two threads must
-    # not do that at once: the backward's threads, one per GPU, abort with "Invalid thread pool".
+    # In a forked child, the first parallel call of torch replaces the thread pool. Do it here: if
+    # the backward's threads, one per GPU, do it concurrently, they abort with "Invalid thread
+    # pool".
     torch.set_num_threads(1)
     is_first = True
     with _stack_file(job.store.parent, rank).open("w") as stack:
@@ -204,15 +205,15 @@ def _rank_main(
             if is_first:
                 result = _run_job(rank, world_size, device, job)
             else:
-                # In a new thread: torch caches, per thread, what operations on DTensors return, and
-                # treats meshes over equal ranks as equal. So the results of this job would hold the
-                # meshes, and the groups, of an earlier one.
+                # Use a new thread: torch caches results of DTensor operations per thread, and
+                # treats meshes over equal ranks as equal. Otherwise results of this job would refer
+                # to the meshes and groups of an earlier one.
                 with ThreadPoolExecutor(1) as thread:
                     result = thread.submit(_run_job, rank, world_size, device, job).result()
             is_first = False
             faulthandler.cancel_dump_traceback_later()
             try:
-                # Not the pickle of torch, whose handles of tensors die with this process.
+                # Torch's pickle would send tensor handles, which die with this process.
                 pipe.send_bytes(pickle.dumps(result))
                 job = pickle.loads(pipe.recv_bytes())
             except (EOFError, ConnectionResetError, BrokenPipeError):

@@ -1,8 +1,8 @@
 """The cells of shared memory in which workers note their progress and learn when to stop.
 
 Decides: two common cells, followed by one block per worker: its integers, and the bytes of a
-message; the memory has no name in the file system, so nothing is left behind even when the launcher
-is killed. Workers inherit the memory, or map the file in memory that they are sent.
+message; the memory has no name in the file system, so nothing remains even when the launcher is
+killed. Workers inherit the memory, or map the memory file that they receive.
 Relies on: `runtime.progress` for the cells of a worker.
 Leaves: the meaning of the cells to `watchdog` and `verdict`.
 """
@@ -15,11 +15,11 @@ from typing import cast
 
 from mimo_launch.runtime.progress import Cause, Cell, Phase, Progress
 
-# The cells that all workers share: the signal after which to stop, and whether another came. The
-# blocks of the workers follow.
+# The cells that all workers share: the signal that asks them to stop, and whether a second came.
+# The blocks of the workers follow.
 _STOP, _AT_ONCE = 0, 1
 _COMMON = 2
-# For the message of an error where no file can be written; whole cells.
+# Room for an error message where no file can be written; a multiple of the cell size.
 _MESSAGE_BYTES = 1000
 _BLOCK = len(Cell) + _MESSAGE_BYTES // 8
 
@@ -39,10 +39,10 @@ class WorkerProgress:
 
 
 class HostCells:
-    """The cells of all workers of one host, by their place in them.
+    """The cells of all workers of one host, by place.
 
-    They lie in `file`, a descriptor of an empty file in memory, if processes need them that this
-    one has not forked.
+    They are in `file`, the descriptor of an empty memory file, if processes need them that this one
+    has not forked.
     """
 
     def __init__(self, num_workers: int, file: int = -1) -> None:
@@ -63,7 +63,7 @@ class HostCells:
 
     @property
     def asked_to_end(self) -> bool:
-        """Whether a second signal told a worker to end at once."""
+        """Whether a second signal made a worker end immediately."""
         return bool(self._cells[_AT_ONCE])
 
     def read(self, place: int) -> WorkerProgress:
@@ -102,7 +102,7 @@ class WorkerCells:
     def say(self, message: str) -> None:
         """Store the beginning of a message."""
         said = message.encode(errors="backslashreplace")[:_MESSAGE_BYTES]
-        # Padded, so that nothing of an earlier message is left.
+        # Pad the message to overwrite an earlier one.
         self._message[:] = said.ljust(_MESSAGE_BYTES, b"\0")
 
     def stop(self) -> int:
@@ -110,7 +110,7 @@ class WorkerCells:
         return self._common[_STOP]
 
     def note_signal(self, number: int, at_once: bool) -> None:
-        """Note that a signal came to this worker, which others had started."""
+        """Note a signal to this worker, which torchrun or srun started."""
         self._common[_STOP] = number
         if at_once:
             self._common[_AT_ONCE] = True

@@ -1,6 +1,6 @@
-"""Signals: the first asks a run to stop after its step, the second ends it at once.
+"""Signals: the first asks a run to stop after its step, the second ends it immediately.
 
-Decides: what the launcher, its workers and ranks started by others do with SIGINT, SIGTERM and
+Decides: how the launcher, its workers and ranks of torchrun or srun handle SIGINT, SIGTERM and
 SIGHUP.
 Relies on: `train.loop`, where all ranks agree on the step after which they stop.
 Leaves: killing workers to `start_workers`.
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Interrupted(Exception):
-    """A second signal ended the run at once; no worker is left."""
+    """A signal ended the run immediately; no worker is left."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -55,15 +55,15 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # When a terminal closes, kernel and shell both send SIGHUP: that is no second request.
+        # When a terminal closes, kernel and shell both send SIGHUP: do not count the second.
         self.at_once = self.at_once or (bool(self.signal) and number != signal.SIGHUP)
         self.signal = self.signal or number
 
 
 class JoinedStop:
-    """A stop request in a rank that something else started; a second signal ends the process.
+    """A stop request in a rank of torchrun or srun; a second signal ends the process.
 
-    `tell` hears of the first signal, and of the second one with True.
+    `tell` is called with the first signal and False, then with the second one and True.
     """
 
     def __init__(self, tell: Callable[[int, bool], None] = lambda number, at_once: None) -> None:
@@ -107,4 +107,4 @@ def leave_signals_to(launcher: int) -> None:
     # torch asks for SIGINT instead, which is ignored here; a blocked worker would not see it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
-        os._exit(1)  # The launcher died before this call.
+        os._exit(1)  # The launcher died before the call of prctl.

@@ -1,7 +1,7 @@
 """Starts the workers of one host through torch elastic, and supervises one attempt.
 
 Decides: fork from a parent that has imported what workers need (8 ranks start in about a second)
-and has not initialised CUDA; one pipe for the events of rank 0; when workers are killed.
+and has not initialised CUDA; one pipe for the events of rank 0; when to kill workers.
 Relies on: torch elastic to start processes and redirect their output; `watchdog` to observe them;
 `hosts` for the other machines of the job.
 Leaves: the work of a worker to `worker`, showing events and failures to `cli`.
@@ -48,10 +48,10 @@ KILL_SECONDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audience:
-    """The receivers of what happens in an attempt.
+    """The receivers of an attempt's events and output.
 
-    The listener that entering `screen` returns gets the events of rank 0. `note` gets remarks and
-    what the shown ranks write to stderr, `printed` what they write to stdout.
+    Entering `screen` returns the listener for the events of rank 0. `note` gets remarks and the
+    stderr of the shown ranks, `printed` their stdout.
     """
 
     screen: AbstractContextManager[Listener]
@@ -74,7 +74,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     with ExitStack() as outputs, _workers(job, hosts, rendezvous, cells, writer) as watch:
         # Only rank 0 holds the other end now, so the pipe ends when rank 0 does.
         writer.close()
-        # Only now: workers would inherit the locks that a drawing thread holds.
+        # Start drawing after the fork: workers would inherit the locks of the drawing thread.
         pump = Pump(reader, outputs.enter_context(audience.screen))
         pump.start()
         outputs.callback(pump.join, timeout=KILL_SECONDS)
@@ -102,14 +102,14 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
 
 
 class _Waiting:
-    """Tells what the slowest ranks of this host are doing, until the first step has ended."""
+    """Reports what the slowest ranks of this host are doing, until the first step has ended."""
 
     def __init__(self, cells: HostCells, hosts: Hosts, tell: Listener) -> None:
         self._cells, self._ranks, self._tell = cells, list(hosts.ranks), tell
         self._said, self._first_step, self._ended = "", 0, False
 
     def look(self) -> None:
-        """Tell it if it has changed."""
+        """Report it if it has changed."""
         if self._ended:
             return
         found = [self._cells.read(local_rank) for local_rank in range(len(self._ranks))]
@@ -156,7 +156,7 @@ def _obey(stop: StopRequest, cells: HostCells, hosts: Hosts, note: Callable[[str
 def _workers(
     job: Job, hosts: Hosts, rendezvous: Rendezvous, cells: HostCells, events: Connection
 ) -> Iterator[WorkerWatch]:
-    """Start the workers; at the end, kill those that are left and all that they started."""
+    """Start the workers; on exit, kill those that are left and all processes they started."""
     recorder = Recorder(job.run, rendezvous.attempt) if job.device == "cuda" else None
     context = None
     adopt_orphans()
@@ -164,7 +164,7 @@ def _workers(
     try:
         context = _start(job, hosts, rendezvous, cells, events, recorder)
         if rendezvous.store is not None:
-            rendezvous.store.serve()  # Not before: the thread of a store survives no fork.
+            rendezvous.store.serve()  # After the fork, which the store's thread would not survive.
         pids = context.pids()
         workers = tuple(
             LocalWorker(
@@ -181,7 +181,7 @@ def _workers(
                 cells, workers, exits, host=hosts.node, timeout=timeout, recorder=recorder
             )
     finally:
-        # No softer signal: a worker that is stopped or blocked outside of Python would not see it.
+        # A worker that is stopped, or blocked outside Python, would not see a softer signal.
         if context is not None:
             context.close(signal.SIGKILL, timeout=KILL_SECONDS)
         end_orphans(before)
@@ -201,7 +201,7 @@ def _start(
 
     from mimo_launch.launcher.worker import worker_main
 
-    # It would log a traceback of its own for each failure, and handle signals itself.
+    # Keep torch elastic from logging a traceback for each failure and from handling signals.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     settings = {}

@@ -1,8 +1,8 @@
 """Processes that torchrun or srun started: their part in the job.
 
-Decides: RANK and WORLD_SIZE together mean a rank, as torchrun sets them. Under srun, one task per
-rank joins as that rank, one task per host acts as that host's launcher; they meet at the first host
-of the list, at a port made from the job's number.
+Decides: RANK and WORLD_SIZE together, as torchrun sets them, mean a rank. Under srun, one task per
+rank joins as that rank, or one task per host is that host's launcher; they meet at the first host
+of the list, at a port computed from the job's number.
 Relies on: the environment of torchrun, or of a step of srun (SLURM_STEP_*), not of the batch script
 around it.
 Leaves: how ranks find each other to `joined_world`, launchers of several hosts to
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 _UNSET = (
     "torchrun sets them all; to start workers here, unset RANK and WORLD_SIZE, or give --nnodes"
 )
-# Below the ports that the kernel hands out.
+# Below the ports that the kernel assigns.
 _FIRST_PORT, _NUM_PORTS = 15000, 15000
 
 
@@ -31,7 +31,7 @@ class WrongTasks(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """This process is a rank that something else started."""
+    """This process is a rank that torchrun or srun started."""
 
     rank: int
     world_size: int
@@ -84,7 +84,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def slurm_place(task: Task, world_size: int) -> Joined | NodePlace | None:
-    """Return the part of a task in a job of `world_size` ranks; None means a lone launcher.
+    """Return the role of a task in a job of `world_size` ranks; None means a lone launcher.
 
     Raises: WrongTasks.
     """

@@ -2,7 +2,7 @@
 
 Decides: errors that a lost or late peer explains count only if no rank failed otherwise; of the
 other failures the earliest counts. Without any failure, the rank that the others wait for is to
-blame. Also what launchers of several hosts tell each other about a failure, and its wire format.
+blame. Also what launchers of several hosts send each other about a failure, and its wire format.
 Relies on: its arguments only; no process, no clock.
 Leaves: collecting the facts to `watchdog` and `hosts`, words to `failure_report`.
 """
@@ -22,12 +22,12 @@ from mimo_launch.runtime.progress import Cause, Phase
 class RankState:
     """What is known of one rank when a run has to end. Times are seconds since the epoch.
 
-    `error_time` is when it reported an error, 0 if it has not. `process` is the kernel's letter for
-    its state, empty if it has ended. `size` is the length of its program. `gpu` says that it works
-    on a GPU, which its host runs ahead of. `deaf` is how many seconds no thread of it got the
-    interpreter, or 0 if that is normal. `moved_lately` says that it gave signs of work within the
-    timeout: it is blamed all the same if a peer waited too long for it, or if the run was asked to
-    stop and its step does not end.
+    `error_time` is when it reported an error, or 0. `process` is the kernel's letter for the state
+    of its process, empty if it has ended. `size` is the length of its program. `gpu` says that it
+    uses a GPU, so its host may be ahead of the device. `deaf` is how many seconds none of its
+    threads got the interpreter, or 0 if that is normal. `moved_lately` says that it showed signs of
+    work within the timeout; it is still to blame if a peer waited too long for it, or if the run
+    was asked to stop and its step does not end.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class FailureKind(StrEnum):
     FROZEN = "frozen"
 
 
-# A host or a network that failed, or a job that was suspended: the run is not at fault.
+# The cause is outside the run: a host or network failed, or the job was suspended.
 _OUTSIDE = (FailureKind.ABSENT, FailureKind.LOST, FailureKind.FROZEN)
 
 
@@ -112,10 +112,10 @@ class Verdict:
 def judge(
     states: Sequence[RankState], absent: Sequence[int] = (), *, frozen: bool = False
 ) -> Verdict:
-    """Return the verdict on ranks of which one failed, or all have stood still for too long.
+    """Return the verdict on ranks after one failed, or none made progress for too long.
 
-    `absent` are ranks whose host does not answer; `frozen` says that the whole job stood still long
-    enough for every wait to time out.
+    `absent` are ranks on hosts that do not answer; `frozen` says that the whole job stood still
+    long enough for every wait to time out.
     """
     own = [s for s in states if s.failed_at and not s.blames_others]
     if own:
@@ -130,13 +130,13 @@ def judge(
 
 
 def _awaited(states: Sequence[RankState]) -> Verdict:
-    """Return the verdict on ranks that at most waited for others in vain."""
+    """Return the verdict when no rank failed on its own: ranks only wait or lost a peer."""
     running = [s for s in states if not s.error_time and s.phase is not Phase.FINISHED]
     stopped = [s for s in states if not s.error_time and s.stopped]
     deaf = [s for s in running if s.deaf]
     if stopped:
         return Verdict(_furthest_behind(stopped).rank, FailureKind.STOPPED)
-    if deaf:  # The longest, as on a busy machine others may seem deaf for a moment.
+    if deaf:  # Take the longest: on a busy machine others may seem deaf for a moment.
         return Verdict(max(deaf, key=lambda s: (s.deaf, -s.rank)).rank, FailureKind.STUCK)
     lost = [s for s in states if s.cause is Cause.LOST]
     late = [s for s in states if s.cause is Cause.TIMEOUT]
@@ -208,10 +208,10 @@ class Failure:
 
     @property
     def code(self) -> ExitCode:
-        """The exit code: ELSEWHERE if something outside of the run ended it."""
+        """The exit code: ELSEWHERE if something outside the run ended it."""
         blamed, kind = self.of(self.verdict.rank), self.verdict.kind
         end = None if blamed is None else blamed.end
-        # A process without a word and a status was most likely killed, too.
+        # A process that ended without an error or a status was most likely killed, too.
         killed = end is not None and (end.killed_by == "SIGKILL" or end.status is None)
         was_killed = kind is FailureKind.DIED and killed
         outside = kind in _OUTSIDE or (was_killed and not self.around.oom_killed)
@@ -223,10 +223,10 @@ class Failure:
 
 
 class RunFailed(Exception):
-    """An attempt failed; `failure` has all that is known of it.
+    """An attempt failed; `failure` has everything known about it.
 
     On hosts other than node 0, `failure` is what that host knows, and `told` is node 0's verdict in
-    words; the exit `code` is node 0's, too.
+    words; the exit `code` also comes from node 0.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ def diagnose(
     absent: tuple[Host, ...] = (),
     around: Circumstances | None = None,
 ) -> Failure:
-    """Judge the ranks of all hosts that answered, unless the run folder is lost."""
+    """Judge the ranks of all hosts that answered; a lost run folder overrides their verdict."""
     programs, around = plan.training, around or Circumstances()
     known = tuple(
         replace(state, size=len(programs[state.rank]))

@@ -1,9 +1,9 @@
-"""Watches the workers of this host, whoever started them, and examines them if something is wrong.
+"""Watches the workers of this host, and examines them if something is wrong.
 
-Decides: what is an alarm: a worker that ended or failed, or `timeout` seconds in which no worker
-made progress. Only seconds in which this process ran count: what stops the whole job is no rank's
-fault. Progress is what workers write into their cells; a thread that says "alive" would go on doing
-so in a hung process. In a run that was asked to stop, signs of work within a phase do not count as
+Decides: when to raise an alarm: a worker ended or failed, or no worker made progress for `timeout`
+seconds. Only seconds in which this process ran count: no rank is to blame if the whole job stops.
+Progress is what workers write into their cells; a thread that reports "alive" would continue in a
+hung process. In a run that was asked to stop, signs of work within a phase do not count as
 progress, except while it saves.
 Relies on: `shared_progress`, `worker_processes`, and the files that workers write to; `hosts` for
 the other machines of the job.
@@ -30,12 +30,11 @@ from mimo_launch.launcher.worker_processes import (
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
 
-# Failures come in groups; a look a moment later shows more of them.
+# Failures come in groups; a moment later more of them are visible.
 SETTLE_SECONDS = 0.2
-# A process that is killed closes its connections first. With memory on a GPU it takes seconds more
-# to end.
+# A killed process closes its connections first. With memory on a GPU it takes seconds more to end.
 ENDING_SECONDS = 3.0
-# The longest time between two looks of a running process; in the rest, this process stood still.
+# The longest time between two looks of a running process; if it was longer, the process was frozen.
 SEEN_SECONDS = 1.0
 POLL_SECONDS = 0.05
 # A worker is deaf if its threads get no interpreter for this long, or for the timeout if shorter.
@@ -44,7 +43,7 @@ DEAF_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWorker:
-    """One worker of this host: rank, process, folder of logs; its cells are at `local_rank`."""
+    """One worker of this host: rank, process, log folder; its cells are at `local_rank`."""
 
     rank: int
     local_rank: int
@@ -53,7 +52,7 @@ class LocalWorker:
 
 
 class WorkerWatch:
-    """The workers of one host, to which more may come.
+    """The workers of one host; more may be added.
 
     `timeout` is in seconds. Workers `on_gpus` may have a `recorder`.
     """
@@ -74,14 +73,14 @@ class WorkerWatch:
         self.on_gpus = on_gpus or recorder is not None
         self._looked = time.monotonic()
         self._signs = self._read_signs()
-        # How long no worker has made progress; when this process last stood still, and how long.
+        # How long no worker has made progress; when this process was last frozen, and how long.
         self._still = 0.0
         self._froze, self._frozen = 0.0, 0.0
 
     def alarm(self) -> bool:
         """Return whether a worker failed, or all have stood still for too long."""
         self.look()
-        # A worker that has finished must leave, too.
+        # A finished worker must exit, too.
         running = any(self._end(worker) is None for worker in self.workers)
         return self.failed() or (running and self._still > self._timeout)
 
@@ -120,7 +119,7 @@ class WorkerWatch:
         ]
 
     def done(self) -> bool:
-        """Return whether every worker has finished and left."""
+        """Return whether every worker has finished and exited."""
         return all(
             self._end(worker) is not None
             and self._cells.read(worker.local_rank).phase is Phase.FINISHED
@@ -139,7 +138,7 @@ class WorkerWatch:
         reachable = {
             worker.pid: worker.folder / STACK
             for worker in self.workers
-            # Earlier, a worker has no handler for the signal, which would kill it.
+            # A worker that is still starting has no handler yet: the signal would kill it.
             if self._cells.read(worker.local_rank).phase > Phase.STARTING
             and process_state(worker.pid) not in ("", "Z", "T", "t")
         }
@@ -149,7 +148,7 @@ class WorkerWatch:
         return [self._state(worker, stacks) for worker in self.workers]
 
     def _settle(self) -> None:
-        """Wait for more failures: where ranks have only lost a peer, for the end of that peer."""
+        """Wait for more failures; if ranks have only lost a peer, wait for that peer to end."""
         time.sleep(SETTLE_SECONDS)
         until = time.monotonic() + ENDING_SECONDS
         while self._only_lost_peers() and time.monotonic() < until:
@@ -203,10 +202,10 @@ def supervise(
     meanwhile: Callable[[], bool],
     oom_killed: Callable[[], bool],
 ) -> None:
-    """Watch until the workers of all hosts are done, or until `meanwhile`, called often, says so.
+    """Watch until the workers of all hosts are done, or `meanwhile`, called often, returns True.
 
     Raises: RunFailed when a worker of any host raises, dies or hangs, or the run folder is lost;
-    what `meanwhile` raises.
+    any error of `meanwhile`.
     """
     done = False
     while not done:
@@ -216,7 +215,7 @@ def supervise(
         done = watch.done() and hosts.all_done()
         is_failed = watch.alarm() or hosts.alarm()
         if not is_failed and hosts.lock is not None:
-            # At the end, look at the folder itself: a run that lost it at the last moment failed.
+            # At the end, check the folder itself: a run that has just lost it has failed.
             is_failed = bool(hosts.lock.check() if done else hosts.lock.lost)
         if is_failed:
             raise hosts.failed_run(

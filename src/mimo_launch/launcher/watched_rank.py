@@ -1,10 +1,10 @@
 """A rank that torchrun or srun started, and the watcher of its host.
 
-Decides: the first rank of a host that gets an address of the kernel forks the watcher, which all
-others then find there; a rank that fails stays until the watcher has judged, and every rank ends
-with the exit code that it is told. A rank without a watcher goes on alone.
-Relies on: abstract addresses (Linux), which leave nothing behind and are of one host; torch, which
-is imported before the watcher is forked.
+Decides: the first rank of a host to bind the socket address forks the watcher, which all others
+then find there; a rank that fails stays until the watcher has judged, and every rank ends with the
+exit code that the watcher sends. A rank without a watcher continues without one.
+Relies on: abstract socket addresses (Linux), which leave no files and are local to a host; torch,
+which is imported before the watcher is forked.
 Leaves: watching to `rank_watcher`, the work of a rank to `worker`.
 """
 
@@ -30,13 +30,13 @@ from mimo_launch.launcher.worker_processes import name_process, write_stacks_on_
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.run_state import STOP_SIGNALS
 
-# All hosts report within this time, and node 0 judges.
+# Within this time all hosts report and node 0 judges.
 JUDGE_SECONDS = 20.0
 ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 2.0
 RETRY_SECONDS = 0.1
 _BACKLOG = 4096
-# They tell one job, and one start of it, from others on this host.
+# They distinguish a job, and each of its starts, from others on this host.
 _NAMES = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -52,7 +52,7 @@ Watch = Callable[[socket.socket], None]
 
 
 class WatchedRank:
-    """This rank, whose watcher has the other end of `link`.
+    """This rank, connected to its watcher by `link`.
 
     `watcher` identifies the watcher; the watchers of all hosts can meet at its `port`.
     """
@@ -69,12 +69,12 @@ class WatchedRank:
         self._obedience.start()
 
     def begin(self, beginning: Beginning, run: Path) -> None:
-        """Write to the folder of the attempt from now on, and be watched there."""
+        """From now on, write to the folder of the attempt; tell the watcher that the run begins."""
         folder = rank_folder(run, beginning.attempt, self._rank)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             write_stacks_on_signal(folder / STACK)
-            # Open for the life of the process, for the stack of a crash.
+            # Keep this file open for the life of the process: a crash writes its stack there.
             faulthandler.enable((folder / STDERR).open("a", encoding="utf-8"))
             self._files = [folder / ERROR, folder / STDERR]
         self.cells.progress.enter(Phase.CONNECTING)
@@ -86,7 +86,7 @@ class WatchedRank:
         self.cells.progress.finished(0)
 
     def fail(self, error: BaseException, *files: Path) -> None:
-        """Report an error, and wait until this process is told to end, if it is."""
+        """Report an error, and wait a while for the watcher to end this process."""
         self.has_failed = True
         if self._files:
             with suppress(Exception), self._files[1].open("a", errors="backslashreplace") as file:
@@ -95,18 +95,18 @@ class WatchedRank:
         self.heed(JUDGE_SECONDS)
 
     def heed(self, seconds: float) -> None:
-        """Wait so long for the exit code of a failed run, with which this process ends."""
+        """Wait up to `seconds` for the exit code of a failed run, which ends this process."""
         self._obedience.join(seconds)
 
     def _obey(self) -> None:
-        """End with the exit code that the watcher says, if it says one before it leaves."""
+        """End with the exit code that the watcher sends, if it sends one before it leaves."""
         with suppress(OSError):
             if said := self._link.recv(64):
                 os._exit(int(said))
 
 
 def watched_rank(rank: int, watch: Watch) -> WatchedRank | None:
-    """Connect a rank to the watcher of its host, in which `watch` runs; None if there is none."""
+    """Connect a rank to its host's watcher, which runs `watch`; return None if that fails."""
     address = _address()
     until = time.monotonic() + CONNECT_SECONDS
     while time.monotonic() < until:
@@ -121,7 +121,7 @@ def watched_rank(rank: int, watch: Watch) -> WatchedRank | None:
 
 
 def peer_of(link: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end, as the kernel knows them."""
+    """Return the pid and the user id of the process at the other end, from the kernel."""
     found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, user, _ = struct.unpack("3i", found)
     return pid, user
@@ -134,7 +134,7 @@ def _address() -> str:
 
 
 def _fork_first(address: str, watch: Watch) -> None:
-    """Fork the watcher if no process has the address."""
+    """Fork the watcher if no process listens at the address."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(address)
@@ -145,7 +145,7 @@ def _fork_first(address: str, watch: Watch) -> None:
             return
         status = 1
         try:
-            # Whoever signals the ranks means no watcher.
+            # Signals to the ranks are not for the watcher.
             os.setsid()
             for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)

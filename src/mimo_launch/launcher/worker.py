@@ -1,7 +1,7 @@
-"""One worker process: start and end of one that we fork, and the work of every rank.
+"""One worker process: start and end of a forked worker, and the work of every rank.
 
 Decides: the process group comes from the environment; what rank 0 reports; a rank that fails
-reports so before its peers lose it; how a forked worker notes its progress and exits.
+reports it before its peers lose it; how a forked worker notes its progress and exits.
 Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the GPU.
 Leaves: starting workers to `start_workers`, their work to `rank_tasks`.
 """
@@ -36,14 +36,14 @@ from mimo_launch.train.events import Event, Listener
 from mimo_launch.train.listeners import Closable
 from mimo_launch.train.rank_session import RankSession
 
-# A failed worker stays this long, unless the launcher kills it before.
+# A failed worker stays this long, unless the launcher kills it earlier.
 STAY_SECONDS = 5.0
 ALIVE_SECONDS = 0.5
 MAX_THREADS = 4
 
 
 def worker_main(job: Job, shared: mmap.mmap, events: Connection, launcher: int) -> NoReturn:
-    """Run one worker of the process `launcher`; events of rank 0 go into a pipe."""
+    """Run one worker of the process `launcher`; rank 0 sends its events through a pipe."""
     leave_signals_to(launcher)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     write_stacks_on_signal(error_file.with_name(STACK))
@@ -63,7 +63,7 @@ def worker_main(job: Job, shared: mmap.mmap, events: Connection, launcher: int) 
             traceback.print_exception(error)
             sys.stderr.flush()
         tell_error(error, cells, error_file)
-        # Peers that lost this rank now would fail too, and so hide what they were doing.
+        # Peers that lost this rank now would fail, too, and hide what they were doing.
         time.sleep(STAY_SECONDS)
 
     status = 0
@@ -82,19 +82,19 @@ def worker_main(job: Job, shared: mmap.mmap, events: Connection, launcher: int) 
         )
     except BaseException as error:
         status = 1
-        # Errors of `run_worker` were reported inside, while peers were connected. What fails while
-        # it ends (a record that cannot be closed, leaving the process group) was not.
+        # `run_worker` has reported errors of the task while peers were connected, but not errors at
+        # its end: a record that cannot be closed, or leaving the process group.
         if not is_reported:
             report_error_and_stay(error)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
+    # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
     os._exit(status)
 
 
 def tell_error(error: BaseException, cells: WorkerCells, *files: Path) -> None:
-    """Tell whoever watches this worker of its error, even if the disk or the error is broken."""
+    """Report an error of this worker to its watcher, even if the disk or the error is broken."""
     cause = Cause.OWN
     with suppress(Exception):
         cause = cause_of(error)
@@ -107,9 +107,9 @@ def tell_error(error: BaseException, cells: WorkerCells, *files: Path) -> None:
 
 
 def answer_for(progress: Progress) -> None:
-    """Start a thread that notes at intervals that threads of this worker get the interpreter.
+    """Start a thread that regularly notes that it gets the interpreter.
 
-    They do while the main thread waits for a peer, but not while a call outside of Python keeps the
+    It does while the main thread waits for a peer, but not while a call outside Python holds the
     GIL.
     """
 
@@ -126,8 +126,8 @@ class Links:
     """The links of a worker to the process that started it.
 
     `stop` returns a signal after which to stop, or 0. `report_error_and_stay` gets the error of
-    this rank while its peers are still connected to it, and returns when they may lose it. `group`
-    has the arguments of the process group, which by default come from the environment.
+    this rank while its peers are still connected, and returns when they may lose the rank. `group`
+    has the arguments of the process group; by default they come from the environment.
     """
 
     progress: Progress
@@ -147,7 +147,7 @@ def run_worker(
 ) -> int:
     """Do `task` as one rank and return the signal that ended it, or 0.
 
-    Rank 0 keeps the task's records and calls `listeners`. The caller then ends the process by
+    Rank 0 keeps the task's records and calls `listeners`. The caller must then end the process with
     `os._exit`: groups are shut down, but not destroyed.
 
     Ranks: collective over the world. Raises: the error of this rank.
@@ -183,16 +183,16 @@ def run_worker(
     finally:
         for record in reversed(records):
             record.close()
-    # Not in `finally`: after an error NCCL would wait for transfers that never end.
+    # Only after success: after an error NCCL would wait for transfers that never end.
     torch_internals.shut_down_groups()
     links.progress.finished(ended_by)
     return ended_by
 
 
 def _num_threads(place: torch.device) -> int:
-    """Return the threads of a worker: with a GPU a few, to read and pack data on the host.
+    """Return the threads of a worker: a few with a GPU, to read and pack data on the host.
 
-    Without GPUs one, since the ranks share the processors.
+    One without GPUs, since the ranks share the processors.
     """
     if place.type == "cpu":
         return 1

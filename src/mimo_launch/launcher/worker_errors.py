@@ -1,9 +1,9 @@
 """What a worker reports about its own error, for its launcher to read.
 
 Decides: whether an error is the worker's own or due to a lost or late peer; the message for a full
-GPU; the form of `error.json` (that of torch elastic).
-Relies on: torch's exception types, and the words of gloo and NCCL, which have no types.
-Leaves: whose fault it was to `verdict`.
+GPU; the format of `error.json`, which torch elastic defines.
+Relies on: torch's exception types, and the messages of gloo and NCCL, which have no types.
+Leaves: the rank to blame to `verdict`.
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.progress import Cause
 
-# gloo raises plain RuntimeErrors, NCCL one type for everything. These are their words when a peer
-# is late or gone, and NCCL's when something is wrong with this rank itself.
+# gloo raises plain RuntimeErrors, NCCL one type for everything. These are their messages when a
+# peer is late or gone, and NCCL's when this rank itself is at fault.
 _LATE = (
     "Timed out waiting",
     "wait timeout after",
@@ -42,7 +42,7 @@ _GONE = (
     "Write error",
     "gloo/transport",
 )
-# Its first lines are the cause, the later ones the consequences.
+# The first match is the cause, later ones are consequences.
 _NCCL_WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: .*"
     r"|watchdog thread terminated with exception: .*"
@@ -91,7 +91,7 @@ def cause_of(error: BaseException) -> Cause:
 def _cause(error: BaseException) -> Cause:
     import torch.distributed as dist
 
-    # The releases that we support export its types under different names.
+    # The torch releases that we support export its error types under different names.
     is_network = isinstance(error, dist.DistError)
     if not is_network and not isinstance(error, RuntimeError):
         return Cause.OWN
@@ -106,7 +106,7 @@ def _cause(error: BaseException) -> Cause:
 
 
 def nccl_watchdog_words(path: Path) -> tuple[Cause, str]:
-    """Return what NCCL's watchdog wrote to a log before it ended the process, and what it means.
+    """Return the cause that NCCL's watchdog logged before it ended the process, and its words.
 
     The watchdog ends the process with SIGABRT when a collective or transfer takes longer than its
     group allows: a peer is late or gone. Returns (Cause.NONE, "") if the log has no such line.
@@ -131,7 +131,7 @@ def in_words(error: BaseException) -> str:
     """Return the type and message of an error."""
     try:
         text = str(error)
-    except Exception as fault:  # Formatting the error of a package may fail.
+    except Exception as fault:  # Formatting another package's error may fail.
         text = f"its message cannot be shown ({type(fault).__name__})"
     return f"{type(error).__name__}: {text}".strip().removesuffix(":")
 
@@ -139,14 +139,14 @@ def in_words(error: BaseException) -> str:
 def write_error(error: BaseException, path: Path) -> None:
     """Write `error.json`. Raises: OSError."""
     callstack = "".join(traceback.format_exception(error))
-    # torchrun reads both extra keys, and fails without them.
+    # torchrun needs both extra keys.
     extra = {"py_callstack": callstack, "timestamp": str(int(time.time()))}
     message = {"message": in_words(error), "extraInfo": extra}
     path.write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def read_error(path: Path) -> str:
-    """Return the message of an `error.json`, or nothing if none can be read."""
+    """Return the message of an `error.json`, or "" if it cannot be read."""
     try:
         message = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

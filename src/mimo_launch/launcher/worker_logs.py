@@ -2,10 +2,10 @@
 
 Decides: `logs/attempt-N/rank-R/` with `stdout.log`, `stderr.log`, `error.json` and `stack.txt`, by
 global rank, and `logs/attempt-N/flight-recorder/rank_R`: the last transfers that each rank on a GPU
-started, for which the launcher asks workers before it kills them. Lines of shown ranks are passed
-on as they arrive.
-Relies on: torch elastic to redirect output; torch, whose threads in each worker answer a named
-pipe, even while the worker hangs.
+started, which the launcher requests from workers before it kills them. Lines of shown ranks are
+passed on as they arrive.
+Relies on: torch elastic to redirect output; a thread of torch in each worker, which answers a named
+pipe even while the worker hangs.
 Leaves: the contents to `worker`, naming the files to `failure_report`.
 
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
@@ -66,7 +66,7 @@ def logged_ranks(run: Path, attempt: int) -> list[int]:
 def parse_ranks(text: str) -> frozenset[int]:
     """Return the ranks of a text such as `0,5-7`.
 
-    Raises: ValueError if it is not one.
+    Raises: ValueError if the text has another form.
     """
     ranks: set[int] = set()
     for part in text.split(","):
@@ -82,7 +82,7 @@ def log_files(run: Path, attempt: int) -> "LogsSpecs":
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Files(LogsSpecs):
-        """One folder per global rank."""
+        """The logs of workers: one folder per global rank."""
 
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             """Create the folders of this host's workers; `envs` is by local rank."""
@@ -110,7 +110,7 @@ def log_files(run: Path, attempt: int) -> "LogsSpecs":
 class Follower(threading.Thread):
     """Passes on the lines that workers append to files, until it is stopped and has read all.
 
-    `files` maps each file to the receiver of its lines, which come without their line ends.
+    `files` maps each file to the receiver of its lines, which get no line ends.
     """
 
     def __init__(self, files: Mapping[Path, Callable[[str], None]]) -> None:
@@ -119,7 +119,7 @@ class Follower(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """Read all files to their ends and return; nothing must write to them any more."""
+        """Read all files to the end and stop; no process may still write to them."""
         self._ended.set()
         self.join()
 
@@ -141,7 +141,7 @@ class _Tail:
         self._place, self._rest = 0, b""
 
     def read(self, *, ended: bool) -> None:
-        """Pass on the new lines; the rest without a line end only if nothing will follow."""
+        """Pass on new lines; pass on an unfinished line only if the file has `ended`."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._place)
@@ -159,7 +159,7 @@ class _Tail:
 
     def _say(self, line: bytes) -> None:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
-        # A progress bar overwrites itself: keep what a terminal would show in the end.
+        # A progress bar overwrites its line: keep what a terminal would finally show.
         self._tell(visible(text.rpartition("\r")[2]))
 
 
@@ -169,13 +169,13 @@ class Recorder:
     def __init__(self, run: Path, attempt: int) -> None:
         self.folder = attempt_folder(run, attempt) / RECORDER
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Not in the run folder: not every shared file system has named pipes.
+        # Not in the run folder: some shared file systems have no named pipes.
         self._pipes = Path(tempfile.mkdtemp(prefix="mimo-launch-"))
         self._asked: dict[int, float] = {}
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variable that tells torch where its pipes are."""
+        """The environment variable with the place of torch's pipes."""
         return {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / "rank_")}
 
     def ask(self, ranks: Collection[int]) -> None:
@@ -190,7 +190,7 @@ class Recorder:
                 self._asked[rank] = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the workers that were asked have answered, for a few seconds at most."""
+        """Wait at most a few seconds for the dumps that were requested."""
         while self._asked and time.monotonic() - max(self._asked.values()) < DUMP_SECONDS:
             for rank in [rank for rank in self._asked if self._has_text(rank)]:
                 del self._asked[rank]
@@ -209,7 +209,7 @@ class Recorder:
 
 
 def make_folder() -> None:
-    """Create the folder that the environment of this worker names, which torch does not."""
+    """Create the recorder's folder from this worker's environment, as torch does not."""
     if stem := os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
         Path(stem).parent.mkdir(parents=True, exist_ok=True)
 

@@ -1,9 +1,9 @@
-"""The processes of workers as the kernel sees them: how they end, where they hang, what they leave.
+"""The processes of workers as the kernel sees them: how they end, where they hang, their children.
 
 Decides: the kernel, not the peers, says which rank ended first: a killed worker reports nothing,
-and its peers report a lost connection at once. SIGUSR1 makes a worker write the stacks of its
-threads to a file, even where it is blocked outside of Python. Processes that workers started end
-with the attempt.
+and its peers immediately report a lost connection. SIGUSR1 makes a worker write the stacks of its
+threads to a file, even when it is blocked outside Python. Processes that workers started end with
+the attempt.
 Relies on: pidfds (Linux 5.3); faulthandler, whose handler runs in the signal context and needs
 neither the interpreter nor its lock; PR_SET_CHILD_SUBREAPER (Linux 3.4) and /proc.
 Leaves: reaping workers to torch elastic; the meaning of an end or a stack to `verdict`.
@@ -29,7 +29,7 @@ EXIT_POLL_SECONDS = 0.05
 STACK_SECONDS = 1.5
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _MAIN = "main thread "
-# The innermost Python frame of a rank that waits for another one is in one of these.
+# The innermost Python frame of a rank that waits for another rank is in one of these.
 _COMMUNICATION = (
     "/torch/distributed/",
     "/mimo_launch/comm/",
@@ -39,7 +39,7 @@ _COMMUNICATION = (
 # Here the host waits for its GPU, whose transfers wait for other ranks.
 _DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 ORPHAN_SECONDS = 5.0
-# The first form of `struct pidfd_info` of linux/pidfd.h; it ends with the exit code.
+# The first version of `struct pidfd_info` in linux/pidfd.h, which ends with the exit code.
 _PIDFD_INFO_EXIT, _PIDFD_INFO_BYTES = 1 << 3, 64
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
@@ -49,8 +49,8 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 class Exit:
     """The end of one worker, at a time of the monotonic clock in nanoseconds.
 
-    `killed_by` names a signal, or is empty if the worker left with `status`. The status is None if
-    another parent has taken it.
+    `killed_by` names a signal, or is empty if the worker exited with `status`. The status is None
+    if another parent has taken it.
     """
 
     status: int | None
@@ -59,9 +59,9 @@ class Exit:
 
 
 class ExitWatch:
-    """Watches workers, given as pids by rank; `exits` has those that ended, in order.
+    """Watches workers, given as pids by rank; `exits` has the ends in order.
 
-    They are children of this process or of another one.
+    The workers may be children of another process.
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
@@ -80,7 +80,7 @@ class ExitWatch:
         self._poll.register(fd, select.EPOLLIN)
 
     def kill(self, ranks: Collection[int]) -> None:
-        """Kill workers with SIGKILL, if they are there."""
+        """Kill workers with SIGKILL, if they still run."""
         for fd, (rank, _) in self._watched.items():
             if rank in ranks:
                 with suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ class ExitWatch:
 
 
 def _end(pid: int, fd: int) -> Exit:
-    """Return how a process has ended, without reaping it, which its parent does."""
+    """Return how a process has ended, without reaping it: its parent does."""
     now = time.monotonic_ns()
     with suppress(ChildProcessError):
         result = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
@@ -126,9 +126,9 @@ def _end(pid: int, fd: int) -> Exit:
 
 
 def _foreign_status(pid: int, fd: int) -> int | None:
-    """Return the wait status of a process of another parent.
+    """Return the wait status of another parent's child; None if it is not available.
 
-    Until that parent reaps it /proc has it, afterwards its pidfd (Linux 6.15); else None.
+    /proc has it until that parent reaps the child, the pidfd afterwards (Linux 6.15).
     """
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -168,22 +168,22 @@ class StackFrame:
 
     @property
     def waits_for_gpu(self) -> bool:
-        """Whether a host in this call waits for work that it gave to its GPU."""
+        """Whether a host in this call waits for work on its GPU."""
         return self.function == "synchronize" and any(part in self.file for part in _DEVICE_WAITS)
 
 
 def write_stacks_on_signal(path: Path) -> None:
     """Let SIGUSR1 write the stacks of this process to `path`."""
-    # Open for the life of the process: faulthandler writes to its descriptor.
+    # Stays open for the life of the process: faulthandler writes to its descriptor.
     file = path.open("w", encoding="utf-8")
-    with suppress(OSError):  # A full disk must not end a worker that may not need it.
+    with suppress(OSError):  # A full disk must not end a worker that may not need this file.
         file.write(f"{_MAIN}{threading.main_thread().ident:#018x}\n")
         file.flush()
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
 def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[StackFrame, ...]]:
-    """Ask workers, by pid, for their stacks; return those of main threads, innermost call first.
+    """Ask workers, by pid, for the stacks of their main threads; innermost calls come first.
 
     A worker that is stopped, or blocked in the kernel, does not answer.
     """
@@ -207,10 +207,10 @@ def take_stacks(workers: Mapping[int, Path]) -> dict[int, tuple[StackFrame, ...]
 
 
 def parse_stack(text: str, head: str = "") -> tuple[StackFrame, ...]:
-    """Return the main thread's calls from what faulthandler wrote, innermost first.
+    """Return the main thread's calls from the output of faulthandler, innermost first.
 
     `head` starts with the line that names the main thread; without that line, the thread that got
-    the signal is taken.
+    the signal counts as the main thread.
     """
     first = head.partition("\n")[0]
     main = first.removeprefix(_MAIN).strip() if first.startswith(_MAIN) else "Current thread"
@@ -236,7 +236,7 @@ def process_state(pid: int) -> str:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends."""
+    """Become the parent of all descendants that lose their parent."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -249,16 +249,16 @@ def children() -> set[int]:
     """Return the child processes of this process."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It has ended meanwhile.
+        with suppress(OSError):  # The process has ended meanwhile.
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.add(int(stat.parent.name))
     return found
 
 
 def end_orphans(but: Collection[int]) -> None:
-    """Kill all children except `but`, and then the children that these leave behind.
+    """Kill all children except `but`, and then the children that these leave.
 
-    With SIGKILL: a process that a worker started ignores the signals that the worker ignores.
+    This needs SIGKILL: a process that a worker started ignores the signals that the worker ignores.
     """
     deadline = time.monotonic() + ORPHAN_SECONDS
     while (left := children().difference(but)) and time.monotonic() < deadline:
