@@ -4,7 +4,7 @@ Decides: which ranks communicate over the network; the bytes of gathering weight
 and reducing their gradients, and of updating them.
 Relies on: `device_constants` for latencies and bandwidths; `parameters` for the weights of a stage
 and its FSDP units.
-Leaves: the bytes of activations, and what overlaps, to `cost_model`.
+Leaves: the bytes of activations, and which times overlap, to `cost_model`.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class LinkTimes:
     constants: Calibration
 
     def collective(self, ranks: tuple[int, ...], size: float) -> float:
-        """Return the seconds in which a ring gathers, or reduces and scatters, `size` bytes.
+        """Return the seconds of a ring all-gather or reduce-scatter of `size` bytes.
 
-        An all-to-all takes as long if each rank sends `size` bytes to all ranks together.
+        An all-to-all takes the same time if each rank sends `size` bytes to all ranks together.
         """
         if len(ranks) == 1:
             return 0.0
@@ -39,12 +39,12 @@ class LinkTimes:
         return self.constants.collective_latency * MICRO + size * share / bandwidth
 
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
-        """Return the seconds of a transfer of `size` bytes from one of these ranks to another."""
+        """Return the seconds of a transfer of `size` bytes between two of these ranks."""
         bandwidth = self._between(ranks, self.constants.p2p_bandwidth)
         return self.constants.p2p_latency * MICRO + size / bandwidth
 
     def _between(self, ranks: tuple[int, ...], inside: float) -> float:
-        """Return the bytes per second between increasing ranks; `inside` in GB, on one host."""
+        """Return the bytes per second between increasing ranks; `inside` is GB/s on one host."""
         nodes = self.spec.nodes
         crosses = nodes is not None and ranks[0] // nodes.gpus != ranks[-1] // nodes.gpus
         return (self.constants.network_bandwidth if crosses else inside) * GIGA
@@ -69,18 +69,18 @@ class WeightTimes:
         return LinkTimes(self.spec, self.constants)
 
     def gather(self, weights: StageWeights) -> list[float]:
-        """Return the seconds in which each FSDP unit is gathered, the root last."""
+        """Return the seconds to gather each FSDP unit, the root last."""
         number, seconds = COMPUTED[self.spec.train.precision], []
         for unit in weights.units():
             group = self._replicas(unit)
             size = sum(weight.numel for weight in unit) * number
-            # They are copied into the buffer and out of it.
+            # Weights are copied into the buffer and out of it.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
             seconds.append(self.links.collective(group, size) + copies)
         return seconds
 
     def reduction(self, weights: StageWeights) -> list[float]:
-        """Return the seconds in which the gradients of each unit are reduced, the root last."""
+        """Return the seconds to reduce the gradients of each unit, the root last."""
         number, seconds = STORED[self.spec.train.precision], []
         for unit in weights.units():
             group = self._replicas(unit)
@@ -90,7 +90,7 @@ class WeightTimes:
         return seconds
 
     def accumulation(self, weights: StageWeights, forwards: int) -> float:
-        """Return the seconds of adding a microbatch's gradients to earlier ones, if any."""
+        """Return the seconds to add a microbatch's gradients to earlier ones, if any."""
         if forwards == 1:
             return 0.0
         precision = self.spec.train.precision
@@ -98,14 +98,14 @@ class WeightTimes:
         fused = 0
         if adds_in_products(self.spec, self.module.name):
             fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
-        # A pass reads the sum and the gradient and writes the sum. A product reads the sum, and
-        # writes it where it would write the gradient.
+        # A separate pass reads the sum and the gradient and writes the sum. A product that
+        # accumulates reads the sum and writes it instead of the gradient.
         size = (weights.trained - fused) * (2 * stored + computed)
         size += fused * (2 * stored - computed)
         return size / self.constants.memory_bandwidth / GIGA
 
     def update(self, weights: StageWeights) -> float:
-        """Return the seconds in which the optimizer updates this rank's shards."""
+        """Return the seconds that the optimizer takes to update this rank's shards."""
         own = sum(
             sum(weight.numel for weight in unit if weight.trains) / len(self._replicas(unit))
             for unit in weights.units()

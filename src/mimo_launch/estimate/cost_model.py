@@ -1,8 +1,8 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
-Decides: what overlaps and what does not; docs/estimates.md lists it.
+Decides: which times overlap and which do not (listed in docs/estimates.md).
 Relies on: `parameters` and `workload` for amounts, `device_constants` for rates,
-`communication_times` for collectives and for what a step does with weights.
+`communication_times` for collectives and for the operations on weights.
 Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
@@ -41,11 +41,12 @@ class StageCost:
     """Seconds of one stage on one rank.
 
     `first` is added to the step's first forward; `reduction` follows the last backward while other
-    work may go on; `update` is that of the optimizer. Parts of all forwards and backwards of a
-    step: in `all_to_all` tokens travel to experts and back; in `sharding` ranks wait for weights of
-    their replicas, or for gradients to reach them; in `communication` ranks exchange anything, both
-    included; in `recomputation` forwards run again; in `starts` ranks wait for the host. `starting`
-    is what the host needs to start the kernels of one forward, and of one backward.
+    work may continue; `update` is the optimizer's time. The next five are parts of all forwards and
+    backwards of a step. `all_to_all`: tokens travel to experts and back. `sharding`: ranks wait for
+    weights from other replicas, or for the reduction of gradients. `communication`: all exchanges
+    of data, including these two. `recomputation`: forwards run again. `starts`: ranks wait for the
+    host. `starting` is the time that the host needs to start the kernels of one forward, and of one
+    backward.
     """
 
     forward: float
@@ -62,7 +63,7 @@ class StageCost:
     flops: float
 
     def waiting(self, seconds: tuple[float, float], times: int) -> "StageCost":
-        """Return the cost when a forward and a backward, of which a step has `times`, wait."""
+        """Return the cost with `seconds` more per forward and backward, `times` in a step."""
         forward, backward = seconds
         return replace(
             self,
@@ -74,7 +75,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Times the work of a layout, in which every sample of a step is like `sample`."""
+    """The times of the work of a layout if every sample of a step is like `sample`."""
 
     spec: Spec
     layout: Layout
@@ -88,7 +89,7 @@ class CostModel:
 
     @cached_property
     def row_bytes(self) -> dict[str, tuple[int, int]]:
-        """The bytes that a rank sends over each bridge at once, and those that a rank receives."""
+        """The bytes that a rank sends in one transfer of each bridge, and that a rank receives."""
         return {
             name: row_bytes(self.spec, self.layout, bridge, self.sample)
             for name, bridge in self.layout.bridges.items()
@@ -163,7 +164,7 @@ class CostModel:
         gather, reduction = times.gather(weights), times.reduction(weights)
         first, waited = 0.0, 0.0
         if weights.full_sharding:
-            # Every action gathers its weights and every backward reduces, in parallel with it.
+            # Every action gathers weights, and every backward reduces; both overlap with compute.
             computed = ahead + back
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
             waited = ahead + back - computed
@@ -185,7 +186,7 @@ class CostModel:
             communication=(travels * between + waited) * forwards + first,
             recomputation=again * forwards,
             starts=(1 + trains) * overhead * forwards,
-            # The last of the passes of `travels` is one of the two kinds of gradients.
+            # The passes of a backward: gradients, and the forward again if it is recomputed.
             starting=(one_pass, (travels - 1) * one_pass),
             flops=flops / _parts(module),
         )
@@ -216,7 +217,7 @@ class CostModel:
         return seconds / speed[spec.train.precision] / TERA / _parts(module)
 
     def _started(self, module: ModuleLayout, stage: Stage) -> int:
-        """Return the layers that the host starts; one with experts has twice as many kernels."""
+        """Return the layers that the host starts; a layer with experts counts twice."""
         kind = kind_of(self.spec.modules[module.name].model)
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         return sum(1 + (kind.layer_widths(each).experts is not None) for each in numbers)
@@ -226,8 +227,8 @@ class CostModel:
         grid, rank = module.grid, module.grid.ranks.start
         work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
         number = COMPUTED[self.spec.train.precision]
-        # A region begins and ends: a gather and a reduce-scatter of all tokens, or one all-reduce,
-        # which takes as long. Embedding, projector and head are half a region each.
+        # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
+        # one all-reduce, which takes as long. Embedding, projector and head are half a region each.
         tokens = work.held * stream * number
         kind = kind_of(self.spec.modules[module.name].model)
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
@@ -236,7 +237,7 @@ class CostModel:
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
         for layer in layers:
             if layer.recurrence is not None:
-                # Tokens for heads, there and back: (cp - 1) / cp of what a rank holds.
+                # Tokens are exchanged for heads and back: (cp - 1) / cp of what a rank holds.
                 steps = layer.recurrence.steps * layer.heads
                 features = 2 * layer.query + 2 * layer.key + steps
             else:
@@ -253,7 +254,7 @@ class CostModel:
         return seconds
 
     def _travel(self, module: ModuleLayout, stage: Stage) -> float:
-        """Return the seconds in which tokens travel to experts and back in one direction."""
+        """Return the seconds of dispatch to experts and back, in one forward or backward."""
         if module.experts is None:
             return 0.0
         model, width = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
@@ -266,7 +267,7 @@ class CostModel:
             layer = kind.layer_widths(number)
             if layer.experts is not None:
                 size = layer.experts.top_k * sent
-                # Ranks that split an expert gather each other's tokens, and sum the answers.
+                # Ranks that split an expert gather each other's tokens, and sum the results.
                 gathered = self.links.collective(split, len(split) * size)
                 seconds += 2 * (self.links.collective(ep, size) + gathered)
         return seconds
@@ -285,7 +286,7 @@ class CostModel:
         )
 
     def _bridge(self, bridge: Bridge) -> float:
-        """Return the seconds in which the rows of one transfer cross a bridge, one way."""
+        """Return the seconds of one transfer of rows over a bridge, one way."""
         size, source = max(self.row_bytes[bridge.name]), self.layout[bridge.source]
         rank = source.stage_ranks(len(source.stages) - 1)[0]
         if exchanges(self.layout, bridge):
@@ -299,5 +300,5 @@ class CostModel:
 
 
 def _parts(module: ModuleLayout) -> int:
-    """Return the ranks that share the work of a replica's stage."""
+    """Return the number of ranks that share the work of a replica's stage."""
     return module.grid.size("tp") * module.grid.size("cp")

@@ -2,10 +2,9 @@
 
 Decides: names, units, defaults and sources of the constants; the form of a calibration file.
 Relies on: nothing.
-Leaves: the formulas to `estimate_*` and `cost_model`, measuring to `mimo-launch bench --calibrate`.
+Leaves: the formulas to `cost_model` and its siblings, measuring to `mimo-launch bench --calibrate`.
 
-Rates are what the work achieves in bf16; only `peak` is of a data sheet. GB and GB/s are powers of
-ten.
+Rates are achieved rates in bf16; only `peak` is from a data sheet. GB and GB/s are powers of ten.
 """
 
 import json
@@ -37,7 +36,7 @@ _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 
 
-# Stands between a device and the part of its memory that a spec leaves to a rank.
+# Separates the name of a device from the part of its memory that a spec gives a rank.
 _LIMIT = " limited to "
 
 
@@ -51,7 +50,7 @@ def _constant(default: float, unit: str, meaning: str, source: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The constants of one kind of device; the defaults are those of an H200 with NVLink."""
+    """The constants of one kind of device; the defaults are for an H200 with NVLink."""
 
     device: str = "NVIDIA H200"
     date: str = ""
@@ -142,7 +141,7 @@ class Calibration:
 
     @property
     def rated_device(self) -> str:
-        """The device that the rates are of, whatever part of its memory a rank has."""
+        """The device of these rates, without the limit on its memory."""
         return self.device.partition(_LIMIT)[0]
 
     def dump(self, path: str | Path) -> None:
@@ -157,9 +156,9 @@ class Calibration:
 
 
 def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> Calibration:
-    """Return the constants of the GPUs and network that a spec names; those `given` come first.
+    """Return the constants of the GPUs and network that a spec names; `given` takes precedence.
 
-    Rates of compute, memory and links are those measured on an H200, times the ratio of the data
+    Rates of compute, memory and links are measured on an H200 and scaled by the ratio of the data
     sheets.
     """
     if given is not None or nodes is None:

@@ -1,6 +1,6 @@
 """The estimates of a step: memory, FLOPs and time, once per class of ranks.
 
-Decides: which ranks form a class, which of them represents it, and what follows the schedule.
+Decides: which ranks form a class, which rank represents it, and what time follows the schedule.
 Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.deadlock_proof` for the
 course of a step.
 Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
@@ -47,7 +47,7 @@ class RankClass:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Estimates of a plan, for its spec or one with other settings of the same layout."""
+    """Estimates of a plan, for its spec or for a spec with other settings and the same layout."""
 
     plan: Plan
     constants: Calibration
@@ -71,7 +71,7 @@ class Estimator:
 
     @property
     def programs(self) -> Programs:
-        """The computes and transfers of each rank; `estimates` adds the time of what follows."""
+        """The computes and transfers of each rank; `estimates` adds the time after them."""
         return self.plan.work
 
     @cached_property
@@ -83,7 +83,7 @@ class Estimator:
     def classes(self) -> tuple[RankClass, ...]:
         """The classes of ranks that hold a stage, in the order of their first ranks.
 
-        Ranks also differ if they wait for ranks with different amounts of work.
+        Ranks that wait for ranks with different amounts of work are in different classes.
         """
         layout = self.layout
         places: list[tuple[tuple[int, int, int], ...]] = [()] * layout.world_size
@@ -106,7 +106,7 @@ class Estimator:
         )
 
     def _weights(self, places: Iterable[tuple[int, int, int]]) -> tuple[StageWeights, ...]:
-        """Return the weights of the stages at some places along pp and tp of some modules."""
+        """Return the weights of the stages at the given places (module, pp, tp)."""
         return tuple(
             self._weights_of_stage(stage, tp)
             for module, pp, tp in ((self.layout.modules[n], pp, tp) for n, pp, tp in places)
@@ -115,7 +115,7 @@ class Estimator:
 
     @cached_property
     def _weights_of_stage(self) -> Callable[[Stage, int], StageWeights]:
-        """The weights of a stage at a place along tp, kept: ranks of many classes hold the same."""
+        """The weights of a stage at a place along tp (cached: many classes hold the same)."""
         return cache(partial(stage_weights, self.spec))
 
     @cached_property
@@ -129,7 +129,7 @@ class Estimator:
 
     @cached_property
     def _memory_of_class(self) -> Callable[[RankClass], MemoryRow]:
-        """The memory of one class, kept: whether a spec fits is asked before its time."""
+        """The memory of one class (cached: the check that a spec fits comes before its time)."""
         return cache(self._peak)
 
     def _peak(self, alike: RankClass) -> MemoryRow:
@@ -149,7 +149,7 @@ class Estimator:
 
     @cached_property
     def _memory_of_stage(self) -> Callable[[str, int, int], StageMemory]:
-        """The memory of a stage at a place along tp, kept as its weights are."""
+        """The memory of a stage at a place along tp (cached, as the weights are)."""
 
         @cache
         def of(name: str, stage: int, tp: int) -> StageMemory:
@@ -161,7 +161,7 @@ class Estimator:
 
     def communicators(self, rank: int) -> int:
         """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
-        # As in `GridSet`: equal sets of ranks share one.
+        # As in `GridSet`: equal sets of ranks share a communicator.
         groups = {group.ranks for group in groups_of(self.layout, rank)}
         for bridge in self.layout.bridges:
             groups.update(ranks for ranks in components_of(self.layout, bridge) if rank in ranks)
@@ -171,13 +171,13 @@ class Estimator:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """The step in seconds, of the first rank of each class."""
+        """The step in seconds, for the first rank of each class."""
         costs = self.model.costs()
         return simulate(self.layout, self.programs, costs, meetings=self._meetings)
 
     @property
     def simulation_of_all(self) -> Simulation:
-        """The step in seconds, of all ranks; those of a class share their events."""
+        """The step in seconds, for all ranks; ranks of a class share their events."""
         return self.simulation.spread(self._meetings.stand_ins)
 
     @cached_property
@@ -220,7 +220,7 @@ class Estimator:
         )
 
     def _not_counted(self) -> dict[str, tuple[str, ...]]:
-        """Return what is unknown of users' classes, which no plan imports."""
+        """Return what the estimates leave out of users' classes, which no plan imports."""
         return {
             name: missing
             for name, module in self.spec.modules.items()
@@ -234,7 +234,7 @@ class Estimator:
         for event in events:
             action = event.slot[0]
             if action.kind is Kind.BACKWARD:
-                # That of the last backward is the latest.
+                # The reduction after the last backward is the latest.
                 ends.append(event.stop + costs[action.module, action.stage or 0].reduction)
         return max(ends, default=0.0)
 

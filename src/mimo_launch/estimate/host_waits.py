@@ -1,9 +1,9 @@
 """How much longer forwards and backwards take because the host has to start their kernels.
 
 Decides: a host starts the kernels of a rank one after another and runs ahead of them, so that long
-kernels of one stage hide the starts of another on the same rank; what a step lacks in total is
-added to the stages that start slower than they run.
-Relies on: the times of both, by stage.
+kernels of one stage hide the starts of another on the same rank. The time that a step lacks in
+total is added to the stages that start slower than they run.
+Relies on: the times of starting and running, by stage.
 Leaves: the times to `cost_model`.
 """
 
@@ -15,9 +15,9 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
-    """Seconds of one forward and one backward of a stage, of which a step has `times`.
+    """Seconds of one forward and one backward of a stage; a step has `times` of each.
 
-    `running` is the time of the kernels, `starting` that of the host to start them.
+    `running` is the time of the kernels, `starting` the host's time to start them.
     """
 
     times: int
@@ -26,7 +26,7 @@ class Starts:
 
     @property
     def lacking(self) -> tuple[float, float]:
-        """By how much longer starting takes than running, in each direction."""
+        """How much longer starting takes than running, in each direction, at least 0."""
         forward, backward = (
             max(0.0, host - kernels)
             for host, kernels in zip(self.starting, self.running, strict=True)
@@ -35,7 +35,7 @@ class Starts:
 
     @property
     def slack(self) -> float:
-        """By how much longer than starting a step's kernels run; negative if they run shorter."""
+        """How much longer a step's kernels run than they take to start; may be negative."""
         return self.times * (sum(self.running) - sum(self.starting))
 
 
@@ -44,7 +44,8 @@ def host_waits(
 ) -> dict[_Key, tuple[float, float]]:
     """Return the seconds that a forward and a backward of each stage wait for the host.
 
-    `roles` are the stages that ranks hold together; of several, the one that waits longest counts.
+    `roles` are the stages that ranks hold together. If a stage is in several roles, the longest
+    wait counts.
     """
     waits = dict.fromkeys(stages, (0.0, 0.0))
     for role in set(roles):

@@ -1,11 +1,11 @@
-"""The memory of one stage on one rank: what it always holds, what each action adds; checkpoints.
+"""The memory of one stage on one rank: constant parts, parts of each action; checkpoints.
 
 Decides: the bytes of weights, gradients, moments and activations, as FSDP2 and autograd hold them;
-those of rows that cross a bridge; the contents of a checkpoint on any layout: all weights, and the
-moments of those that train.
+the bytes of rows that cross a bridge; the contents of a checkpoint on any layout: all weights, and
+the moments of trained weights.
 Relies on: `parameters` for weights, `kinds` for activations, `workload` for tokens.
-Leaves: their sum during a step to `memory_peak`; a few kilobytes per rank that the files of a
-checkpoint add.
+Leaves: their sum during a step to `memory_peak`. A few kilobytes per rank that the files of a
+checkpoint add are not counted.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,8 @@ from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.spec.spec import Grid, Spec
 
-# Bytes of a number: stored weights, moments and reductions; activations and gathered weights.
+# Bytes of a number, by precision: `STORED` for weights, moments and reductions; `COMPUTED` for
+# activations and gathered weights.
 STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
 COMPUTED = {"fp64": 8, "fp32": 4, "bf16": 2}
 MOMENTS = {"adamw": 2, "sgd": 0}
@@ -40,12 +41,12 @@ MOMENTS = {"adamw": 2, "sgd": 0}
 class StageMemory:
     """Bytes of one stage on one rank.
 
-    `weights`, `moments`: sharded over dp x cp, always there. `gathered`: the whole weights, from
-    the first forward to the last backward (with full sharding only the units in use);
-    `gather_buffer`: in addition, while they arrive. `accumulated`: whole gradients, from the first
-    backward to the last. `gradients`: their shards, after it (with full sharding after the first).
-    `backward_gradients`: in addition, while any backward runs; `reduce_buffer`: in addition, during
-    the last one. `kept`: per forward until its backward. `forward_extra`, `backward_extra`:
+    `weights`, `moments`: sharded over dp x cp, always present. `gathered`: full weights, from the
+    first forward to the last backward (with full sharding only the units in use); `gather_buffer`:
+    in addition, while they arrive. `accumulated`: full gradients, from the first backward to the
+    last. `gradients`: their shards, after the last backward (with full sharding after the first).
+    `backward_gradients`: in addition, during any backward; `reduce_buffer`: in addition, during the
+    last backward. `kept`: per forward until its backward. `forward_extra`, `backward_extra`:
     temporary activations of a forward and a backward. `edge`: one activation between stages.
     """
 
@@ -66,7 +67,7 @@ class StageMemory:
 def stage_memory(
     spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
 ) -> StageMemory:
-    """Return the memory of a stage on the ranks at `tp`."""
+    """Return the memory of a stage on the ranks at tp index `tp`."""
     weights = stage_weights(spec, stage, tp)
     shards = module.grid.size("dp") * module.grid.size("cp")
     of_experts = module.experts.size("dp") if module.experts else 1
@@ -79,7 +80,7 @@ def stage_memory(
     shard, own = sharded(weights.all()), sharded(trained)
     *blocks, root = weights.units()
     if module.experts or weights.depths:
-        # Units differ: the worst case is that the two largest are adjacent.
+        # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
     two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
     ends = sum(weight.numel for weight in root)
@@ -87,7 +88,7 @@ def stage_memory(
     accumulates = bool(own) and not full and work.forwards > 1
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
-    # A gradient that a matrix product accumulates never exists beside its sum.
+    # A gradient that a matrix product accumulates exists only as the sum.
     in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
@@ -113,7 +114,7 @@ def stage_memory(
 def saved_by_layers(
     spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
 ) -> int:
-    """Return the bytes that the layers of a stage keep of one forward on the ranks at `tp`."""
+    """Return the bytes that a stage's layers keep from one forward on the ranks at `tp`."""
     return _Activations(spec, layout, module, stage, work, tp).saved_by_layers()
 
 
@@ -142,8 +143,8 @@ class _Activations:
         self.differentiates = needs_backward(layout, module, stage.index)
         self.through_blocks = goes_through_layers(spec, layout, module, stage)
         self.recomputes = own.recompute == "full"
-        # By default passes between products are compiled, as on GPUs (`models.build`). The kernels
-        # of Transformer Engine are assumed to keep as little.
+        # By default operations between products are compiled, as on GPUs (`models.build`). The
+        # kernels of Transformer Engine are assumed to keep no more.
         compiled = own.compile
         if compiled == "auto":
             compiled = spec.train.precision != "fp64" or own.backend != "torch"
@@ -161,7 +162,7 @@ class _Activations:
 
     @property
     def edge(self) -> int:
-        """What comes from the stage before: an activation, and others beside it."""
+        """The bytes that come from the previous stage: an activation and the other lanes."""
         return self.stream * (1 + self.stage.lanes)
 
     def kept(self) -> int:
@@ -172,14 +173,14 @@ class _Activations:
         return total
 
     def masks(self) -> int:
-        """Return the bytes of the masks that layers share where tokens of images see each other."""
+        """Return the bytes of shared masks, if all tokens of an image see each other."""
         if not self.work.blocks:
             return 0
         kinds = {self.kind.attends_in_windows(number) for number in self.stage.layers}
         return len(kinds) * self.tokens * self.seq * self.bytes
 
     def saved_by_layers(self) -> int:
-        """Return the part of these that layers keep."""
+        """Return the part of the kept bytes that layers keep."""
         if not self.through_blocks:
             return 0
         return sum(self._sum(self._of_layer(each), each) for each in self.layers)
@@ -213,14 +214,14 @@ class _Activations:
         return total
 
     def logits(self) -> int:
-        """Return the bytes of the logits, besides their gradient, which is kept."""
+        """Return the bytes of the logits, without their gradient, which `kept` counts."""
         is_head = self.module.is_language and self.stage.is_last
         return self.tokens * self.words * self.bytes if is_head else 0
 
     def tiles(self) -> int:
-        """Return the bytes of the patches that rows of tiles are made of.
+        """Return the bytes of the patches that make the rows of images in tiles.
 
-        They stand beside the learned row and, where ranks share them, in what was gathered.
+        They exist next to the learned row and, where ranks share them, also in the gathered tensor.
         """
         patches = gathered_patches(self.module, self.stage, self.work)
         is_shared = self.module.sequence_parallel or self.module.grid.size("cp") > 1
@@ -229,7 +230,7 @@ class _Activations:
     def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
         """Return the bytes of some tensors of one block."""
         tp = self.tp
-        # With fewer key heads than tp ranks each rank holds one; the same for groups.
+        # With fewer key heads than tp ranks each rank holds one; the same is true for groups.
         head = size.head_size if size.recurrence is None else size.recurrence.state
         key = max(size.key // tp, head)
         total = 0
@@ -250,7 +251,7 @@ class _Activations:
         return total
 
     def _ends(self) -> int:
-        """Return the bytes that layers around the blocks keep: patches, projector, head."""
+        """Return the bytes kept by the layers around the blocks: patches, projector, head."""
         is_copy = self.tp > 1 and not self.module.sequence_parallel
         cp = self.module.grid.size("cp")
         held = HeldAtEnds(
@@ -268,7 +269,7 @@ class _Activations:
 
 
 def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
-    """Return the bytes that a rank sends over a bridge at once, and those that a rank receives."""
+    """Return the bytes that a rank sends in one transfer of a bridge, and that a rank receives."""
     width = spec.sent_width(bridge.source) * COMPUTED[spec.train.precision]
     sent, received = rows_of_transfer(layout, bridge, sample)
     return sent * width, received * width

@@ -30,7 +30,7 @@ class _Course:
 
 
 class _Walk:
-    """Walks through a program and keeps the peak."""
+    """Walks through a program and records the peak."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class _Walk:
                 self._run(action)
 
     def _note(self, *, gradients: int = 0, activations: int = 0, buffers: int = 0) -> None:
-        """Compare this moment, with its temporary memory, to the peak so far."""
+        """Compare the memory now, including temporary memory, with the peak so far."""
         now = self.now
         parts = (
             self.weights + now.gathered,
@@ -73,7 +73,7 @@ class _Walk:
         elif action.kind is Kind.BACKWARD:
             self._backward(action, (action.module, action.stage or 0))
         elif not (action.kind.is_transfer or action.kind.is_collective):
-            return  # Sums and the update are counted with the last backwards.
+            return  # The last backwards count sums and the update.
         elif action.stage is not None:
             # Input gradients stay in their send buffers until the step ends.
             if action.kind is Kind.SEND_B:
@@ -108,7 +108,7 @@ class _Walk:
             self._note()
 
     def _bridge(self, action: Action) -> None:
-        """Count rows: leaves and their gradients at the target, packed buffers at both ends."""
+        """Count rows: autograd leaves and their gradients at the target, buffers at both ends."""
         sent, received = self.row_bytes[action.module]
         bridge = self.layout.bridges[action.module]
         at_source = (bridge.source, len(self.layout[bridge.source].stages) - 1) in self.stages
@@ -116,7 +116,7 @@ class _Walk:
         if action.kind in (Kind.RECV_F, Kind.EXCHANGE_F) and at_target:
             self.now.transfers += 2 * received
         elif action.kind in (Kind.SEND_B, Kind.EXCHANGE_B) and at_target:
-            # The leaves go; the packed gradients stay in their buffers if they are sent pairwise.
+            # The leaves are freed; packed gradients stay in their buffers if sent pairwise.
             self.now.transfers -= received if action.kind is Kind.SEND_B else 2 * received
         if action.kind is Kind.SEND_F and at_source:
             self.now.transfers += sent
@@ -136,9 +136,9 @@ def peak_memory(
 ) -> MemoryRow:
     """Return the memory of a rank at its peak.
 
-    `stages` are those that it holds. `row_bytes` has, by bridge, the bytes that a rank sends at
-    once and those that a rank receives; `communicators` is the number of NCCL communicators that
-    the rank opens.
+    `stages` are the stages of the rank. `row_bytes` has, by bridge, the bytes that a rank sends in
+    one transfer and the bytes that a rank receives; `communicators` is the number of NCCL
+    communicators that the rank opens.
     """
     worst = _Walk(layout, stages, row_bytes, program).worst
     weights, gradients, optimizer, activations, transfers = worst

@@ -1,6 +1,6 @@
 """The weights of a stage on one rank, before sharding over dp x cp.
 
-Decides: which of them train.
+Decides: which weights train.
 Relies on: `kinds` for the weights of layers and ends, `layout.stages` for FSDP units.
 Leaves: bytes to `memory`.
 """
@@ -20,10 +20,10 @@ from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 @dataclass(frozen=True)
 class StageWeights:
-    """The weights of one stage: those of each of its blocks, and those around the blocks.
+    """The weights of one stage: in each of its blocks, and around the blocks.
 
-    The experts of a block are an FSDP unit of their own, and so is the rest of each of the `depths`
-    of multi-token prediction; what is in no unit belongs to the root.
+    The experts of a block are a separate FSDP unit, and so is the rest of each of the `depths` of
+    multi-token prediction; weights in no unit belong to the root.
     """
 
     blocks: tuple[tuple[Weight, ...], ...]
@@ -38,7 +38,7 @@ class StageWeights:
 
     @cached_property
     def trained(self) -> int:
-        """Number of those that are trained."""
+        """Number of trained elements on a tp rank."""
         return sum(each.numel for each in self.all() if each.trains)
 
     def all(self) -> Iterator[Weight]:
@@ -68,7 +68,7 @@ class StageWeights:
 def adds_in_products(spec: Spec, name: str) -> bool:
     """Return whether matrix products of a module accumulate their weights' gradients themselves.
 
-    They do in bf16 if a step has several backwards (`models.fsdp`, docs/adr/0017).
+    They do so in bf16 if a step has several backwards (`models.fsdp`, docs/adr/0017).
     """
     module = spec.modules[name]
     return (
@@ -100,7 +100,7 @@ def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> Stage
 
 
 def ends_of(spec: Spec, stage: Stage) -> Ends:
-    """Return the ends of its module that a stage has."""
+    """Return which ends of its module a stage has."""
     return Ends(
         is_first=stage.is_first,
         is_last=stage.is_last,
@@ -112,7 +112,7 @@ def ends_of(spec: Spec, stage: Stage) -> Ends:
 
 
 def _frozen(module: ModuleSpec, weights: Iterator[Weight]) -> tuple[Weight, ...]:
-    """Return weights as the spec freezes them."""
+    """Return the weights, marked as the spec freezes them."""
     trains = {
         "body": module.frozen is False,
         "experts": module.frozen is False,

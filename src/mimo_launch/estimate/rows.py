@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """Bytes of a rank at its peak; all but `device` are the allocator's.
+    """Bytes of a rank at its peak; the allocator holds all but `device`.
 
     `weights` are shards and gathered copies, `transfers` the buffers of bridges, stage edges,
-    gathers and reductions, `reserve` the memory that the allocator holds and cannot use, `device`
+    gathers and reductions. `reserve` is memory that the allocator holds and cannot use, `device`
     the CUDA context and communicators.
     """
 
@@ -34,7 +34,7 @@ class MemoryRow:
 
     @property
     def parts(self) -> dict[str, int]:
-        """All bytes of the device by what users know."""
+        """All bytes of the device, in categories that users know."""
         names = ("weights", "gradients", "optimizer", "activations", "transfers")
         rest = self.workspace + self.reserve + self.device
         return {name: getattr(self, name) for name in names} | {"other": rest}
@@ -49,8 +49,9 @@ class MemoryRow:
 class StageEstimate:
     """One stage on one rank: its weights before sharding over dp x cp, and its work in a step.
 
-    `tflop` are model FLOPs; `forward_ms` and `backward_ms` are the time of one action. The shares
-    of the step are its parts of those of `RankEstimate`; `reducing` may overlap with other work.
+    `tflop` counts model FLOPs; `forward_ms` and `backward_ms` are the time of one action. The
+    shares of the step are the stage's part of the shares in `RankEstimate`; `reducing` may overlap
+    with other work.
     """
 
     module: str
@@ -71,12 +72,12 @@ class StageEstimate:
 class RankEstimate:
     """Ranks with equal estimates: memory, work and shares of the step's time.
 
-    `bubble` is the share of the schedule in which they do not compute. The shares of the step:
-    `computing`; of it, `communicating` exchanges data with other ranks inside forwards and
-    backwards, `all_to_all` is the part of that for tokens of experts, `sharding` that for weights
-    and gradients of replicas, `recomputing` runs forwards again, and `starting` is time of the
-    host. `waiting` is for others or transfers; `reducing` sums gradients after the last backward;
-    `updating` has all that follows the schedule.
+    `bubble` is the share of the schedule in which they do not compute. The shares of the step are
+    `computing`, `waiting` (for other ranks or transfers), `reducing` (sums of gradients after the
+    last backward) and `updating` (all that follows the schedule). `computing` includes
+    `communicating` (exchanges with other ranks inside forwards and backwards), `recomputing`
+    (forwards that run again) and `starting` (time of the host). `communicating` includes
+    `all_to_all` (tokens of experts) and `sharding` (weights and gradients of replicas).
     """
 
     role: tuple[str, ...]
@@ -103,8 +104,8 @@ class RankEstimate:
 class Estimates:
     """The estimates of a step on one kind of device.
 
-    `bubble` is the mean over ranks with work, of the schedule in estimated time. `not_counted` has,
-    by module, what the estimates leave out because its layers are unknown.
+    `bubble` is the mean over ranks with work, in estimated time. `not_counted` has, by module, what
+    the estimates leave out because its layers are unknown.
     """
 
     device: str

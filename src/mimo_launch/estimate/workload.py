@@ -1,10 +1,11 @@
 """The operations of a stage in one forward or backward, and of a whole step with its own samples.
 
-Decides: that one sample represents all in estimates, and that a step counts its own, padding
-included and without recomputation; the cost of a backward, with frozen modules and without.
+Decides: that one sample represents all samples in estimates; that the FLOPs of a real step count
+its own samples, with padding and without recomputation; the cost of a backward, with frozen modules
+and without.
 Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding, `kinds` for the
 operations of a forward; `spec.gpus` for known peaks.
-Leaves: bytes to `memory`, seconds to `cost_model`, and measured ones to `train` and `bench`.
+Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `train` and `bench`.
 """
 
 from collections import Counter
@@ -51,7 +52,7 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
 
 
 def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
-    """Return the work of a forward of an encoder on some `times` the images of a view."""
+    """Return the work of an encoder forward on the images of a view, `times` over."""
     module, rows = view.module, view.num_rows * times
     extra_tokens = local_extra_tokens(module, sum(view.extras) * times) * shards_of_cp_rank(module)
     return Workload(
@@ -66,12 +67,12 @@ def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
 
 
 def _repeated(lengths: Iterable[int], times: int) -> Counter[int]:
-    """Return how many spans of each length `times` such samples have."""
+    """Return the number of spans of each length in `times` samples with these lengths."""
     return Counter({length: number * times for length, number in Counter(lengths).items()})
 
 
 def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
-    """Return the patches of all cp ranks of which each makes its rows of tiles, 0 elsewhere."""
+    """Return the patches that a cp group gathers to make rows of tiles, 0 in other stages."""
     if module.tiles is None or not stage.is_last:
         return 0
     return (work.held - work.extra_tokens) * module.grid.size("cp")
@@ -84,7 +85,7 @@ def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
 
 
 def rows_of_transfer(layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
-    """Return the rows that a rank sends over a bridge at once, and those that a rank receives."""
+    """Return the rows that a rank sends in one transfer of a bridge, and that a rank receives."""
     samples = layout.samples
     number = sample.rows(bridge.source)
     if layout[bridge.source].is_language:
@@ -102,7 +103,7 @@ def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
 
 
 def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKind, Flops]:
-    """Return the operations of one forward by kind of layer; those at the ends count as blocks."""
+    """Return the operations of one forward by kind of layer; the ends count as blocks."""
     kind = kind_of(spec.modules[stage.module].model)
     numbers = kind.numbers(stage.layers, is_last=stage.is_last)
     return kind.forward_flops(numbers, ends_of(spec, stage), work)
@@ -111,11 +112,11 @@ def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKi
 def backward_flops(
     spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, forward: Flops
 ) -> Flops:
-    """Return the operations of one backward of a stage whose forward has these.
+    """Return the operations of one backward of a stage, from the operations of its forward.
 
     They are twice the forward: gradients of inputs and of weights. A frozen module has only
-    gradients of inputs (and all of attention, which has no weights), and that only behind modules
-    that train. Recomputing is not counted.
+    gradients of inputs (and all of attention, which has no weights), and only if it reads modules
+    that train. Recomputation is not counted.
     """
     if not needs_backward(layout, module, stage.index):
         return Flops()
@@ -134,7 +135,7 @@ def backward_flops(
 
 
 def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> bool:
-    """Return whether the backward of a stage goes through its layers, or ends at the projector."""
+    """Return whether a stage's backward goes through its layers (True) or ends at the projector."""
     if spec.modules[module.name].frozen == "except_projector":
         return trains_before(layout, module.name)
     return needs_backward(layout, module, stage.index)
@@ -142,7 +143,7 @@ def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """The TFLOP of each module in a step, TFLOP/s per rank, and its share of the device's peak."""
+    """The TFLOP of each module in a step, TFLOP/s per rank, and their share of the peak."""
 
     tflop: dict[str, float]
     tflops_per_rank: float
@@ -153,7 +154,7 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
     """Return the FLOPs of one step by module: forward and backward, without recomputation."""
     flops = {}
     for module in layout.modules:
-        # The whole step as if it were one forward: the FLOPs of its samples add up.
+        # Treat the whole step as one forward: the FLOPs of its samples add up.
         if module.is_language:
             spans = Counter(n for s in data.samples for n in language_spans(s, layout.seq))
             held = len(data.samples) * layout.seq
@@ -170,9 +171,9 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
 
 
 def peak_tflops(device: str, precision: str, constants: Calibration | None = None) -> float | None:
-    """Return the peak of a device in TFLOP/s, or None if it is not known, as that of a CPU.
+    """Return the peak of a device in TFLOP/s, or None if it is unknown, for example for a CPU.
 
-    `constants` count for their own device, in every precision.
+    `constants` apply to their own device only, in every precision.
     """
     constants = constants or Calibration()
     if device == constants.rated_device:
@@ -184,7 +185,7 @@ def peak_tflops(device: str, precision: str, constants: Calibration | None = Non
 def rate_of(
     flops: Mapping[str, float], seconds: float, world_size: int, peak: float | None
 ) -> Rate:
-    """Return the rate of a step with these FLOPs by module; `peak` is of one rank's device."""
+    """Return the rate of a step with these FLOPs by module; `peak` is for one device."""
     tflop = {name: each / 1e12 for name, each in flops.items()}
     tflops = sum(tflop.values()) / seconds / world_size
     return Rate(tflop=tflop, tflops_per_rank=tflops, mfu=None if peak is None else tflops / peak)
