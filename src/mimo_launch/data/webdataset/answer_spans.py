@@ -1,10 +1,10 @@
-"""The places of the assistant's answers in the text of a conversation.
+"""The positions of the assistant's answers in the text of a conversation.
 
-Decides: that an answer is what the model has to write: from the end of the template's prompt for an
-answer to the token that ends the turn, tool calls and reasoning included. In a template with
-`{% generation %}` blocks, the answers are the blocks.
-Relies on: marks around all contents of messages, which the template carries into the text; without
-the marks, the text must be the same.
+Decides: that an answer is the text that the model has to write: from the end of the template's
+prompt for an answer to the token that ends the turn, including tool calls and reasoning. In a
+template with `{% generation %}` blocks, the answers are the blocks.
+Relies on: marks around all contents of messages, which the template copies into the text; the text
+must otherwise be unchanged.
 Leaves: tokens to `sample_encoder`.
 """
 
@@ -35,13 +35,13 @@ _ADVICE = (
 )
 
 
-# Keys of messages that are always read, or known to be lost.
+# Keys of messages that are always read or, if not, refused.
 _READ = frozenset({"role", "content", "tool_calls", *REASONING})
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of a message that gets marks: the content, the reasoning or a tool call."""
+    """A part of a message that can get marks: the content, the reasoning or a tool call."""
 
     message: int
     role: str
@@ -59,17 +59,18 @@ class Conversation:
         end: str,
         messages: Sequence[Message],
     ) -> None:
-        """Write the conversation with its template.
+        """Render the conversation with its template.
 
         Args:
             chat: The template.
             said: The messages, in the form that the template takes.
-            settings: Its other arguments: `tools` and `documents`.
+            settings: Other arguments of the template: `tools` and `documents`.
             end: A regular expression for a token that may end a turn.
-            messages: The same, which say what is not learnt, and where they stood in the record.
+            messages: The same messages, with their loss settings and their places in the record.
 
         Raises:
-            BadSample: The template refuses it or loses a part of it, or its text is too long.
+            BadSample: The template refuses the conversation or drops a part of it, or its text is
+                too long.
         """
         if PRIVATE.search(json.dumps([said, settings], ensure_ascii=False)):
             raise BadSample("it has characters of Unicode's last two private-use planes")
@@ -86,7 +87,7 @@ class Conversation:
         self._refuse_losses()
 
     def answers(self) -> Spans:
-        """Return where answers start and end. Raises: BadSample if that cannot be found."""
+        """Return the start and end of each answer. Raises: BadSample if one cannot be found."""
         if self._chat.marks_answers:
             return list(self._blocks()) if self._without_loss else self._whole.blocks
         numbers = {piece.message for piece in self._pieces if piece.role == "assistant"}
@@ -109,7 +110,7 @@ class Conversation:
                 yield f"`{key[:40]}` of messages"
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield the blocks of `{% generation %}` without those of messages that are not learnt."""
+        """Yield the blocks of `{% generation %}`, except for messages that are not learnt."""
         for start, end in self._whole.blocks:
             here = {
                 self._pieces[n].message in self._without_loss
@@ -148,7 +149,7 @@ class Conversation:
         return read_marks(self._chat.render(said, marks_blocks=marks, **settings))
 
     def _find_marks(self) -> tuple[Callable[[TextPiece], bool], Marked]:
-        """Return the text with marks around as many pieces as leave the rest of it unchanged."""
+        """Return the text with marks around as many pieces as possible without other changes."""
         choices: tuple[Callable[[TextPiece], bool], ...] = (
             lambda _: True,
             lambda piece: piece.role == "assistant",
@@ -167,16 +168,16 @@ class Conversation:
         )
 
     def _refuse_losses(self) -> None:
-        """Refuse a conversation of which the template leaves a part out.
+        """Refuse a conversation if the template drops a part of it.
 
-        A part that it writes only in the last turn, such as reasoning, is left out of earlier turns
-        on purpose.
+        A part that the template writes only in the last turn, such as reasoning, may be absent from
+        earlier turns.
         """
         for key in (key for key, value in self._settings.items() if value):
             try:
                 without = self._chat.render(self._said, **{**self._settings, key: None})
             except BadSample:
-                continue  # The template needs it, so it does not ignore it.
+                continue  # The template fails without the piece, so it reads it.
             if without == self.text:
                 raise BadSample(_lost(key, ""))
         for number, piece in enumerate(self._pieces):
@@ -197,7 +198,7 @@ class Conversation:
         return bool(found.places) or (most is None and found.text != self.text)
 
     def _answer(self, message: int) -> tuple[int, int] | None:
-        """Return where the answer in a message starts and ends; None if all of it is left out."""
+        """Return the start and end of the answer in a message; None if all of it is left out."""
         here = [self._whole.places[n] for n in self._of(message) if n in self._whole.places]
         if not here:
             return None
@@ -208,7 +209,7 @@ class Conversation:
         return (n for n, piece in enumerate(self._pieces) if piece.message == message)
 
     def _start(self, message: int, first: int) -> int:
-        """Return where the model starts to write: after the prompt for an answer.
+        """Return where the answer starts: after the prompt for an answer.
 
         A template without such a prompt writes the same text before any answer.
         """
@@ -226,7 +227,7 @@ class Conversation:
             try:
                 return self._render(self._chosen, message, add_generation_prompt=True)
             except BadSample:
-                pass  # It may require a message.
+                pass  # The template may require a message.
         text = f"{start_mark(MOST)}x"
         content = text if self._chat.takes_text else [{"type": "text", "text": text}]
         said = self._with_marks(self._chosen, message)
@@ -240,7 +241,7 @@ class Conversation:
         return Marked(found.text[: found.places[MOST][0]].rstrip(" "), found.places, [])
 
     def _last(self, message: int, last: int) -> int:
-        """Return where the model stops writing: after the token that ends the turn."""
+        """Return where the answer ends: after the token that ends the turn."""
         after = [a for n, (a, _) in self._whole.places.items() if self._pieces[n].message > message]
         gap = self.text[last : min(after, default=len(self.text))]
         is_content = any(
@@ -260,15 +261,15 @@ class Conversation:
         inside = [end for end in ends if end <= len(own)]
         if is_whole:
             return last + (inside[-1] if inside else len(own.rstrip()))
-        # The template ends this turn with another token when it is not the last turn.
+        # The template may end this turn with another token when it is not the last turn.
         return last + next((end for end in ends if end > len(own)), len(own.rstrip()))
 
     def _common(self, lead: Marked, message: int, first: int) -> tuple[int, bool]:
-        """Return the place up to which the text equals `lead`, the text up to an answer.
+        """Return the position up to which the text equals `lead`, the text up to an answer.
 
-        The two are compared from the last mark before the answer that both have. The second value
-        says whether the result is sure: the mark is that of the last piece, or all of `lead` is
-        equal.
+        The comparison starts at the last mark before the answer that both texts have. The second
+        value says whether the result is certain: the mark belongs to the last piece, or all of
+        `lead` is equal.
         """
         before = [n for n, piece in enumerate(self._pieces) if piece.message < message]
         both = [n for n in before if n in lead.places and n in self._whole.places]
@@ -278,7 +279,7 @@ class Conversation:
         )
         rest, gap = lead.text[there:], self.text[here:first]
         common = len(commonprefix([gap, rest]))  # noqa: RUF071
-        if common < min(len(rest), len(gap)):  # Back to the end of a word.
+        if common < min(len(rest), len(gap)):  # Go back to the end of a word.
             words = [found.end() for found in self._word_end.finditer(rest, 0, common)]
             common = words[-1] if words else 0
         latest = self._pieces[before[-1]].message if before else None

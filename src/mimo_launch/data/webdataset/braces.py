@@ -1,7 +1,7 @@
 """Braces of a pattern, as in bash: `{a,b}`, `{0..9}`, `{000..990..10}`, `{a..z}`, nested or not.
 
-Decides: which braces are refused before any name is made: too many names, too many letters, braces
-in braces without end.
+Decides: which braces are refused before any name is made: too many names, too many letters, too
+deeply nested braces.
 Relies on: `braceexpand` for the names, as the webdataset library does; the count follows its rules.
 Leaves: `*` and files to `shard_names`.
 """
@@ -9,12 +9,12 @@ Leaves: `*` and files to `shard_names`.
 import re
 import string
 
-# No file has a longer name (Linux: NAME_MAX).
+# The longest file name (Linux: NAME_MAX).
 MAX_DIGITS = 255
-# Names of all files, about 300 letters each.
+# All names together, at about 300 letters each.
 MAX_LETTERS = 64_000_000
 MAX_DEPTH = 32
-# As in `braceexpand`, whose ranges of letters run from A to Z and on from a to z.
+# As in `braceexpand`: ranges of letters run from A to Z, then from a to z.
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
 _LETTER_RANGE = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
@@ -25,7 +25,7 @@ class PatternError(ValueError):
 
 
 def expanded(pattern: str, most: int) -> list[str]:
-    """Return the names that the braces of a pattern stand for, at most `most`.
+    """Return the names that a pattern with braces expands to, at most `most`.
 
     Raises: PatternError.
     """
@@ -43,7 +43,7 @@ def expanded(pattern: str, most: int) -> list[str]:
 
 
 def num_names(pattern: str) -> int:
-    """Return how many names the braces of a pattern stand for, without making any.
+    """Return the number of names that a pattern expands to, without making them.
 
     Raises: PatternError.
     """
@@ -59,13 +59,13 @@ def num_names(pattern: str) -> int:
 
 
 def _signs(text: str) -> list[tuple[int, str]]:
-    """Return braces and commas with their places; a backslash takes away the next one's meaning."""
+    """Return braces and commas with their positions; a backslash escapes the next character."""
     found = re.finditer(r"\\.|[{},]", text, re.DOTALL)
     return [(each.start(), each[0]) for each in found if each[0][0] != "\\"]
 
 
 def _product(text: str) -> int:
-    """Multiply the braces of a text that is no list itself."""
+    """Return the product of the counts of all braces in a text that is not itself a list."""
     number, depth, start = 1, 0, 0
     for place, sign in _signs(text):
         if sign == "{":
@@ -79,7 +79,7 @@ def _product(text: str) -> int:
 
 
 def _inside(text: str) -> int:
-    """Count what a text between two braces stands for."""
+    """Return the number of alternatives of the text between two braces."""
     if found := _NUMBERS.match(text):
         if max(len(each or "") for each in found.groups()) > MAX_DIGITS:
             raise PatternError(f"a number in its braces has more than {MAX_DIGITS} digits")
@@ -87,7 +87,7 @@ def _inside(text: str) -> int:
     elif found := _LETTER_RANGE.match(text):
         first, last = _LETTERS.index(found[1]), _LETTERS.index(found[2])
     else:
-        # Alternatives stand between the commas that no braces surround.
+        # Alternatives are separated by commas outside inner braces.
         number = depth = start = 0
         for place, sign in _signs(text):
             depth += {"{": 1, "}": -1}.get(sign, 0)

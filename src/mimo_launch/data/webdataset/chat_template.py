@@ -1,8 +1,8 @@
 """The chat template of a tokenizer: conversations as text, as `apply_chat_template` writes them.
 
-Decides: the form in which a template gets messages, and which of several templates is used; what a
-template may call, and that it gets the date only from the spec.
-Relies on: Jinja2's sandbox; the environment is the one that transformers documents
+Decides: the form in which a template gets messages, and which of several templates is used; which
+functions a template may call, and that it gets the date only from the spec.
+Relies on: Jinja2's sandbox, with the environment that transformers documents
 (https://huggingface.co/docs/transformers/chat_templating_writing).
 Leaves: finding the answers to `answer_spans`, tokens to `sample_encoder`.
 """
@@ -27,13 +27,13 @@ from mimo_launch.data.webdataset.records import Record
 from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 
-# The marks around blocks of `{% generation %}`, where they are asked for. No text has these
+# The marks around blocks of `{% generation %}`, if they are requested. No text has these
 # characters: the last two planes of Unicode are for private use.
 BLOCK, END_BLOCK = "\U0010fffc", "\U0010fffd"
 _PRIVATE = re.compile(r"\\udb[89a-f][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 _BLOCKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARKED = "_marks_blocks"
-# The errors of a program in a sandbox: it may divide by zero, or call itself forever.
+# Errors of a program in the sandbox, which may divide by zero or recurse forever.
 _FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -53,9 +53,9 @@ class TemplateRefused(ValueError):
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what the assistant wrote, between marks if they are asked for."""
+    """`{% generation %}`: the assistant's text, between marks if they are requested."""
 
-    tags = {"generation"}  # noqa: RUF012  # As Jinja declares it.
+    tags = {"generation"}  # noqa: RUF012  # Declared as in Jinja.
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -98,8 +98,8 @@ class Program:
         Args:
             source: The template.
             variables: Its variables in every conversation, such as `bos_token`.
-            day: The date that it gets; without, there is no `strftime_now`.
-            images: What it writes for an image, and what stands there instead, if that differs.
+            day: The date that it gets; if None, there is no `strftime_now`.
+            images: The text that it writes for an image, and the replacement, if there is one.
 
         Raises:
             TemplateRefused: It cannot be compiled.
@@ -113,13 +113,13 @@ class Program:
             raise TemplateError(message)
 
         environment.globals["raise_exception"] = raise_exception
-        # transformers offers today's date. Here a sample must have the same tokens every day, and
-        # most templates that ask for a date have a fixed one to fall back on.
+        # transformers passes today's date. Here a sample must have the same tokens every day, and
+        # most templates that use a date have a fixed one as a fallback.
         if day is not None:
             environment.globals["strftime_now"] = day.strftime
         try:
             self._template = environment.from_string(source)
-        except (*_FAILURES, SyntaxError) as error:  # Jinja lets Python compile what it writes.
+        except (*_FAILURES, SyntaxError) as error:  # Python compiles the code that Jinja writes.
             raise TemplateRefused(f"it cannot be compiled: {error}") from error
         self._variables, self._images = variables, images
         self.marks_answers = _BLOCKS.search(source) is not None
@@ -137,18 +137,18 @@ class Program:
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # As templates call it.
+    ensure_ascii: bool = False,  # The name that templates use.
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the escapes for HTML that Jinja's own filter makes."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     if not ensure_ascii:
         return text
-    # Marks must stay readable; no other text has characters of their planes.
+    # Marks must not be escaped; no other text has characters in their planes.
     return _PRIVATE.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
 
 
@@ -169,8 +169,8 @@ class ChatFormat:
             source: The template.
             variables: Its variables in every conversation, such as `bos_token`.
             day: The date that it gets, if any.
-            most: Characters that a conversation may have.
-            images: What it writes for an image, and what stands there instead, if that differs.
+            most: Maximum number of characters of a conversation.
+            images: The text that it writes for an image, and the replacement, if there is one.
 
         Raises:
             TemplateRefused: It cannot be compiled, or fails on one short conversation.
@@ -191,7 +191,7 @@ class ChatFormat:
                 )
             raise TemplateRefused(why)
         asked: Said = [{"role": "user", "content": _PROBE if self.takes_text else in_parts}]
-        # Without a prompt for an answer, `add_generation_prompt` changes nothing.
+        # In a template without a prompt for answers, `add_generation_prompt` changes nothing.
         self.has_prompt = self.render(asked) != self.render(asked, add_generation_prompt=True)
 
     def render(self, said: Said, **settings: Any) -> str:
@@ -211,7 +211,7 @@ class ChatFormat:
     def dicts(self, messages: Sequence[Message], markers: Mapping[Marker, str]) -> Said:
         """Return messages in the form that the template takes.
 
-        `markers` stand for images and clips where the template takes text only.
+        `markers` replace images and clips if the template takes only text.
         """
         return [self._as_dict(message, markers) for message in messages]
 
@@ -220,7 +220,7 @@ class ChatFormat:
         return key in self._source
 
     def media_text(self, medium: Medium) -> str | None:
-        """Return what the template writes for an image or a clip; None if it takes text only.
+        """Return the text that the template writes for a medium; None if it takes only text.
 
         Raises: TemplateRefused if it takes parts of a message, but none of this medium.
         """
@@ -237,7 +237,7 @@ class ChatFormat:
                 f"of a message with a part of type `{medium}`: {error}"
             ) from error
         start = _alike(with_one, without)
-        # Something else may differ, too, as a blank in front of text that comes first.
+        # Something else may differ, too, such as a blank before text that comes first.
         behind = _alike(with_one[start:][::-1], without[start:][::-1])
         return with_one[start : len(with_one) - behind]
 
@@ -246,7 +246,7 @@ class ChatFormat:
         if role in RESULTS and not any(f"{quote}{role}{quote}" in self._source for quote in "'\""):
             role = "tool"
         said = {"role": role, **message.rest}
-        # As in transformers, older templates find the reasoning under their own names, too.
+        # As in transformers, older templates also get the reasoning under their own names.
         reasoning = next((said[key] for key in REASONING if key in said), None)
         if reasoning is not None:
             said = {"thinking": reasoning, **said, "reasoning_content": reasoning}
@@ -281,16 +281,16 @@ def _alike(first: str, second: str) -> int:
 
 
 def _shown(medium: Medium) -> dict[str, Any]:
-    """Return a part of a message that is an image, a clip or a video.
+    """Return an image, a clip or a video as a part of a message.
 
-    Some templates ask for its type, others, as that of Qwen2-Audio, for a key of that name. Its
-    value is no text, which the template would be expected to write.
+    Some templates test its type; others, such as Qwen2-Audio's, test for a key with that name. The
+    value of the key is not a text, because a template is expected to write all texts.
     """
     return {"type": medium, medium: True}
 
 
 class ChatFormats:
-    """The chat templates of a tokenizer: one, or ones for tools and for videos beside it."""
+    """The chat templates of a tokenizer: one, and perhaps others for tools and for videos."""
 
     def __init__(
         self,
@@ -311,20 +311,20 @@ class ChatFormats:
 
     @property
     def usual(self) -> ChatFormat:
-        """The template of conversations without tools."""
+        """The template for conversations without tools."""
         return self._formats[DEFAULT]
 
     def of(self, record: Record) -> ChatFormat:
-        """Return the template of a conversation, as transformers chooses it."""
+        """Return the template for a conversation, as transformers chooses it."""
         if "video" in record.media() and FOR_VIDEOS in self._formats:
             return self._formats[FOR_VIDEOS]
         name = FOR_TOOLS if record.tools is not None else DEFAULT
         return self._formats.get(name, self.usual)
 
     def media_text(self, medium: Medium) -> str | None:
-        """Return what is written for an image, a clip or a video; None if only text is taken.
+        """Return the text for an image, a clip or a video; None if templates take only text.
 
-        Raises: TemplateRefused if none of this medium is written.
+        Raises: TemplateRefused if the template writes none of this medium.
         """
         name = FOR_VIDEOS if medium == "video" else DEFAULT
         return self._formats.get(name, self.usual).media_text(medium)

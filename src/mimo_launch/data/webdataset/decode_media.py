@@ -1,9 +1,9 @@
-"""Members of a sample as images, sound, codes: sizes from the header, contents, input of encoders.
+"""Members of a sample as images, sound, codes: sizes from the header, contents, encoder inputs.
 
 Decides: that an image is turned upright and put on white; which files are refused, whatever their
-names; that resizing works on 8-bit pixels, and the arithmetic after it in float32, with the same
-numbers as transformers' Pillow processors.
-Relies on: Pillow for images, soundfile for sound; each is imported when it is first needed;
+names; that resizing works on 8-bit pixels, and the arithmetic after it on float32, with the same
+results as transformers' Pillow processors.
+Relies on: Pillow for images and soundfile for sound, each imported on first use;
 `hugging_face.image_processor` for sizes.
 Leaves: spectrograms of sound to `torch_media`.
 """
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Medium = Literal["image", "audio", "video"]
-# What stands at a place of a text: a medium that is shown, or a target to be made.
+# The kind of a marker in a text: a medium that is shown, or a target to make.
 Marker = Literal["image", "audio", "video", "target"]
 
 # EXIF orientations from 5 on swap height and width (JEITA CP-3451, tag 0x0112).
 _ORIENTATION, _FIRST_SWAPPED = 0x0112, 5
-# Modes of Pillow with more than 8 bits a channel: converted to others, values are cut at 255.
+# Modes of Pillow with more than 8 bits per channel; conversion to other modes clips at 255.
 _DEEP_MODES = ("I", "F")
 # No recording has a lower rate (a telephone has 8 kHz), and no microphone a higher one.
 _LEAST_HERTZ, _MOST_HERTZ = 4_000, 768_000
-# How decoders print a file in memory.
+# The way decoders print a file in memory.
 _ADDRESS = re.compile(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>")
 Pixels = npt.NDArray[np.float32]
 
@@ -62,19 +62,19 @@ def medium_of(suffix: str) -> Medium | None:
 
 
 def marker_of(suffix: str) -> Marker | None:
-    """Return what a member is to the text: a target is made, and never shown."""
+    """Return the kind of marker for a member; a target is made and never shown."""
     return "target" if suffix.startswith(TARGET) else medium_of(suffix)
 
 
 def image_size(suffix: str, data: bytes) -> tuple[int, int]:
-    """Return (height, width) of an image turned upright, from its first bytes or all of them.
+    """Return (height, width) of the upright image, from its first bytes or all of them.
 
     Raises: BadSample if the header cannot be read.
     """
     from PIL import Image
 
     with readable(suffix, "an image"), _opened(data) as image:
-        # The `getexif` of PNG images would decode all pixels to look for EXIF data after them.
+        # `getexif` of PNG images would decode all pixels to look for EXIF data after them.
         turned = Image.Image.getexif(image).get(_ORIENTATION, 1) >= _FIRST_SWAPPED
         # For a TIFF, Pillow returns the size of the upright image.
         swapped = turned and image.format != "TIFF"
@@ -117,7 +117,7 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
 def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArray[np.float32], int]:
     """Return a clip as the mean of its channels, float32 [samples] in -1 to 1, and its rate in Hz.
 
-    Only its first `seconds` are decoded: hours of silence are a small file and much memory.
+    Only the first `seconds` are decoded: hours of silence make a small file but need much memory.
     Raises: BadSample if it cannot be decoded.
     """
     import soundfile
@@ -129,9 +129,9 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
 
 
 def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
-    """Return codebooks and frames of codec tokens, from the first bytes of the file or all of them.
+    """Return the numbers of codebooks and frames, from the first bytes of a file or all of them.
 
-    Raises: BadSample if the header cannot be read, or is not that of codes.
+    Raises: BadSample if the header cannot be read, or does not describe codes.
     """
     with readable(suffix, "codes"):
         file = io.BytesIO(data)
@@ -154,14 +154,14 @@ def decode_codes(suffix: str, data: bytes) -> npt.NDArray[np.int64]:
 
 @contextmanager
 def _opened(data: bytes) -> "Iterator[Image]":
-    """Open an image of a format that we read. Raises: whatever Pillow does; ValueError."""
+    """Open an image of a supported format. Raises: ValueError, and whatever Pillow raises."""
     from PIL import Image
 
-    # Pillow warns, without a name, of metadata that are broken beside sound pixels, and of many
-    # pixels, for which the caller has a limit. `catch_warnings` does not know of other threads.
+    # Pillow warns, without a file name, about broken metadata of good images, and about many
+    # pixels, for which the caller has a limit. `catch_warnings` is not safe with threads.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     Image.init()
-    # Pillow decodes some other formats with programs that it starts, such as Ghostscript.
+    # For some other formats Pillow starts a program, such as Ghostscript.
     formats = [each for each in dict.fromkeys(IMAGE_FORMATS.values()) if each in Image.OPEN]
     with Image.open(io.BytesIO(data), formats=formats) as image:
         if image.mode.startswith(_DEEP_MODES):
@@ -174,7 +174,7 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 @contextmanager
 def readable(suffix: str, what: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into BadSample: no decoder documents all of its errors."""
+    """Turn any error of a decoder into BadSample: no decoder documents all of its errors."""
     try:
         yield
     except Exception as error:
@@ -183,11 +183,11 @@ def readable(suffix: str, what: str) -> Iterator[None]:
 
 
 def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
-    """Return an image as an encoder takes it, [channels, height, width].
+    """Return an image as the input of an encoder, [channels, height, width].
 
     Args:
-        image: Of mode "RGB", or "L" for one channel.
-        recipe: What to do with it.
+        image: An image of mode "RGB", or "L" for one channel.
+        recipe: The processing steps.
 
     Raises:
         ImageTooThin: The recipe has no size for it.
@@ -200,7 +200,7 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         image = square
     height, width = recipe.resized(image.height, image.width)
     if isinstance(recipe.resize, PatchCount):
-        # As numbers, without rounding: they may leave the range of a pixel.
+        # As floats, without rounding: values may leave the range of a pixel.
         resample = Image.Resampling(recipe.resample)
         bands = [each.convert("F").resize((width, height), resample) for each in image.split()]
         pixels = np.stack([np.asarray(band) for band in bands])
@@ -210,7 +210,7 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         pixels = np.asarray(image)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if recipe.crop is not None:
-        # The middle of the image; black where it has no pixels.
+        # Keep the middle of the image; fill with black where it has no pixels.
         cropped = np.zeros((len(pixels), *recipe.crop), dtype=pixels.dtype)
         from_y, to_y = _overlap(pixels.shape[1], recipe.crop[0])
         from_x, to_x = _overlap(pixels.shape[2], recipe.crop[1])
@@ -219,15 +219,15 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     mean, std = (
         np.asarray(each, dtype=np.float32)[:, None, None] for each in (recipe.mean, recipe.std)
     )
-    # Scaled in double precision and rounded once, as the reference does.
+    # Scaled in double precision and rounded once, as in the reference.
     scaled = (pixels * np.float64(recipe.scale)).astype(np.float32)
     return np.ascontiguousarray((scaled - mean) / std)
 
 
 def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
-    """Return an image as a tile, and behind it the tiles of its grid, [tiles, channels, h, w].
+    """Return an image as one tile, then the tiles of its grid, [tiles, channels, h, w].
 
-    The image stands in the middle of the grid, black around it. Raises: ImageTooThin.
+    The image is centred in the grid, with black around it. Raises: ImageTooThin.
     """
     grid = recipe.grid(image.height, image.width)
     down, right = fitted(image.height, image.width, grid)
@@ -248,7 +248,8 @@ def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
 def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[Pixels]:
     """Yield the images that one image becomes, each [channels, height, width].
 
-    They are its tiles, line by line and from left to right; then, if there are several, all of it.
+    These are its tiles, line by line and from left to right; then, if there are several tiles, the
+    whole image.
     """
     resample = Image.Resampling(recipe.resample)
     grid = image
@@ -269,6 +270,6 @@ def _overlap(have: int, want: int) -> tuple[slice, slice]:
     if have >= want:
         first = (have - want) // 2
         return slice(first, first + want), slice(0, want)
-    # As in the reference, an odd border has its larger half before the image.
+    # As in the reference, the larger half of an odd border comes before the image.
     first = math.ceil((want - have) / 2)
     return slice(0, have), slice(first, first + have)

@@ -1,9 +1,9 @@
 """Members of a sample as videos: their size and number of frames, and the frames that are taken.
 
-Decides: the formats, by the first bytes of a file; that frames come in the order of a file, or in
-that of the numbers in the names of a `.frames.zip`; that nothing but the member itself is opened;
-that frames are counted, and none is decoded that is larger than its header says.
-Relies on: PyAV, imported when it is first needed; `decode_media` for the images in a zip.
+Decides: the formats, by the first bytes of a file; that frames keep the order of the file or, in a
+`.frames.zip`, of the numbers in their names; that nothing but the member itself is opened; that
+frames are counted, and that no frame larger than its header says is decoded.
+Relies on: PyAV, imported on first use; `decode_media` for the images in a zip.
 Leaves: which frames are taken, and their size, to `hugging_face.video_processor`.
 """
 
@@ -25,28 +25,28 @@ from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
 Groups = npt.NDArray[np.float32]
-# By the demuxer of FFmpeg, what files of its formats begin with, and at which byte. No other
-# demuxer runs: some open files and addresses that a video names.
+# For each demuxer of FFmpeg, the offset and value of the first bytes of its files. No other demuxer
+# runs: some open files and URLs that a video names.
 _FORMATS: dict[str, tuple[tuple[int, bytes], ...]] = {
     "mov": tuple((4, each) for each in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),
     "matroska": ((0, b"\x1a\x45\xdf\xa3"),),
     "avi": ((8, b"AVI "),),
     "mpeg": ((0, b"\x00\x00\x01\xba"),),
 }
-# The largest file of a frame: no image of 8 bits that may be decoded has more.
+# The largest file of a frame: no decodable 8-bit image is larger.
 _MOST_BYTES = 1 << 29
-# What a decoder may have for a frame, times the pixels that the header says and at least: it works
-# on whole blocks, with a border.
+# Limits on the pixels of a decoder per frame: a multiple of the pixels in the header, and a lower
+# bound. A decoder works on whole blocks, with a border.
 _ROOM, _LEAST_PIXELS = 4, 1 << 22
-# Above all videos; places in an index have 32 bits.
+# Longer than any video; places in an index have 32 bits.
 _MOST_SECONDS = 1_000_000
 _DIGITS = re.compile(r"(\d+)")
 
 
 def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
-    """Return the size of a video without decoding it; `rate` is that of frames in a zip.
+    """Return the size of a video without decoding it; `rate` is the frame rate of a zip.
 
-    Raises: BadSample if it cannot be read, or says nothing that it must.
+    Raises: BadSample if it cannot be read, or its header lacks a required value.
     """
     with readable(suffix, "a video"), _opened(suffix, data) as file:
         size = file.size(rate)
@@ -58,11 +58,11 @@ def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
 def video_groups(
     suffix: str, data: bytes, taken: TakenVideo, recipe: VideoRecipe
 ) -> Iterator[Groups]:
-    """Yield each temporal patch that is taken of a video, [channels, frames, height, width].
+    """Yield each temporal patch that is taken from a video, [channels, frames, height, width].
 
-    Raises: BadSample if a frame cannot be decoded, or is not there.
+    Raises: BadSample if a frame cannot be decoded, or does not exist.
     """
-    # It imports torch, which an index does not need.
+    # Imported here because it imports torch, which an index does not need.
     from mimo_launch.data.torch_media import resized
 
     channels = len(recipe.mean)
@@ -92,12 +92,12 @@ def video_groups(
 
 
 def _opened(suffix: str, data: bytes) -> AbstractContextManager["_Zip | _Film"]:
-    """Return an open video, to be closed. Raises: ValueError, or whatever PyAV does."""
+    """Return an open video, to be closed. Raises: ValueError, and whatever PyAV raises."""
     return closing(_Zip(data) if suffix.endswith(FRAMES_SUFFIX) else _Film(data))
 
 
 class _Zip:
-    """A video whose frames are images in a zip, by the numbers in their names."""
+    """A video stored as a zip of images, ordered by the numbers in their names."""
 
     def __init__(self, data: bytes) -> None:
         self._file = zipfile.ZipFile(io.BytesIO(data))
@@ -121,7 +121,7 @@ class _Zip:
         self._file.close()
 
     def size(self, rate: float) -> VideoSize:
-        """Return its size, at a rate of frames that it does not say itself."""
+        """Return the size of the video; `rate` is its frame rate, which a zip does not contain."""
         height, width = image_size(self._names[0], self._member(self._names[0]))
         return VideoSize(len(self._names), height, width, rate)
 
@@ -146,7 +146,7 @@ class _Zip:
 
 
 class _Film:
-    """A video file of one of the formats that may be opened."""
+    """A video file of one of the supported formats."""
 
     def __init__(self, data: bytes) -> None:
         try:
@@ -155,7 +155,7 @@ class _Film:
             raise ValueError("the package `av` is not installed: pip install 'av>=14'") from error
         for name, begins in _FORMATS.items():
             if any(data[at : at + len(sign)] == sign for at, sign in begins):
-                # To open one may decode a frame.
+                # Opening a file may decode a frame.
                 options = {"max_pixels": str(MOST_PIXELS)}
                 self._container: Any = av.open(io.BytesIO(data), format=name, options=options)
                 return
@@ -172,10 +172,10 @@ class _Film:
         return self._container.streams.video[0]
 
     def size(self, rate: float) -> VideoSize:
-        """Return its size and rate; `rate` is that of files that say none.
+        """Return the size and rate of the video; `rate` is for files that do not say theirs.
 
-        A packet is a frame: the number in a header may be a lie, or that of frames which an edit
-        list leaves out.
+        Packets are counted as frames: the number in the header may be wrong, or include frames that
+        an edit list leaves out.
         """
         del rate
         stream, frames = self._stream, 0

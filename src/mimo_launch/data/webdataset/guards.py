@@ -2,8 +2,8 @@
 
 Decides: how much memory and time a chat template may take for one conversation.
 Relies on: limits and timers of this process, which belong to its main thread. Samples are indexed
-there; threads that read them later meet only what passed.
-Leaves: what is said of a sample or a tokenizer to callers.
+there; threads that read them later see only samples that passed.
+Leaves: messages about a sample or a tokenizer to callers.
 """
 
 import os
@@ -16,12 +16,12 @@ from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
-# Templates take some milliseconds, and some copies of a text of at most `data.max_characters`.
+# Templates need a few milliseconds, and a few copies of a text of at most `data.max_characters`.
 MEMORY, SECONDS = 1 << 30, 10.0
 
 
 class TooMuch(Exception):
-    """A program takes more than its bound; the message says of what."""
+    """A program exceeds a bound; the message says which."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def bounds() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     except MemoryError as error:
         raise TooMuch(f"takes more than {MEMORY >> 30} GiB of memory") from error
-    finally:  # Also if the timer struck at the last moment.
+    finally:  # Runs even if the timer fires at the last moment.
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, before)
 
@@ -57,8 +57,8 @@ def bounds() -> Iterator[None]:
 def without_panic(call: Callable[[], T]) -> T:
     """Return the result of a call of the tokenizers library.
 
-    Where its code panics, as when a regex backtracks too often, it writes a backtrace to stderr and
-    raises what is no `Exception`.
+    If the library panics, as when a regex backtracks too often, it writes a backtrace to stderr and
+    raises an error that is not an `Exception`.
 
     Raises: ValueError in place of a panic, and whatever else the call raises.
     """
@@ -73,7 +73,7 @@ def without_panic(call: Callable[[], T]) -> T:
 
 @contextmanager
 def _panics_unwritten() -> Iterator[None]:
-    """Drop what a block writes to stderr if it ends with an error, and write it after else."""
+    """Hold back stderr during a block: drop it if the block raises, else write it afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

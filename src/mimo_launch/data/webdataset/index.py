@@ -1,7 +1,7 @@
-"""The index of shards: made once, kept beside them, and made again when it is out of date.
+"""The index of shards: made once, kept next to them, and made again when it is out of date.
 
-Decides: where it is kept, what it depends on, and who makes it: one process of a host, while others
-wait for a lock, which the kernel releases when its holder ends.
+Decides: where it is kept, what it depends on, and which process makes it: one per host, while the
+others wait for a lock, which the kernel releases when its holder ends.
 Relies on: `index_pool` for the samples of shards, `index_columns` for files; renaming a folder is
 atomic.
 Leaves: samples of an index to `samples`.
@@ -50,7 +50,7 @@ FOLDER = ".mimo-index"
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """The progress of making the index of a split, and `why` it is made."""
+    """The progress of making the index of a split; `why` is the reason for making it."""
 
     split: Split
     why: str
@@ -66,13 +66,13 @@ Say = Callable[[IndexProgress], None]
 def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     """Return the index of a split, making it if there is none or if it is out of date.
 
-    Any number of processes may call it at once. `say` gets the progress of making it.
+    Any number of processes may call this concurrently. `say` gets the progress of making it.
 
-    Raises: OSError if a shard cannot be read, or the index written.
+    Raises: OSError if a shard cannot be read, or the index cannot be written.
     """
     shards = [each.path for each in split_shards(indexer.data, split)]
     wanted = _identity(indexer, shards)
-    # The name of its folder says which settings an index is for.
+    # The folder name of an index identifies its settings.
     settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     if indexer.data.index is not None:
@@ -91,7 +91,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     folder.parent.mkdir(parents=True, exist_ok=True)
     now = IndexProgress(split, "another process does it, waiting", 0, len(shards), 0, 0)
     with _lock(folder.with_suffix(".lock"), partial(say, now)):
-        # The process that had the lock may have made it.
+        # The process that held the lock may have made the index.
         columns, why = _usable(folder, wanted)
         if columns is None:
             _make(indexer, shards, folder, wanted, replace(now, why=why), say)
@@ -107,7 +107,7 @@ def split_shards(data: WebdatasetData, split: Split) -> list[NamedShard]:
 
 
 def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
-    """Return what an index depends on: settings, and the state of files that must not change."""
+    """Return everything an index depends on: settings, and the state of files."""
     data = indexer.data
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
@@ -133,7 +133,7 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
 
 
 def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
-    """Return an index if it is there and fits, or None and why it must be made."""
+    """Return an index if it exists and is up to date, or None and why it must be made."""
     try:
         meta = read_meta(folder)
         have = meta["identity"]
@@ -153,8 +153,8 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
 def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of an index; the kernel releases it when this process ends in any way.
 
-    `wait` is called if another process holds it. On a file system without locks several processes
-    make the same index, and one of theirs is kept.
+    `wait` is called if another process holds it. On a file system without locks, several processes
+    make the same index, and one index is kept.
     """
     with path.open("w") as file:
         try:
@@ -175,7 +175,7 @@ def _make(
     progress: IndexProgress,
     say: Say,
 ) -> None:
-    """Make an index beside its place, then rename it."""
+    """Make an index in a temporary folder, then rename the folder."""
     made = _beside(folder)
     made.mkdir()
     suffixes: dict[str, int] = {}
@@ -198,7 +198,7 @@ def _make(
             writer.finish({"identity": identity, **meta})
         finally:
             writer.close()
-        # An old index is removed, a newer one of another process stays.
+        # Remove an old index; keep a newer one that another process made.
         if folder.exists():
             old = _beside(folder)
             with suppress(FileNotFoundError):  # Another process did the same.
@@ -214,5 +214,5 @@ def _make(
 
 
 def _beside(folder: Path) -> Path:
-    """Return a unique path beside a folder that other processes may be reading."""
+    """Return a unique path next to a folder that other processes may be reading."""
     return folder.with_name(f"{folder.name}.{uuid4().hex[:12]}")

@@ -2,10 +2,10 @@
 
 Decides: the columns, and when a folder holds all of them.
 Relies on: numpy's memory maps: ranks of a host share the pages that they touch.
-Leaves: the contents of columns to `indexer`, when they are out of date to `index`.
+Leaves: the contents of columns to `indexer`, whether they are out of date to `index`.
 
-A sample has any number of members, rows of images and learned runs. Those of all samples stand one
-after another: a sample's own begin at the `*_end` of the sample before and end at its own `*_end`.
+A sample has any number of members, spans of images and learned runs. Their columns concatenate all
+samples: a sample's part begins at the `*_end` of the sample before it and ends at its own `*_end`.
 """
 
 import json
@@ -25,14 +25,14 @@ Column = npt.NDArray[Any]
 META, BAD = "index.json", "bad.jsonl"
 VERSION = 12
 
-# Of an image in tiles, the fields of its `Tiling`; of a frame only a height, 2 of the last one.
+# The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
 # Per sample; `content` is a checksum of its members.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4"}
-# Per member of a sample that training reads, per run of rows of one image (or per target, with the
-# number of tokens that it is made of; of a video, with one more than the places by which it is
-# later; with the number that its text is written from), per run of learned tokens, and per byte of
-# a key.
+# Per member that training reads; per span of rows of one image or per target; per run of learned
+# tokens; per byte of a key. Of a span, `reads` is the number of tokens that a target is made from,
+# `later` is, for a video, one more than the places by which it is later, and `told` is the number
+# from which its text is written.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
@@ -59,26 +59,26 @@ TYPES = {
 
 
 def numbers_of(shown: Shown) -> tuple[int, ...]:
-    """Return how an image is shown as the numbers of `TILING`."""
+    """Return the tiling of an image as the numbers of `TILING`."""
     if shown is None:
         return (0, 0, 0, 0)
     return astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
 
 
 def shown_as(numbers: tuple[int, ...]) -> Shown:
-    """Return what `numbers_of` wrote."""
+    """Return the inverse of `numbers_of`."""
     if numbers[0]:
         return Tiling(*numbers)
     return Frame(numbers[2] > 1) if numbers[2] else None
 
 
 class DamagedIndex(Exception):
-    """The files of an index are not all there; the message says which."""
+    """The files of an index cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of an open index, by name; `meta` says what it was made of."""
+    """The columns of an open index, by name; `meta` says what it was made from."""
 
     folder: Path
     columns: Mapping[str, Column]
@@ -86,11 +86,11 @@ class Columns:
 
     @property
     def num_samples(self) -> int:
-        """Samples that can be trained on."""
+        """Number of samples that can be trained on."""
         return len(self.columns["tokens"])
 
     def range(self, name: str, sample: int) -> slice:
-        """Return where the members, spans, runs or key bytes of a sample are in their columns."""
+        """Return the slice of a sample in the columns of members, spans, runs or key bytes."""
         ends = self.columns[f"{name}_end"]
         return slice(int(ends[sample - 1]) if sample else 0, int(ends[sample]))
 
@@ -101,12 +101,12 @@ class Columns:
 
     @property
     def num_bad(self) -> int:
-        """Records that are left out of the index."""
+        """Number of records that are left out of the index."""
         return int(self.meta["num_bad"])
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Samples by what they have that is not read, the most frequent first."""
+        """Number of samples with each kind of ignored content, the most frequent first."""
         return dict(sorted(self.meta["ignored"].items(), key=lambda item: -item[1]))
 
     def bad(self) -> Iterator[dict[str, str]]:
@@ -126,7 +126,7 @@ class ColumnWriter:
         self._lengths = dict.fromkeys(TYPES, 0)
 
     def append(self, columns: Mapping[str, Column]) -> None:
-        """Write the samples of one shard, whose `*_end` count from 0. Raises: OSError."""
+        """Write the samples of one shard, with each `*_end` counted from 0. Raises: OSError."""
         # The length of each list before this shard.
         begins = {f"{name}_end": self._lengths[next(iter(LISTS[name]))] for name in LISTS}
         for name, kind in TYPES.items():
@@ -135,7 +135,7 @@ class ColumnWriter:
             self._lengths[name] += len(column)
 
     def finish(self, meta: Mapping[str, Any]) -> None:
-        """Write what the index was made of, which completes it. Raises: OSError."""
+        """Write what the index was made from, which completes it. Raises: OSError."""
         self.close()
         text = json.dumps({**meta, "version": VERSION, "lengths": self._lengths})
         (self._folder / META).write_text(text, encoding="utf-8")
@@ -146,7 +146,7 @@ class ColumnWriter:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what an index was made of. Raises: DamagedIndex, FileNotFoundError."""
+    """Return what an index was made from. Raises: DamagedIndex, FileNotFoundError."""
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -177,6 +177,6 @@ def open_columns(folder: Path, meta: dict[str, Any]) -> Columns:
 
 
 def write_bad(folder: Path, bad: Iterable[Mapping[str, str]]) -> None:
-    """Write the list of bad records, one JSON object a line. Raises: OSError."""
+    """Write the list of bad records, one JSON object per line. Raises: OSError."""
     with (folder / BAD).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(each) + "\n" for each in bad)

@@ -1,8 +1,8 @@
 """Processes that make the index of shards together, one shard each.
 
-Decides: how many processes read shards, and when one is faster; that they end with their parent.
+Decides: how many processes read shards, and when one is faster; that they exit with their parent.
 Relies on: `indexer` for the samples of a shard.
-Leaves: where an index is kept, and who makes it, to `index`.
+Leaves: where an index is kept, and which process makes it, to `index`.
 """
 
 import multiprocessing
@@ -18,14 +18,14 @@ from mimo_launch.data.webdataset.indexer import SampleIndexer, index_shard
 from mimo_launch.data.webdataset.shard_rows import ShardIndex
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
-# With fewer bytes of shards, one process is done before others have started.
+# With fewer bytes of shards, one process finishes before others have started.
 SMALL = 32 << 20
-# The indexer of a process of the pool: made once, because a tokenizer loads slowly.
+# The indexer of a worker process: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []
 
 
 def _start(spec: Spec) -> None:
-    # Ctrl-C reaches the whole process group, but the parent ends its pool by itself.
+    # Ctrl-C reaches the whole process group, but the parent stops its pool itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -48,7 +48,7 @@ def _task(number: int, path: Path) -> ShardIndex:
 def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
     """Yield the index of each shard in order, made by one process per processor.
 
-    Raises: OSError if one of them is killed.
+    Raises: OSError if a process is killed.
     """
     workers = min(len(shards), len(os.sched_getaffinity(0)))
     small = sum(path.stat().st_size for path in shards) < SMALL
@@ -56,7 +56,7 @@ def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[S
         for number, path in enumerate(shards):
             yield index_shard(indexer, number, path)
         return
-    # Not forked: this process may have threads.
+    # Not "fork": this process may have threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)

@@ -1,6 +1,6 @@
 """Reads every sample of a shard once for the index: tokens, sizes of images, faults.
 
-Decides: which records the index leaves out, and what a sample has that is not read.
+Decides: which records the index leaves out, and which contents of a sample are ignored.
 Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
 Leaves: columns of the index to `shard_rows`, reading many shards to `index`.
 """
@@ -55,11 +55,11 @@ class SampleIndexer:
         self.reads_txt = isinstance(template, CaptionTemplate) and template.text is None
 
     def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
-        """Return what the index holds of a sample.
+        """Return the index entry of a sample.
 
         Args:
             suffixes: Suffixes of its members.
-            read: Returns the bytes of a member, or as many of its first bytes as asked for.
+            read: Returns the bytes of a member, or the requested number of its first bytes.
 
         Raises:
             BadSample: It cannot be trained on.
@@ -133,7 +133,7 @@ class SampleIndexer:
 
 
 def _ignored(suffixes: Sequence[str]) -> str:
-    """Return which members of a sample without a text are not read, if there are any."""
+    """Return a note on the unread members of a sample without a text, "" if there are none."""
     if not suffixes:
         return ""
     named = ", ".join(f".{each}" for each in suffixes[:_MOST_LISTED])
@@ -154,7 +154,7 @@ def _checksum(suffixes: Sequence[str], read: Callable[[str, int | None], bytes])
 
 
 def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
-    """Return height and width of an image turned upright; `read` returns its first bytes.
+    """Return height and width of the upright image; `read` returns its first bytes.
 
     Raises: BadSample.
     """
@@ -165,7 +165,7 @@ def header_size(suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
 
 
 def place_of(suffix: str) -> tuple[int, str]:
-    """Return a key that sorts images of a sample: `jpg` before `1.jpg` before `10.jpg`."""
+    """Return a sort key for images of a sample: `jpg` before `1.jpg` before `10.jpg`."""
     if marker_of(suffix) == "target":
         return target_of(suffix)[1], suffix
     first = suffix.partition(".")[0]
@@ -173,7 +173,7 @@ def place_of(suffix: str) -> tuple[int, str]:
 
 
 def _named(suffix: str) -> str:
-    """Return words for members of one kind that are not read."""
+    """Return a description of unread members of one kind."""
     return f"`.{suffix.rpartition('.')[2][:40]}`"
 
 

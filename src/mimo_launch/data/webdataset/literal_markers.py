@@ -1,9 +1,9 @@
-r"""Markers that are only text: those after a backslash, or all of a sample that says so.
+r"""Markers that are only text: after a backslash, or everywhere in a sample that says so.
 
-Decides: that `\<image>` is the text `<image>`, and its tokens are those of its letters. Until then
-one character stands for it, a noncharacter that Unicode reserves for such uses.
+Decides: that `\<image>` is the text `<image>`, tokenized by its letters. Until then one character
+replaces it: a noncharacter, which Unicode reserves for such uses.
 Relies on: the tokenizer, to which these characters are added as tokens.
-Leaves: which markers are not text to `records`.
+Leaves: which samples have no markers to `records`.
 """
 
 import re
@@ -34,20 +34,20 @@ class LiteralMarkers:
             try:
                 found = without_panic(partial(tokenizer.encode, text, add_special_tokens=False))
             except Exception:  # The library raises nothing narrower.
-                continue  # Its letters are not in the vocabulary.
+                continue  # The vocabulary lacks its letters.
             finally:
                 tokenizer.encode_special_tokens = False
             sign = chr(_FIRST + number)
             if (token := add_token(tokenizer, sign)) is not None:
                 self._signs[text], self._tokens[token] = sign, found.ids
-        # The longest first: one may begin like another.
+        # Longest first, because one may be a prefix of another.
         texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
         self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")
 
     def signed(self, value: Any, *, is_prose: bool) -> Any:
-        """Return a JSON value with a sign in its texts for each marker that is text.
+        """Return a JSON value with a sign in its texts in place of each marker that is text.
 
-        `is_prose`: all are. Raises: BadSample if it has such signs.
+        With `is_prose`, all markers are text. Raises: BadSample if the value already has signs.
         """
         if isinstance(value, str):
             if _SIGNS.search(value):
@@ -63,7 +63,7 @@ class LiteralMarkers:
     def spelled(
         self, ids: Sequence[int], loss_mask: npt.NDArray[np.bool_]
     ) -> tuple[list[int], npt.NDArray[np.bool_]]:
-        """Return tokens, and which of them are learned, with those of letters for each sign."""
+        """Return tokens and their loss mask, with each sign replaced by tokens of its letters."""
         if self._tokens.keys().isdisjoint(ids):
             return list(ids), loss_mask
         spelled = [self._tokens.get(token, [token]) for token in ids]

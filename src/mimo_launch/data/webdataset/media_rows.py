@@ -1,11 +1,11 @@
 """Places of the rows of images, clips, videos and targets in a sample.
 
 Decides: that every image goes to every image encoder, every clip to every audio encoder, and every
-video, as images that follow each other, to the encoder that reads videos; that their rows, or those
-of connectors, replace the marker, module after module as language reads them; which tokens a target
-is made of.
+video, as a series of images, to the encoder that reads videos; that their rows, or the rows of
+connectors, replace the marker, module after module in the order of language's sources; the tokens
+from which a target is made.
 Relies on: `member_readers` for the rows of each member.
-Leaves: which members of which files are read to `samples`.
+Leaves: which members are read to `samples`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 
-# What a marker stands for: of each image, what says its size by module, how much later it is, and
-# the number that its text is written from.
+# The images of one marker: for each, a function from modules to sizes, how much later it is, and
+# the number from which its text is written.
 _Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 
 
@@ -43,8 +43,8 @@ _Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 class PlacedMedium:
     """Rows of one module in a sample; `member` is the index of their image, clip or video.
 
-    The text around them is written from what is `told` of them: of a temporal patch the tenths of a
-    second, of a tile the columns of its grid.
+    The text around them is written from `told`: for a temporal patch its time in tenths of a
+    second, for a tile the columns of its grid.
     """
 
     module: int
@@ -54,11 +54,11 @@ class PlacedMedium:
 
 
 class ShardInputs:
-    """What the modules of a spec take from a sample of shards.
+    """The inputs that the modules of a spec take from a sample of shards.
 
-    `names` are those of all modules but language, which an index numbers. `in_text` are those that
-    language reads, each with the media that its rows are made of. `line_break` is the token
-    between two lines of the rows of an image, if there is one.
+    `names` are all modules except language; an index numbers them. `in_text` maps each module that
+    language reads to the media from which its rows are made. `line_break` is the token between two
+    lines of the rows of an image, if there is one.
     """
 
     def __init__(self, spec: Spec, data: WebdatasetData) -> None:
@@ -93,7 +93,7 @@ class ShardInputs:
 
     @property
     def sizing(self) -> list[object]:
-        """What places and numbers of rows depend on: if it differs, an index is out of date."""
+        """The settings that place and count rows; an index with other settings is out of date."""
         connectors = [
             [name, kind.rows_of_each, kind.reads_in_turn, *self._spec.sources_of(name)]
             for name in self.names
@@ -111,34 +111,34 @@ class ShardInputs:
 
     @property
     def cuts_images(self) -> bool:
-        """Whether an image becomes several, in places of their own."""
+        """Whether an image becomes several, each with its own place."""
         return self._cutter is not None
 
     def pieces(self, size: MediumSize) -> list[int]:
-        """Return what is told of each image that one image becomes. Raises: BadSample."""
+        """Return `told` of each image that one image becomes. Raises: BadSample."""
         return [0] if self._cutter is None else self._cutter.pieces(size)
 
     @property
     def cutter(self) -> str:
-        """A module for which an image becomes several. Raises: TypeError if there is none."""
+        """The module for which an image becomes several. Raises: TypeError if there is none."""
         if self._cutter is None:
             raise TypeError("no module cuts images")
         return self._cutter.module
 
     @property
     def says_time(self) -> Videos | None:
-        """How videos are read, if the time of each temporal patch stands in the text."""
+        """The settings of videos, if the time of each temporal patch is in the text."""
         videos = None if self._video_reader is None else _videos(self._video_reader)
         return videos.videos if videos is not None and videos.videos.in_text else None
 
     def takes(self, marker: Marker, suffix: str) -> bool:
-        """Return whether a member is for a module: a video, or a target that one learns to make."""
+        """Return whether a module takes a member: a video, or a target that it learns to make."""
         if marker == "target":
             return any(each.members({"target": [suffix]}) for each in self._generators)
         return marker != "video" or self.reads_videos
 
     def shown_video(self, size: VideoSize) -> ShownVideo:
-        """Return what is shown of a video. Raises: BadSample."""
+        """Return the part of a video that is shown. Raises: BadSample."""
         return self._of_videos.shown(size)
 
     @property
@@ -160,21 +160,21 @@ class ShardInputs:
         sizes: Mapping[str, MediumSize],
         videos: Sequence[ShownVideo] = (),
     ) -> list[PlacedMedium]:
-        """Return the places of rows in a sample, and the tokens of which targets are made.
+        """Return the places of rows in a sample, and the tokens from which targets are made.
 
-        A single target without a marker stands behind the text.
+        A single target without a marker follows the text.
 
         Args:
             markers: Images, clips, videos and targets in order, each with the text token that it
-                precedes. Where the text says the time, a marker is a temporal patch of a video;
-                where images are cut, a tile.
+                precedes. If the text says the time, a marker is a temporal patch of a video; if
+                images are cut, a tile.
             num_text: Number of text tokens.
             members: Suffixes of images, clips, videos and targets, in order.
-            sizes: Sizes of all of these but videos.
-            videos: What is shown of these.
+            sizes: Sizes of all of these except videos.
+            videos: The parts of videos that are shown.
 
         Raises:
-            BadSample: No row can be made of an image or a clip, or a target has no place.
+            BadSample: An image or a clip makes no row, or a target has no place.
         """
         placed: list[PlacedMedium] = []
         rows_so_far = behind_target = targets = 0
@@ -201,9 +201,9 @@ class ShardInputs:
     def _pieces(
         self, suffixes: Sequence[str], sizes: Mapping[str, MediumSize], *, is_cut: bool
     ) -> Iterator[tuple[int, _Images]]:
-        """Yield the number of an image or clip, and what each of its markers stands for.
+        """Yield the number of an image or clip, and the images of each of its markers.
 
-        That is all of it, or a tile.
+        A marker is for the whole image or for a tile.
         """
         for number, suffix in enumerate(suffixes):
             size = sizes[suffix]
@@ -212,9 +212,9 @@ class ShardInputs:
                 yield number, [(size_of, None, told)]
 
     def _parts(self, videos: Sequence[ShownVideo], first: int) -> Iterator[tuple[int, _Images]]:
-        """Yield a video's number, from `first` on, and what each of its markers stands for.
+        """Yield the number of a video, from `first` on, and the images of each of its markers.
 
-        That is all of it, or a temporal patch.
+        A marker is for the whole video or for a temporal patch.
         """
         for number, video in enumerate(videos, first):
             sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
@@ -225,10 +225,10 @@ class ShardInputs:
     def rows_among(
         self, num_text: int, spans: Sequence[tuple[int, ImageSpan]]
     ) -> npt.NDArray[np.bool_]:
-        """Return which tokens of a sample with `num_text` text tokens are of images, bool [tokens].
+        """Return which tokens of a sample belong to images, bool [tokens].
 
-        They are rows, and what stands between their lines. `spans` are those of all modules, with
-        their numbers.
+        These are rows and the tokens between their lines. The sample has `num_text` text tokens.
+        `spans` are of all modules, with their numbers.
         """
         in_text = [span for number, span in spans if self.names[number] in self.in_text]
         inside = sum(span.end - span.position for span in in_text)
@@ -238,11 +238,11 @@ class ShardInputs:
         return found
 
     def gap(self, name: str) -> int:
-        """Return how many tokens stand between two lines of the rows of a module."""
+        """Return the number of tokens between two lines of the rows of a module."""
         return int(self.line_break is not None and "image" in self.in_text.get(name, ()))
 
     def holds_text(self, name: str) -> bool:
-        """Return whether text goes on behind the last time of a video of a module."""
+        """Return whether the text of a module's video continues after its last time."""
         reader = self.readers.get(name)
         videos = None if reader is None else _videos(reader)
         return videos is not None and videos.videos.holds_text
@@ -260,7 +260,7 @@ class ShardInputs:
     def _made(
         self, name: str, size_of: Callable[[str], ImageSize], at: int, later: int | None
     ) -> list[tuple[str, ImageSpan]]:
-        """Return the rows of a module that language reads, and of those behind it, of one image."""
+        """Return the rows of an image for a module that language reads and for upstream modules."""
         for added, sources in self._added:
             if added in self._together[name]:
                 numbers = {each: size_made(self._spec, each, size_of).rows for each in sources}
@@ -302,7 +302,7 @@ class ShardInputs:
         members: Mapping[Marker, Sequence[str]],
         sizes: Mapping[str, MediumSize],
     ) -> Iterator[PlacedMedium]:
-        """Yield for each generator its target with this number, made of the last tokens before."""
+        """Yield each generator's target with this number, made from the last tokens before it."""
         if not before:
             raise BadSample("it has no text in front of one of its targets")
         read = before[-self._most_reads :]
@@ -314,7 +314,7 @@ class ShardInputs:
 
 
 def _same(size: ImageSize, name: str) -> ImageSize:
-    """Return the size of a temporal patch, of which only one module makes rows."""
+    """Return the size of a temporal patch; only one module makes rows of it."""
     del name
     return size
 

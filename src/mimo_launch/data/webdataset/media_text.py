@@ -1,10 +1,9 @@
-"""The text of media: the token that stands for one, and what is written for one in parts.
+"""The text of media: the token of each medium, and the text of a medium in several parts.
 
-Decides: that this token is the one that the spec names, else the one that the chat template writes,
-else the one of `data`; what is written for an image in tiles, and that what is learned moves with
-the text.
-Relies on: `chat_template` for what a template writes, `hugging_face.tokenizer` for what a processor
-does.
+Decides: that the token is the one that the spec names, else the one that the chat template writes,
+else the one in `data`; the text of an image in tiles, and that learned spans move with the text.
+Relies on: `chat_template` for a template's text of media, `hugging_face.tokenizer` for a
+processor's.
 Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `sample_encoder`.
 """
 
@@ -31,7 +30,7 @@ from mimo_launch.spec.spec import Spec, WebdatasetData
 class MarkerUnclear(TemplateRefused):
     """The chat template writes several tokens for an image or a clip of a module.
 
-    `tokens` are their ids and texts; the one in the middle most likely stands for the rows.
+    `tokens` are their ids and texts; the middle one most likely marks the rows.
     """
 
     def __init__(self, module: str, medium: Medium, tokens: list[tuple[int, str]]) -> None:
@@ -52,7 +51,7 @@ def find_markers(
 ) -> dict[Marker, str]:
     """Return the token of each medium that is read, and of targets.
 
-    Those that the tokenizer does not have are added to it. Raises: TemplateRefused.
+    Tokens that the tokenizer does not have are added to it. Raises: TemplateRefused.
     """
     usual: dict[Medium, str] = {
         "image": data.image_marker,
@@ -64,7 +63,7 @@ def find_markers(
     # Reversed, so that the first module of a medium decides.
     for name, media in reversed(inputs.in_text.items()):
         for medium in media:
-            # Videos have a token of their own in the text.
+            # Videos have their own token in the text.
             own = added.get(placeholder_id(spec, name)) if medium != "video" else None
             text = own.content if own else _in_template(name, medium, tokenizer, chat)
             found[medium] = text or usual[medium]
@@ -78,9 +77,9 @@ def find_markers(
 
 
 def add_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """Add a special token and return its id; None if that would be the id of another token.
+    """Add a special token and return its id; None if another token has that id.
 
-    The library counts tokens to find a new id, and a vocabulary may have gaps.
+    The library uses the number of tokens as the new id, but a vocabulary may have gaps.
     """
     found: int | None = tokenizer.token_to_id(text)
     if found is None:
@@ -108,11 +107,11 @@ def _in_template(
     known = [(token, added[token].content) for token in tokens if token in added]
     named = [content for _, content in known]
     if medium == "video" and len(named) > 1:
-        # Around it stands what is around an image, too.
+        # A video's token may be surrounded by the same tokens as an image.
         with suppress(TemplateRefused):
             image = chat.media_text("image")
             named = [each for each in named if each not in (image or "")]
-        # Or its own, in the middle of what stands around it.
+        # Or by two tokens that only a video has.
         if len(named) in (1, 3):
             return str(named[len(named) // 2])
         raise TemplateRefused(
@@ -126,9 +125,9 @@ def _in_template(
 
 @dataclass(frozen=True, slots=True)
 class TileText:
-    """What is written for an image: `whole` of one that is not cut, the rest of one in tiles.
+    """The text of an image: `whole` for an image that is not cut, the rest for an image in tiles.
 
-    Each tile has the token that its rows replace; `tile` has places for its line and column.
+    Each tile has the token that its rows replace; `tile` is a format with its line and column.
     """
 
     whole: str
@@ -138,7 +137,7 @@ class TileText:
     last: str
 
     def written(self, told: Sequence[int]) -> str:
-        """Return the text of an image, which has for each of its parts the columns of its grid."""
+        """Return the text of an image; `told` has the columns of its grid once per part."""
         if len(told) == 1:
             return self.whole
         wide = told[0]
@@ -150,7 +149,7 @@ class TileText:
 
 
 def tile_text(folder: Path, marker: str) -> TileText:
-    """Return what the processor of a tokenizer's folder writes; without one, a marker a tile.
+    """Return the text of the processor in a tokenizer's folder; without one, a marker per tile.
 
     Raises: TokenizerError.
     """
@@ -159,7 +158,7 @@ def tile_text(folder: Path, marker: str) -> TileText:
     if texts is not None:
         tile, line_end, before = texts
         return TileText(whole, "", tile, line_end, before + whole)
-    # What stands around one image stands around its tiles.
+    # The text around an image also surrounds its tiles.
     begins, _, ends = whole.partition(marker)
     escaped = marker.replace("{", "{{").replace("}", "}}")
     return TileText(whole, begins, escaped, "", marker + ends)
@@ -168,17 +167,17 @@ def tile_text(folder: Path, marker: str) -> TileText:
 def with_parts(
     text: str, learn: Spans, whole: str, written: Sequence[str], medium: str
 ) -> tuple[str, Spans]:
-    """Return a text in which other text stands for each medium, and what is learned of it.
+    """Return a text with the text of each medium replaced, and its learned spans.
 
     Args:
-        text: With `whole` for each medium.
-        learn: Where what is learned starts and ends.
-        whole: The text that stands for a medium.
-        written: What is written in its place, of each medium.
-        medium: What it is, for messages.
+        text: The text, with `whole` for each medium.
+        learn: Start and end of each learned span.
+        whole: The text to replace.
+        written: The replacement for each medium.
+        medium: The word for a medium in messages.
 
     Raises:
-        BadSample: The text has more or fewer of them.
+        BadSample: The text has more or fewer media than `written`.
     """
     pieces = text.split(whole)
     if len(pieces) != len(written) + 1:

@@ -1,6 +1,6 @@
-"""Members of samples as what modules read: how many rows each makes, and its array.
+"""Members of samples as inputs of modules: the number of rows of each member, and its array.
 
-Decides: which targets a generator gets of a sample.
+Decides: which targets of a sample a generator gets.
 Relies on: `hugging_face.image_processor` and `torch_media` for sizes; `decode_media` for contents.
 Leaves: the places of rows in a sample to `media_rows`.
 """
@@ -43,16 +43,16 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class MemberReader(ABC):
-    """What one module reads of a sample: images or clips that are shown, or targets to make."""
+    """Reads the input of one module from a sample: images or clips, or targets to make."""
 
     medium: ClassVar[Medium | None]
     module: str
     makes: bool
 
     def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
-        """Return the suffixes that it reads, of those in a sample, in order.
+        """Return the suffixes in a sample that the module reads, in order.
 
-        A generator gets the targets under its name or, if there are none, those without a name.
+        A generator gets the targets under its name or, if there are none, targets without a name.
         """
         if not self.makes:
             return () if self.medium is None else found.get(self.medium, ())
@@ -61,13 +61,13 @@ class MemberReader(ABC):
         return own or [each for each in targets if not target_of(each)[0]]
 
     def takes(self, suffix: str) -> bool:
-        """Return whether the contents of a member are of the form that it reads."""
+        """Return whether a member has the format that the module reads."""
         return medium_of(suffix) == self.medium
 
     @property
     @abstractmethod
     def sizing(self) -> list[object]:
-        """What the number of rows depends on: if it differs, an index is out of date."""
+        """The settings that the number of rows depends on; if they change, an index is rebuilt."""
 
     @abstractmethod
     def rows(self, size: MediumSize) -> tuple[int, int]:
@@ -79,20 +79,20 @@ class MemberReader(ABC):
         return ImageSize(*self.rows(size))
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
-        """Return the same for all that is shown of one member: several spans of a video."""
+        """Return the arrays of all spans of one member; a video has several."""
         return [self.array(suffix, data, span) for span in spans]
 
     @abstractmethod
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
-        """Return the input of the module, or its target, of a member that becomes `span`."""
+        """Return the module's input or target from a member that becomes `span`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownVideo:
-    """What an encoder sees of a video: images of one height and width in pixels.
+    """The images of a video that an encoder sees, all of one height and width in pixels.
 
-    Of each, how much `later` language counts it than the first (None for an image of its own), and
-    what is `told` of it in the text.
+    For each image, `later` is how much later than the first language counts it (None for a separate
+    image), and `told` is the number from which its text is written.
     """
 
     size: MediumSize
@@ -104,7 +104,7 @@ class ShownVideo:
 class ImageReader(MemberReader):
     """The images of one encoder or generator: the rows of each, and their pixels.
 
-    With `videos`, an encoder reads these as well; `rate` is that of frames in a zip.
+    With `videos`, an encoder also reads videos; `rate` is the frame rate of a zip.
     """
 
     medium: ClassVar[Medium] = "image"
@@ -114,8 +114,8 @@ class ImageReader(MemberReader):
     rate: float = 1.0
 
     def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
-        """Return the suffixes that it reads, images before videos."""
-        # In a class with slots, `super()` has no class to begin at.
+        """Return the suffixes that the module reads, images before videos."""
+        # `super()` without arguments fails in a dataclass with slots.
         images = MemberReader.members(self, found)
         return images if self.videos is None else (*images, *found.get("video", ()))
 
@@ -128,11 +128,11 @@ class ImageReader(MemberReader):
 
     @property
     def sizing_of_videos(self) -> list[object]:
-        """The same of videos, if these are read."""
+        """The settings that the rows of videos depend on, if videos are read."""
         return [] if self.videos is None else [repr(self.videos), self.rate]
 
     def shown(self, size: VideoSize) -> ShownVideo:
-        """Return what is shown of a video. Raises: BadSample."""
+        """Return the part of a video that is shown. Raises: BadSample."""
         taken = self._taken(size)
         return ShownVideo((taken.height, taken.width), taken.later, taken.told)
 
@@ -159,7 +159,7 @@ class ImageReader(MemberReader):
         return self.videos
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
-        """Return the pixels of an image, or of as many temporal patches of a video as are used."""
+        """Return the pixels of an image, or of the temporal patches of a video that are used."""
         if medium_of(suffix) != "video":
             return MemberReader.arrays(self, suffix, data, spans)
         taken = self._taken(video_size(suffix, data, self.rate))
@@ -188,9 +188,9 @@ class ImageReader(MemberReader):
         return self.as_input(process(image, self.recipe), span)
 
     def as_input(self, pixels: Array, span: ImageSpan) -> Array:
-        """Return the input of the encoder, of pixels [channels, height, width]."""
+        """Return the input of the encoder from pixels [channels, height, width]."""
         height, width = self.images.input_shape(span.height, span.width)[-2:]
-        # Pixels at the right and below that make no whole row go; convolutions drop them, too.
+        # Drop pixels at the right and bottom that make no whole row, as convolutions do.
         pixels = np.ascontiguousarray(pixels[:, :height, :width])
         if not self.images.reads_videos:
             return pixels
@@ -198,7 +198,7 @@ class ImageReader(MemberReader):
         return np.repeat(pixels[:, None], self.images.frames, axis=1)
 
     def pixels(self, array: Media) -> npt.NDArray[np.uint8]:
-        """Return an array as pixels to look at, [channels, height, width]: black to white."""
+        """Return an array as displayable pixels, [channels, height, width]: black to white."""
         mean, std = (np.array(each)[:, None, None] for each in (self.recipe.mean, self.recipe.std))
         values = (array * std + mean) / self.recipe.scale
         pixels: npt.NDArray[np.uint8] = np.round(values.clip(0, 255)).astype(np.uint8)
@@ -234,7 +234,7 @@ class ClipReader(MemberReader):
         return ImageSize(*self.rows(size), loose)
 
     def _num_frames(self, size: MediumSize) -> int:
-        # Only for sound: it imports torch, which an index of images does not need.
+        # Imported here because it imports torch, which an index of images does not need.
         from mimo_launch.data.torch_media import ClipTooLong, num_frames
 
         if min(size) < 1:
@@ -251,7 +251,7 @@ class ClipReader(MemberReader):
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
         clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
-        # Silence that is left out is seen by convolutions, and counts for the range of loudness.
+        # Convolutions see dropped silence, and the range of loudness includes it.
         heard = self.clips.frames if self.clips.drops_silence else frames
         return log_mel(*clip, mels, frames=heard)[:, :frames]
 
@@ -264,7 +264,7 @@ class CodesReader(MemberReader):
     codes: Codes
 
     def takes(self, suffix: str) -> bool:
-        """Return whether a member is an array, as numpy writes it."""
+        """Return whether a member is a numpy file."""
         return suffix.endswith(f".{CODES_SUFFIX}")
 
     @property

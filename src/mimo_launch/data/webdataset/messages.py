@@ -1,8 +1,8 @@
-"""The messages of a conversation: who speaks, what, and whether it is learnt.
+"""The messages of a conversation: role, content, and whether it is learnt.
 
 Decides: which forms of a message are understood, and where a text has markers.
-Relies on: `record_keys` for what the keys of a message mean.
-Leaves: what stands beside the messages to `records`, writing them as text to `chat_template`.
+Relies on: `record_keys` for the meaning of a message's keys.
+Leaves: the other keys of a record to `records`, writing messages as text to `chat_template`.
 """
 
 import re
@@ -26,7 +26,7 @@ from mimo_launch.data.webdataset.record_keys import (
 
 # Keys of an assistant's reasoning; current templates use the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
-# More than in any document: a template takes seconds for them.
+# More parts than any document has; a template needs seconds for this many.
 MOST_PARTS = 1 << 16
 _PART_MEDIA: dict[str, Medium] = {
     "image": "image",
@@ -52,9 +52,9 @@ class MessagePart:
 class Message:
     """One turn. `rest` are keys that only the chat template knows, such as tool calls.
 
-    `parts` are None if it has no content, or if the content is a JSON value in `rest`; `in_parts`
-    says whether the content was a list. `in_loss` matters for answers only. `number` is its place
-    in the record, from 1 on; 0 if it is not there.
+    `parts` is None if there is no content, or if the content is a JSON value in `rest`; `in_parts`
+    says whether the content was a list. `in_loss` matters only for answers. `number` is the place
+    in the record, counted from 1; 0 if the message is not in the record.
     """
 
     role: str
@@ -65,16 +65,16 @@ class Message:
     number: int = 0
 
     def says_something(self) -> bool:
-        """Return whether it has text, tool calls or reasoning."""
+        """Return whether the message has text, tool calls or reasoning."""
         texts = [part.text for part in self.parts or ()]
         reasoning = [self.rest[key] for key in REASONING if isinstance(self.rest.get(key), str)]
         return any(text.strip() for text in texts + reasoning) or bool(self.rest.get("tool_calls"))
 
 
 def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message], list[str]]:
-    """Return messages, and what of them is ignored. Raises: BadSample.
+    """Return messages, and a list of what is ignored in them. Raises: BadSample.
 
-    Calls of tools that are messages of their own belong to the answer before them.
+    Tool calls that are separate messages belong to the answer before them.
     """
     messages: list[Message] = []
     ignored: list[str] = []
@@ -106,7 +106,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
 
 
 def _joined(answer: Message, call: Message, where: str) -> Message:
-    """Return an answer with the calls of the message after it. Raises: BadSample."""
+    """Return an answer with the tool calls of the message after it. Raises: BadSample."""
     if answer.in_loss != call.in_loss:
         raise BadSample(f"{where} and the answer before it are one, but one is not learnt")
     calls = [*answer.rest.get("tool_calls", ()), *call.rest["tool_calls"]]
@@ -120,14 +120,14 @@ def _content_key(turn: Mapping[str, Any]) -> str:
 
 
 def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -> Message:
-    """Return a turn, which has `role` and `content` or, as in LLaVA, `from` and `value`."""
+    """Return a turn with `role` and `content` or, as in LLaVA, with `from` and `value`."""
     key = _content_key(turn)
     content = turn.get(key)
     said, is_call = in_loss(turn, where), role in CALLS
     named = "assistant" if is_call else ROLES.get(role, role)
     if said and named != "assistant":
         raise BadSample(f"{where} is to be learnt, but only answers of the assistant are")
-    # As in transformers, a key whose value is null is absent.
+    # As in transformers, a key with the value null is absent.
     known = ("role" if "role" in turn else "from", key, *LEARNT)
     rest = {name: value for name, value in turn.items() if name not in known and value is not None}
     if is_call:
@@ -165,7 +165,7 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def _refuse_loss(keys: Mapping[str, Any], where: str) -> None:
-    """Raise BadSample if a piece of a message is not to be learnt: a whole message is."""
+    """Raise BadSample if a part of a message is not to be learnt: only whole messages can be."""
     if in_loss(keys, where) is False:
         raise BadSample(f"{where} is not to be learnt: write that in the message")
 
@@ -189,7 +189,7 @@ def _parts(content: Any, markers: Markers) -> list[MessagePart]:
 
 
 def _ignored_of_parts(content: Sequence[Any], where: str) -> Iterator[str]:
-    """Yield the keys of parts that are ignored. Raises: BadSample if one is about the loss."""
+    """Yield the ignored keys of parts. Raises: BadSample if one is about the loss."""
     for part in content:
         if isinstance(part, dict):
             _refuse_loss(part, f"a part of {where}")
@@ -198,9 +198,9 @@ def _ignored_of_parts(content: Sequence[Any], where: str) -> Iterator[str]:
 
 
 def split(text: str, markers: Markers) -> list[MessagePart]:
-    """Cut a text at its markers, but not where a backslash says that one is text.
+    """Split a text at its markers, except where a backslash makes a marker text.
 
-    Two backslashes are none: formulas end lines with them.
+    Two backslashes do not escape a marker: formulas end lines with them.
     """
     pieces = re.split(rf"(?<!(?<!\\)\\)({'|'.join(map(re.escape, markers)) or '(?!)'})", text)
     parts = [

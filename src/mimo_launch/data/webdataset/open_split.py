@@ -1,9 +1,9 @@
 """The samples of one split of shards, from their index.
 
-Decides: which samples are too long and where these end; that samples of a shard count as often as
-it is written; what the user is told of samples that are left out; that errors name shard and key.
+Decides: which samples are too long and where they are cut; that samples of a shard count as often
+as the spec names it; the report on samples that are left out; that errors name shard and key.
 Relies on: `index_columns` and `tar_files`.
-Leaves: what members mean to `samples`.
+Leaves: the meaning of members to `samples`.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class NotTrainable(ValueError):
-    """Shards hold no sample, too many bad ones, or one that is too long under `too_long: error`."""
+    """Shards hold no sample, too many bad records, or a too long one under `too_long: error`."""
 
 
 class OpenSplit:
     """The samples of one split.
 
-    `row` is the place of a sample in the index, which also holds samples that are too long, and
-    those of a shard once, however often they count.
+    `row` is the place of a sample in the index. The index also holds samples that are too long, and
+    it holds each sample once, however often its shard counts.
     """
 
     def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
@@ -85,12 +85,12 @@ class OpenSplit:
             )
 
     def first_bad(self) -> str:
-        """Return the first bad records, a line each."""
+        """Return the first bad records, one per line."""
         first = islice(self.index.bad(), _MOST_LISTED)
         return "\n".join(f"{each['shard']} {each['key']}: {each['why']}" for each in first)
 
     def summary(self) -> str:
-        """Return in one line the number of samples and what was left out."""
+        """Return the number of samples and of records left out, in one line."""
         words = [f"{self.num_samples:,} samples ({self.split})"]
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
@@ -105,7 +105,7 @@ class OpenSplit:
         return "; ".join(words)
 
     def _repeats(self) -> str:
-        """Return in words which shards are written more than once or under several names, or ""."""
+        """Return a note on shards that are named more than once or under several names, or ""."""
         repeated = [each for each in self._shards if each.times > 1 or each.others]
         if not repeated:
             return ""
@@ -121,12 +121,12 @@ class OpenSplit:
 
     @property
     def num_samples(self) -> int:
-        """Samples to train on, or to evaluate with."""
+        """Number of samples to train on or to evaluate."""
         return self.index.num_samples if self._rows is None else len(self._rows)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
-        """Tokens of every sample, rows included, after any cut."""
+        """Number of tokens of every sample, rows included, after any cut."""
         lengths = self.index.columns["tokens"]
         if self.num_too_long and self._data.too_long != "drop":
             lengths = lengths.copy()
@@ -139,7 +139,7 @@ class OpenSplit:
         columns, rows = self.index.columns, self._rows
         shards = columns["shard"] if rows is None else columns["shard"][rows]
         content = columns["content"] if rows is None else columns["content"][rows]
-        # Samples of a shard stand one after another.
+        # The samples of a shard are consecutive.
         ends = np.searchsorted(shards, np.arange(len(self._shards)), side="right").tolist()
         found = []
         for shard, first, end in zip(self._shards, [0, *ends], ends, strict=False):
@@ -156,7 +156,7 @@ class OpenSplit:
         return sample if self._rows is None else int(self._rows[sample])
 
     def end(self, row: int) -> int:
-        """Return how many tokens of a sample are used: all, or as many as cut no image."""
+        """Return how many tokens of a sample are used; a cut never splits an image."""
         if (length := int(self.index.columns["tokens"][row])) <= self._seq:
             return length
         shown = [
@@ -166,7 +166,7 @@ class OpenSplit:
         ]
         end = next((s.position for _, s in shown if s.position < self._seq < s.end), self._seq)
         if self._inputs.cuts_images:
-            # Nor between the tiles of an image.
+            # A cut does not separate the tiles of an image, either.
             split = {member for member, span in shown if span.end > end}
             images = range(sum(marker_of(suffix) == "image" for suffix in self.members(row)))
             begun = (s.position for m, s in shown if m in split and m in images)
@@ -174,9 +174,9 @@ class OpenSplit:
         return end
 
     def num_labels(self, row: int, behind: int = 0) -> int:
-        """Return how many of the tokens that are used are learned.
+        """Return how many of the used tokens are learned.
 
-        Only those with more than `behind` tokens before them.
+        Counts only tokens with more than `behind` tokens before them.
         """
         columns = self.index.columns
         if columns["tokens"][row] <= self._seq and not behind:
@@ -189,7 +189,7 @@ class OpenSplit:
         return int((last - first).sum())
 
     def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
-        """Return module, index of the image or clip, and rows, in the order of the sample."""
+        """Return module, index of the image or clip, and span, in the order of the sample."""
         columns, here = self.index.columns, self.index.range("span", row)
         names = ("module", "member", "position", "height", "width", "reads", "later", "loose")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
@@ -218,7 +218,7 @@ class OpenSplit:
         )
 
     def told(self, row: int, module: int) -> list[list[int]]:
-        """Return, for each image and video of a module, what is told of each of its spans."""
+        """Return `told` of each span, for each image and video of a module."""
         columns, here = self.index.columns, self.index.range("span", row)
         names = ("module", "member", "told")
         values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
@@ -229,10 +229,10 @@ class OpenSplit:
         return [found[member] for member in sorted(found)]
 
     def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
-        """Yield the name of the module, and the same, for what the end of the sample leaves."""
+        """Yield the name of the module, the index and the span, for spans that are not cut off."""
         end = self.end(row)
         for module, member, span in self.spans(row):
-            # An image that is shown is never cut; a target is left out with any of its tokens.
+            # A shown image is never split; a target is dropped if any of its tokens is cut off.
             if span.position + (span.reads or 1) <= end:
                 yield self._inputs.names[module], member, span
 

@@ -1,10 +1,10 @@
-"""What each module of a spec reads of samples of shards: clips, codes, images, cut ones, tiles.
+"""The inputs of each module from samples of shards: clips, codes, images, cut images, tiles.
 
-Decides: the reader of each module; what is told of an image that becomes several, from which the
-text around it is written; that the only image of a sample is cut into tiles, and that of several
-each is one tile, as is each frame of a video, as by the processors of LLaVA-OneVision.
-Relies on: `member_readers` for what is read whole; `hugging_face.cut_rules` for sizes,
-`decode_media` for pixels; on `checks` that all encoders of images cut them alike.
+Decides: the reader of each module; the value `told` of an image that becomes several, from which
+the text around it is written; that a single image of a sample is cut into tiles, while each of
+several images and each frame of a video is one tile, as in the processors of LLaVA-OneVision.
+Relies on: `member_readers` for media that are not cut; `hugging_face.cut_rules` for sizes,
+`decode_media` for pixels; `checks`, which ensures that all image encoders cut images alike.
 Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
 """
 
@@ -44,7 +44,7 @@ from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 
 def readers_of(spec: Spec) -> Iterator[MemberReader]:
-    """Yield what modules read, encoders first. Raises: ProcessorError."""
+    """Yield the readers of all modules, encoders first. Raises: ProcessorError."""
     for name in (*spec.encoders, *spec.generators):
         model, makes = spec.modules[name].model, name in spec.generators
         kind = kind_of(model)
@@ -65,23 +65,23 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutReader(ImageReader):
-    """The images of one encoder, for which each of a sample is several of one size."""
+    """The images of one encoder that cuts each image into several of one size."""
 
     cut: Cut
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows, and that of images, depends on."""
+        """What the numbers of rows and images depend on."""
         return [self.module, self.images.row_side, repr(self.cut), *self.sizing_of_videos]
 
     def pieces(self, size: MediumSize) -> list[int]:
-        """Return the columns of the grid of an image, once for each image that it becomes."""
+        """Return the columns of the grid of an image, once per image that it becomes."""
         return [grid_of(self.cut, *size)[1]] * images_of(self.cut, *size)
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
-        """Return the pixels of as many tiles of an image as are used, or of frames of a video."""
+        """Return the pixels of the used tiles of an image, or of the used frames of a video."""
         if medium_of(suffix) == "video":
-            # In a class with slots, `super()` has no class to begin at.
+            # `super()` without arguments fails in a dataclass with slots.
             return ImageReader.arrays(self, suffix, data, spans)
         image = decode_image(suffix, data, channels=self.images.channels)
         made = islice(process_cut(image, self.recipe, self.cut), len(spans))
@@ -90,7 +90,7 @@ class CutReader(ImageReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileReader(ImageReader):
-    """The images of one encoder of tiles; with `videos`, it reads these as well."""
+    """The images of one encoder of tiles; with `videos`, it also reads videos."""
 
     rule: TileRule
 
@@ -132,12 +132,12 @@ class TileReader(ImageReader):
         return [frame_size(self.rule, is_last=number == last) for number in range(last + 1)]
 
     def _group(self, pixels: Array, span: ImageSpan) -> Array:
-        """Return a frame as a tile, given as [channels, 1, height, width]."""
+        """Return a frame [channels, 1, height, width] as a tile."""
         del span
         return self._seen(pixels.swapaxes(0, 1))
 
     def _seen(self, tiles: Array) -> Array:
-        """Return tiles without the pixels behind their last whole patches."""
+        """Return tiles without the pixels after their last whole patches."""
         height, width = self.images.input_shape(self.rule.height, self.rule.width)[-2:]
         return np.ascontiguousarray(tiles[..., :height, :width])
 

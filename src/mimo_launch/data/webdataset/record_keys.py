@@ -1,8 +1,8 @@
-"""The keys of records, messages and parts that people write, and what becomes of each: one table.
+"""The keys of records, messages and parts in users' data, and how each is handled: one table.
 
-Decides: which keys say whether a message is learnt, which make a sample bad and what to write then,
-and what roles are called elsewhere. Any other key of a message is for the chat template; where that
-does not read it, it is counted as ignored, as any other key of a record is.
+Decides: which keys say whether a message is learnt, which make a sample bad and what to write
+instead, and the names of roles in other formats. Any other key of a message is for the chat
+template; if the template does not read it, it counts as ignored, like any other key of a record.
 Leaves: reading texts to `messages` and `records`, counting to `indexer`.
 """
 
@@ -20,13 +20,13 @@ ROLES = {
     "prompter": "user",
     **dict.fromkeys(("gpt", "model", "chatgpt", "bot", "ai", "chatbot"), "assistant"),
 }
-# Messages that are calls of tools, as JSON text (LLaMA-Factory, ms-swift).
+# Roles of messages that are tool calls as JSON text (LLaMA-Factory, ms-swift).
 CALLS = ("function_call", "tool_call")
-# Results of tools; a template that does not know such a name gets `tool`.
+# Roles of tool results; a template that does not know such a name gets `tool`.
 RESULTS = ("observation", "tool_response", "function", "function_response")
-# Roles of which it is clear that nothing is learnt.
+# Roles that are never learnt.
 NOT_ANSWERS = frozenset({"system", "developer", "user", "tool", "ipython", *RESULTS})
-# Keys that say whether a message is learnt, with the value that says so: those of ms-swift, OpenAI,
+# Keys that say whether a message is learnt, with the value that means yes: from ms-swift, OpenAI,
 # Axolotl and torchtune.
 LEARNT = {
     "loss": True, "loss_scale": True, "train": True, "training": True, "weight": True,
@@ -34,23 +34,23 @@ LEARNT = {
 }  # fmt: skip
 _SAY = "write `loss: true` or `loss: false` in place of it"
 _WHOLE = "an answer is learnt or left out as a whole: cut it into messages, with `loss: false`"
-# Other keys of a message that change what is learnt, and what to write.
+# Other keys of a message that change what is learnt, and what to write instead.
 REFUSED = {
     **dict.fromkeys(("train_detail", "training_detail"), _WHOLE),
     "refusal": "write its text as `content`",
 }
-# A word of a key that is not known: it is about the loss, but may mean it or its opposite.
+# Words in unknown keys that are about the loss, but may mean learnt or not learnt.
 _ABOUT_LOSS = frozenset(
     {"loss", "train", "trainable", "training", "weight", "mask", "masked", "learn", "learnt"}
 )
-# Keys of a call of a tool that older records have in place of `tool_calls` and `tools`.
+# Keys that older records have in place of `tool_calls` and `tools`.
 OLD_CALL, OLD_TOOLS = "function_call", "functions"
 
 
 def in_loss(keys: Mapping[str, Any], where: str) -> bool | None:
-    """Return whether a message says that it is learnt; None if it does not say.
+    """Return whether the keys of a message say that it is learnt; None if they do not say.
 
-    Raises: BadSample if a key is not understood, or two of them differ.
+    Raises: BadSample if a key is not understood, or two keys contradict.
     """
     said: dict[str, bool] = {}
     for key, value in keys.items():
@@ -73,9 +73,9 @@ def in_loss(keys: Mapping[str, Any], where: str) -> bool | None:
 
 
 def whole_sample_keys(record: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a record that say that it is learnt.
+    """Return the keys of a record that say that the sample is learnt.
 
-    Raises: BadSample if it has a weight, or is not to be learnt.
+    Raises: BadSample if the sample has a weight, or is not to be learnt.
     """
     found = [key for key in LEARNT if isinstance(record.get(key), int | float)]
     for key in found:
@@ -92,14 +92,14 @@ def whole_sample_keys(record: Mapping[str, Any]) -> list[str]:
 
 
 def ignored_keys(found: Mapping[str, Any], *known: str) -> Iterator[str]:
-    """Yield the keys that say something and are not among those that are read."""
+    """Yield the keys that have a value and are not among the `known` keys."""
     for key, value in found.items():
         if key not in known and value not in (None, "", [], {}):
             yield f"`{key[:40]}`"
 
 
 def calls_of(text: Any, where: str) -> list[dict[str, Any]]:
-    """Return the calls of tools in a message that is JSON text. Raises: BadSample."""
+    """Return the tool calls in a message that is JSON text. Raises: BadSample."""
     try:
         found = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """The text of a sample: a caption, or a conversation with the places of images and clips.
 
 Decides: which keys of its JSON are read, and which are only counted.
-Relies on: `template` of the spec; `messages` for a conversation.
+Relies on: `template` in the spec; `messages` for a conversation.
 Leaves: writing a conversation as tokens to `sample_encoder`.
 """
 
@@ -29,9 +29,9 @@ _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
 class Record:
     """The text of a sample: a caption, or a conversation.
 
-    Its template gets `tools` and `documents` beside the messages. `is_prose`: what looks like a
-    marker in its texts is text; elsewhere only what stands after a backslash. `ignored`: what it
-    has that is not read. `member` is the suffix of its text.
+    Its template gets `tools` and `documents` as well as the messages. If `is_prose`, everything
+    that looks like a marker is text; otherwise only after a backslash. `ignored` lists what is not
+    read. `member` is the suffix of its text.
     """
 
     caption: tuple[MessagePart, ...] = ()
@@ -43,7 +43,7 @@ class Record:
     member: str = "json"
 
     def media(self) -> tuple[Medium, ...]:
-        """Return what the markers of its texts stand for, in order."""
+        """Return the medium of each marker in its texts, in order."""
         said = (part for message in self.messages for part in message.parts or ())
         parts = (*self.caption, *said)
         return tuple(part.kind for part in parts if part.kind != "text")
@@ -52,9 +52,9 @@ class Record:
 def read_record(
     data: WebdatasetData, member: Callable[[str], bytes | None], *, videos: bool = False
 ) -> Record:
-    """Return the text of a sample; `member` returns the bytes of a suffix, None if it has none.
+    """Return the text of a sample; `member` returns the bytes of a suffix, None if it is absent.
 
-    `videos`: an encoder reads videos, so texts have markers for them.
+    With `videos`, an encoder reads videos, so texts have markers for them.
 
     Raises: BadSample.
     """
@@ -83,7 +83,7 @@ def read_record(
 
 
 def _add_system(messages: list[Message], own: Any, usual: str | None) -> None:
-    """Put a system prompt in front: that of the record, or that of the spec if it has none."""
+    """Put the system prompt of the record first or, if it has none, the one of the spec."""
     if own is not None and not isinstance(own, str):
         raise BadSample(f"`system` of its JSON is {type_of(own)}, not text")
     if messages[0].role == "system":
@@ -153,7 +153,7 @@ def _of_key(record: dict[str, Any], key: str | None, usual: tuple[str, ...]) -> 
 
 
 def _objects(record: dict[str, Any], key: str) -> list[Any] | None:
-    """Return a list of objects beside the messages, which may be JSON in a string, as in tables."""
+    """Return another list of objects in the record; it may be JSON in a string, as in tables."""
     found = record.get(key)
     if isinstance(found, str):
         with suppress(ValueError, RecursionError):

@@ -1,10 +1,10 @@
-"""Samples as text, and where it is learned.
+"""Samples as tokens, and which of them are learned.
 
-Decides: that the loss is over a caption and its end token, or the answers of a conversation with
-the token that ends each turn.
+Decides: that the loss is over a caption and its end token, or over the answers of a conversation
+with the token that ends each turn.
 Relies on: `text_tokens` for ids; ids of conversations equal those of transformers'
 `apply_chat_template`.
-Leaves: which token marks an image or a clip to `media_text`, its rows to `media_rows`.
+Leaves: the token that marks an image or a clip to `media_text`, rows to `media_rows`.
 """
 
 import re
@@ -35,7 +35,7 @@ from mimo_launch.hugging_face.tokenizer import (
 from mimo_launch.hugging_face.video_words import words_of
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
-# Of media that stand in several places, the numbers that their text is written from.
+# For media in several places, the numbers from which their text is written.
 Told = Mapping[Marker, Sequence[Sequence[int]]]
 _WORDS: dict[Medium, str] = {"image": "image", "audio": "clip", "video": "video"}
 _USUAL: dict[Medium, str] = {
@@ -51,13 +51,13 @@ _IN_TEXT = "its text has a token that stands for an image or a clip" + _ESCAPE
 
 
 class SampleEncoder:
-    """Writes samples as tokens, for one tokenizer, template and set of modules."""
+    """Turns samples into tokens, for one tokenizer, template and set of modules."""
 
     def __init__(self, spec: Spec, data: WebdatasetData, inputs: ShardInputs) -> None:
         """Load the tokenizer.
 
         Raises:
-            TokenizerError: The folder has no tokenizer that can be used.
+            TokenizerError: The folder has no usable tokenizer.
             TemplateRefused: Its chat template cannot be used with these encoders.
         """
         folder = Path(data.tokenizer)
@@ -87,7 +87,7 @@ class SampleEncoder:
         added = tokenizer.get_added_tokens_decoder()
         texts = [kind.content for token, kind in added.items() if kind.special]
         media = self._markers.values()
-        # The longest first: one may begin like another.
+        # Longest first, because one may be a prefix of another.
         ends = sorted((each for each in texts if each not in media), key=len, reverse=True)
         self._ends = "|".join(map(re.escape, ends)) or "(?!)"
         shown = [data.image_marker, data.audio_marker]
@@ -96,7 +96,7 @@ class SampleEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the chat template, a line each."""
+        """Notes for the user on the chat template, one per line."""
         if self._chat is None:
             return ()
         asked, said = (
@@ -104,7 +104,7 @@ class SampleEncoder:
         )
         try:
             text, [(_, last)], _ = self._conversed(Record(messages=(asked, said)))
-        except (BadSample, ValueError):  # Whatever is wrong is said of real samples.
+        except (BadSample, ValueError):  # Real samples will report any error.
             return ()
         if re.search(rf"(?:{self._ends})\Z", text[:last].rstrip()):
             return ()
@@ -121,7 +121,7 @@ class SampleEncoder:
 
     @property
     def markers(self) -> Mapping[Marker, str]:
-        """The token that the rows of an image or a clip replace, or where a target stands."""
+        """The token of each marker: the place of the rows of an image or a clip, or of a target."""
         return self._markers
 
     def encode(
@@ -135,14 +135,14 @@ class SampleEncoder:
 
         Args:
             record: Its text.
-            members: Numbers of its images, clips, videos and targets.
-            unread: Suffixes of its other members. Where an image or a clip is missing, they may be
-                what the user meant.
-            told: Of each image in tiles the columns of its grid, for each part; of each video what
-                its text says of each temporal patch (see `video_words`).
+            members: The numbers of its images, clips, videos and targets.
+            unread: Suffixes of its other members. If an image or a clip is missing, the user may
+                have meant one of them.
+            told: For each image in tiles, the columns of its grid, once per part; for each video,
+                the time of each temporal patch in its text (see `video_words`).
 
         Raises:
-            BadSample: Markers and members do not agree, or nothing in it can be learnt.
+            BadSample: Markers and members do not match, or nothing in the sample can be learnt.
         """
         told = told or {}
         for medium, word in _WORDS.items():
@@ -219,7 +219,7 @@ class SampleEncoder:
     def _refuse_other_number(
         self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
     ) -> None:
-        """Raise BadSample if a sample has not as many media as markers for them."""
+        """Raise BadSample if the numbers of media and of their markers differ."""
         asked = Counter(record.media())
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
@@ -232,7 +232,7 @@ class SampleEncoder:
                 )
 
     def _written(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
-        """Yield each medium of several parts, what stands for one, and what is written for each."""
+        """Yield each medium in parts, the text to replace, and the replacement for each one."""
         if self._tiles and told.get("image"):
             yield "image", self._tiles.whole, [self._tiles.written(x) for x in told["image"]]
         if self._words and told.get("video"):
@@ -240,7 +240,7 @@ class SampleEncoder:
             yield "video", marker, [self._words.written(marker, x) for x in told["video"]]
 
     def _conversed(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
-        """Return the text of a conversation, where its answers are, and what is ignored of it."""
+        """Return the text of a conversation, the spans of its answers, and its ignored keys."""
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)

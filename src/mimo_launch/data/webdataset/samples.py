@@ -39,9 +39,9 @@ class ShardSamples:
         """Open the index, or make it; `say` gets the progress.
 
         Raises:
-            NotTrainable: There is no sample, or there are more bad ones than `max_bad_samples`, or
-                one is too long and `too_long: error`.
-            OSError: A shard is not there, or the index can be written nowhere.
+            NotTrainable: There is no sample, there are more bad records than `max_bad_samples`, or
+                a sample is too long with `too_long: error`.
+            OSError: A shard does not exist, or the index cannot be written anywhere.
             ValueError: The tokenizer, its chat template or a processor cannot be used.
         """
         indexer = SampleIndexer(spec, data)
@@ -64,7 +64,7 @@ class ShardSamples:
         return int(found.lengths[index])
 
     def contents(self, split: Split) -> Contents:
-        """Return the samples of each shard that has any."""
+        """Return the contents of each shard that has samples."""
         return self.splits[split].contents()
 
     def name(self, split: Split, index: int) -> str:
@@ -73,7 +73,7 @@ class ShardSamples:
         return found.name(found.row(index))
 
     def describe(self, split: Split, index: int) -> SampleData:
-        """Return the lengths and places of a sample, from the index alone."""
+        """Return the lengths and positions of a sample, from the index alone."""
         found = self.splits[split]
         row = found.row(index)
         spans: dict[str, tuple[ImageSpan, ...]] = {}
@@ -84,7 +84,7 @@ class ShardSamples:
         return SampleData(index, found.end(row), labels, spans, labels_ahead=ahead)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
-        """Return tokens and labels, int64 [seq]; rows are placeholders of their encoders."""
+        """Return tokens and labels, int64 [seq]; a row is the placeholder of its encoder."""
         found = self.splits[split]
         row = found.row(index)
         return found.named(row, partial(self._text, found, row))
@@ -98,7 +98,7 @@ class ShardSamples:
             if name == encoder:
                 of_member.setdefault(member, []).append(span)
         read = partial(self._arrays, found, row, encoder)
-        # In the order of spans: those of a video follow each other.
+        # In the order of spans: the spans of a video are consecutive.
         return [
             array
             for member, spans in of_member.items()
@@ -111,12 +111,12 @@ class ShardSamples:
         return np.zeros(self._seq, dtype=np.int64)
 
     def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
-        """Judge nothing: nobody says what an image should show."""
+        """Judge nothing: shards do not say what an image should show."""
         self.describe(split, index)
         return 0, 0
 
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
-        """Return a target image as pixels: the reverse of its processor's last steps."""
+        """Return a target image as pixels, by reversing the last steps of its processor."""
         reader = self._inputs.readers[generator]
         return reader.pixels(image) if isinstance(reader, ImageReader) else None
 
@@ -140,7 +140,7 @@ class ShardSamples:
         told: dict[Marker, list[list[int]]] = {}
         of = partial(found.told, row)
         if counts["video"]:
-            # Behind the images.
+            # Videos come after the images.
             told["video"] = of(self._inputs.names.index(self._inputs.video_reader))[
                 counts["image"] :
             ]
@@ -173,14 +173,14 @@ class ShardSamples:
     def _arrays(
         self, found: OpenSplit, row: int, module: str, member: int, spans: Sequence[ImageSpan]
     ) -> list[Media]:
-        """Return an image, clip or video of a sample, by its index, as its module takes it."""
+        """Return an image, clip or video of a sample as input of its module, by its index."""
         members, reader = found.members(row), self._inputs.readers[module]
         suffix = reader.members(_by_marker(members))[member]
         return reader.arrays(suffix, found.read(row, members[suffix]), spans)
 
 
 def _by_marker(suffixes: Iterable[str]) -> dict[Marker, list[str]]:
-    """Return the members that are not the text by what they are, in order."""
+    """Return the members other than the text, grouped by marker, in order."""
     found: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
     for suffix in suffixes:
         if (marker := marker_of(suffix)) is not None:

@@ -1,10 +1,10 @@
 """The files that patterns of shards name.
 
-Decides: braces before globs, order by pattern and then by name; that a file counts as often as it
-is written, under whatever names; how many files a pattern may name, and how many folders and files
-a search may look at.
+Decides: braces before globs, order by pattern and then by name; that a file counts as often as the
+spec names it, under whatever names; how many files a pattern may name, and how many folders and
+files a search may visit.
 Relies on: `braces`.
-Leaves: what is in a file to `tar_files`.
+Leaves: the contents of files to `tar_files`.
 """
 
 import os
@@ -21,7 +21,7 @@ MAX_FILES = 200_000
 
 @dataclass(slots=True)
 class NamedShard:
-    """A file by the first name that is written for it, its other names, and how often it counts."""
+    """A file by the first name in the spec, its other names, and how often it counts."""
 
     path: Path
     times: int = 0
@@ -57,7 +57,7 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
 
 
 def _file(path: Path) -> object:
-    """Return what all names of a file share."""
+    """Return a value that is the same for all names of a file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _file(path: Path) -> object:
 
 
 class _Search:
-    """A `glob` that stops after a number of folder entries: `/**` names all files of a host."""
+    """A `glob` with a limit on folder entries: `/**` matches all files of a host."""
 
     def __init__(self) -> None:
         self._left = MAX_FILES

@@ -1,6 +1,6 @@
-"""The index of one shard: what it holds of each sample, as columns that grow.
+"""The index of one shard: its samples as growing columns.
 
-Decides: which column gets which number of a sample; how many kinds of ignored keys are counted.
+Decides: the column of each number of a sample; how many kinds of ignored keys are counted.
 Relies on: `index_columns` for the names and types of columns.
 Leaves: reading samples to `indexer`, files of the index to `index_columns`.
 """
@@ -30,7 +30,7 @@ _MOST_IGNORED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that is left out; with an empty key, the rest of the shard."""
+    """A record that is left out; an empty key means the rest of the shard."""
 
     shard: str
     key: str
@@ -39,10 +39,9 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The samples of one shard as columns whose `*_end` count from 0, and its bad records.
+    """The samples of one shard as columns, with `*_end` counted from 0, and its bad records.
 
-    `member_suffix` is a place in `suffixes`. `ignored` counts the samples by what they have that is
-    not read.
+    `member_suffix` is an index into `suffixes`. `ignored` counts samples by ignored content.
     """
 
     columns: dict[str, Column]
@@ -58,11 +57,11 @@ class ShardIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """What the index holds of one sample.
+    """The index entry of one sample.
 
     `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
-    its images, clips and targets, in order. `ignored` is what it has that is not read. `checksum`
-    is of its text and the first bytes of these.
+    its images, clips and targets, in order. `ignored` is its content that is not read. `checksum`
+    covers its text and the first bytes of its members.
     """
 
     num_tokens: int
@@ -74,14 +73,14 @@ class IndexedSample:
 
 
 def count_ignored(counts: Counter[str], more: Mapping[str, int]) -> None:
-    """Add counts, those of what comes after many kinds together: keys may differ by sample."""
+    """Add counts; after many kinds, count new ones together, as keys may differ by sample."""
     for name, number in more.items():
         known = name in counts or len(counts) < _MOST_IGNORED
         counts[name if known else "other keys"] += number
 
 
 class ShardRows:
-    """The columns of a shard with this number, as they grow by its samples."""
+    """The columns of a shard with this number, to which samples are appended."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,10 +1,10 @@
-"""Tar files: the samples that they hold, and bytes of members.
+"""Tar files: their samples, and the bytes of members.
 
 Decides: that a sample is adjacent members with the same name up to the first dot of the file name,
 the rule of the webdataset library
 (https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format"); the suffixes of media.
 Relies on: plain tar files, in which a member is contiguous.
-Leaves: what members mean to `records` and `decode_media`.
+Leaves: the meaning of members to `records` and `decode_media`.
 """
 
 import os
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-# The suffixes of images with Pillow's names of their formats. Files of other formats are refused.
+# The suffixes of images, with Pillow's names of their formats. Other formats are refused.
 IMAGE_FORMATS = {
     "jpg": "JPEG",
     "jpeg": "JPEG",
@@ -33,17 +33,17 @@ IMAGE_FORMATS = {
     "pgm": "PPM",
 }
 VIDEO_SUFFIXES = frozenset({"mp4", "m4v", "mov", "webm", "mkv", "avi", "mpg", "mpeg"})
-# The end of the suffix of a video whose frames are images in a zip: `frames.zip`, `1.frames.zip`.
+# The end of the suffix of a video stored as a zip of images: `frames.zip`, `1.frames.zip`.
 FRAMES_SUFFIX = "frames.zip"
 AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
-# The beginning of the suffixes of targets: what generators learn to make.
+# The prefix of the suffixes of targets, which generators learn to make.
 TARGET = "target."
-# The suffix of codec tokens: an array as numpy writes it.
+# The suffix of codec tokens: a numpy file.
 CODES_SUFFIX = "npy"
 
 
 def target_of(suffix: str) -> tuple[str, int]:
-    """Return the name in the suffix of a target, if any, and its number: `target.drawer.1.png`."""
+    """Return the name and number in a target's suffix, such as `target.drawer.1.png`."""
     parts = suffix.split(".")[1:-1]
     number = int(parts.pop()) if parts and parts[-1].isdecimal() else 0
     return ".".join(parts), number
@@ -51,7 +51,7 @@ def target_of(suffix: str) -> tuple[str, int]:
 
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 _MAX_OPEN = 64
-# Long names, times and attributes take some kilobytes.
+# Long names, times and attributes take a few kilobytes.
 _MAX_HEADERS = 1 << 20
 
 
@@ -67,7 +67,7 @@ class MemberPlace:
 class Member:
     """A sample in a shard: its key, and the places of its members by suffix.
 
-    `fault` says why it cannot be used.
+    `fault` says why the sample cannot be used.
     """
 
     key: str
@@ -76,14 +76,14 @@ class Member:
 
 
 class BrokenShard(Exception):
-    """A shard is unreadable from some place on; the message says where and why."""
+    """A shard cannot be read past some position; the message says where and why."""
 
 
 def samples_of(path: Path) -> Iterator[Member]:
     """Yield the samples of a shard in order.
 
-    The error of a damaged end is raised after the samples before it; the last of these has a
-    `fault` if some of its bytes are missing.
+    If the end is damaged, the error is raised after the samples before it; the last of these
+    samples has a `fault` if some of its bytes are missing.
 
     Raises: BrokenShard, OSError.
     """
@@ -92,7 +92,7 @@ def samples_of(path: Path) -> Iterator[Member]:
         for member in _headers(path):
             is_link = member.islnk() or member.issym()
             named = _KEY.match(member.name) if member.isreg() or is_link else None
-            # Names like `__url__` are the library's own. Folders and devices are no samples.
+            # The library reserves names like `__url__`. Folders and devices are not samples.
             if named is None or Path(named[1]).name.startswith("__"):
                 continue
             key, suffix = named[1], named[2].lower()
@@ -112,7 +112,7 @@ def samples_of(path: Path) -> Iterator[Member]:
     except tarfile.TarError as error:
         if now is not None:
             yield now
-        if not is_cut:  # Else the fault of the last sample says it.
+        if not is_cut:  # Otherwise the fault of the last sample says it.
             raise BrokenShard(str(error)) from error
         return
     if now is not None:
@@ -131,7 +131,7 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
                     # A header that points backwards would be read forever.
                     raise tarfile.ReadError(f"a member of {member.size} bytes after byte {end}")
                 end, headers.read_bytes = tar.offset, 0
-                # The file would keep all members; here each is read once.
+                # `tarfile` would keep all members, but each is read only once.
                 cast(Any, tar).members.clear()
                 most = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
                 if most > _MAX_HEADERS:
@@ -140,8 +140,8 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
                         f"{_MAX_HEADERS:,}"
                     )
                 yield member
-            # A tar ends with a block of zeros, or where the file does. At a damaged header tarfile
-            # stops without an error.
+            # A tar ends with a block of zeros or at the end of the file. At a damaged header,
+            # `tarfile` stops without an error.
             stop = tar.offset
             file.seek(stop)
             block = file.read(tarfile.BLOCKSIZE)
@@ -160,14 +160,14 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 class _Headers:
-    """A file of which little is read at a time: the headers of a member may have any size."""
+    """A file with a limit on the bytes read: the headers of a member may claim any size."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.read_bytes = file, 0
         self.tell, self.seek = file.tell, file.seek
 
     def read(self, size: int) -> bytes:
-        """Return bytes. Raises: ReadError if they are too many since `read_bytes` was 0."""
+        """Return bytes. Raises: ReadError if too many were read since `read_bytes` was 0."""
         self.read_bytes += size
         if size < 0 or self.read_bytes > _MAX_HEADERS:
             raise tarfile.ReadError(
@@ -193,7 +193,7 @@ class ShardReader:
         wanted = place.size if limit is None else min(place.size, limit)
         file = self._open(shard)
         found = os.pread(file.descriptor, wanted, place.offset)
-        while len(found) < wanted:  # One call returns at most 2 GiB.
+        while len(found) < wanted:  # A call returns at most 2 GiB.
             rest = wanted - len(found)
             more = os.pread(file.descriptor, rest, place.offset + len(found))
             if not more:
@@ -202,7 +202,7 @@ class ShardReader:
         return found
 
     def _open(self, shard: int) -> "_File":
-        """Return an open shard, which stays open while its caller holds it."""
+        """Return an open shard, which stays open while the caller holds it."""
         with self._lock:
             if shard not in self._files:
                 self._files[shard] = _File(self.shards[shard])
@@ -213,7 +213,7 @@ class ShardReader:
 
 
 class _File:
-    """A file that is closed when the last reference to it goes."""
+    """A file that is closed when its last reference is gone."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Marks around the parts of a message, which a chat template carries into its text.
+"""Marks around the parts of a message, which a chat template copies into its text.
 
 Decides: which parts are marked, and with which characters.
 Leaves: finding answers by their marks to `answer_spans`.
@@ -13,8 +13,8 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.chat_template import BLOCK, END_BLOCK
 from mimo_launch.data.webdataset.messages import REASONING
 
-# Around piece n are the n-th characters of these two planes. No text has them: the last two planes
-# of Unicode are for private use.
+# Piece n is marked by character n of these two planes. No text has them: the last two planes of
+# Unicode are for private use.
 _OPEN, _CLOSE = 0xF0000, 0x100000
 MOST = 0xFFF0
 PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
@@ -23,7 +23,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text without its marks; by piece, where it starts and ends; and blocks of answers."""
+    """A text without its marks; start and end of each piece; and blocks of answers."""
 
     text: str
     places: dict[int, tuple[int, int]]
@@ -31,14 +31,14 @@ class Marked:
 
 
 def start_mark(number: int) -> str:
-    """Return the mark in front of a piece."""
+    """Return the mark before a piece."""
     return chr(_OPEN + number)
 
 
 def marked(message: dict[str, Any], number: Callable[[str], int | None]) -> dict[str, Any]:
     """Return a message with marks around its pieces.
 
-    `number` is called for each piece, and returns None for those that get no marks.
+    `number` is called for each piece, and returns None for a piece without marks.
     """
     found = dict(message)
     if _has_text(message.get("content")):
@@ -66,7 +66,7 @@ def _marked_call(call: dict[str, Any], number: int | None) -> dict[str, Any]:
 
 
 def _with_marks(value: Any, number: int | None) -> Any:
-    """Return a JSON value with marks in its texts, inside of blanks that a template may trim."""
+    """Return a JSON value with marks in its texts, inside blanks that a template may trim."""
     if number is None:
         return value
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def _has_text(value: Any) -> bool:
 
 
 def read_marks(text: str) -> Marked:
-    """Return a text without its marks, and where they stood. Raises: BadSample."""
+    """Return a text without its marks, and their positions. Raises: BadSample."""
     pieces: list[str] = []
     places: dict[int, tuple[int, int]] = {}
     blocks: Spans = []

@@ -1,6 +1,6 @@
 """Text as tokens, with the tokenizer of a Hugging Face folder.
 
-Decides: which tokens of a text are learned, and which stand for something else.
+Decides: which tokens of a text are learned, and which are markers.
 Relies on: the `tokenizers` library for ids.
 Leaves: which parts of a text are learned to `sample_encoder`.
 """
@@ -25,7 +25,7 @@ from mimo_launch.hugging_face.tokenizer import TOKENIZER, TokenizerError
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """The text tokens of a sample [n], which of them are learned, and what stands between them.
+    """The text tokens of a sample [n], which of them are learned, and the markers between them.
 
     `markers` are images, clips and targets in order, each with the number of text tokens before it.
     `ignored` are keys of its messages that the chat template does not read.
@@ -38,18 +38,18 @@ class EncodedSample:
 
 
 class TextTokens:
-    """The tokenizer, the token that starts a document, if any, and those that are no text."""
+    """The tokenizer, the token that starts a document, if any, and the tokens of markers."""
 
     def __init__(self, folder: Path, end: str, most: int) -> None:
         """Load the tokenizer.
 
         Args:
-            folder: With `tokenizer.json`.
+            folder: The folder with `tokenizer.json`.
             end: The token that ends a document.
-            most: Characters that a text may have.
+            most: Maximum number of characters of a text.
 
         Raises:
-            TokenizerError: The folder has no tokenizer that can be used.
+            TokenizerError: The folder has no usable tokenizer.
         """
         file = folder / TOKENIZER
         try:
@@ -57,7 +57,7 @@ class TextTokens:
             probe = without_panic(partial(self.tokenizer.encode, ""))
         except Exception as error:  # The library raises nothing narrower.
             raise TokenizerError(f"{file} cannot be read: {error}") from error
-        # These are settings of the program that saved the tokenizer, not of the model.
+        # These settings belong to the program that saved the tokenizer, not to the model.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self._most, self._end = most, self.tokenizer.token_to_id(end)
@@ -70,7 +70,7 @@ class TextTokens:
         self.literals = LiteralMarkers(self.tokenizer, ())
 
     def expect(self, markers: Mapping[Marker, str], literals: Iterable[str]) -> None:
-        """Take some tokens for markers, and signs of `literals` for text.
+        """Treat some tokens as markers, and the signs of `literals` as text.
 
         Raises: TemplateRefused if two markers are the same token.
         """
@@ -81,7 +81,7 @@ class TextTokens:
         self.literals = LiteralMarkers(self.tokenizer, literals)
 
     def encode(self, text: str, learn: Spans, *, is_document: bool = False) -> EncodedSample:
-        """Return a text as tokens; a document has tokens that start and end it.
+        """Return a text as tokens; a document also gets its start and end tokens.
 
         Raises: BadSample if the text is too long, or the tokenizer refuses it.
         """
@@ -100,7 +100,7 @@ class TextTokens:
     def _ids(self, text: str, learn: Spans) -> tuple[list[int], npt.NDArray[np.bool_]]:
         """Return the tokens of a text, and which of them are learned.
 
-        A token at an edge of a learned span is learned only if the part outside is blank.
+        A token at the edge of a learned span is learned only if its part outside is blank.
         """
         if len(text) > self._most:
             raise BadSample(
@@ -131,9 +131,9 @@ class TextTokens:
 def loss_mask_among(
     loss_mask: npt.NDArray[np.bool_], is_row: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Return which tokens of a sample are learned, bool [tokens], from those of its text.
+    """Return which tokens of a sample are learned, bool [tokens], given the text's loss mask.
 
-    The first token is not: nothing predicts it.
+    The first token is not learned: nothing predicts it.
     """
     found = np.zeros(len(is_row), dtype=np.bool_)
     found[~is_row] = loss_mask
