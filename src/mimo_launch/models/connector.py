@@ -5,7 +5,7 @@ with the rows of their image, and that only queries are sent on.
 Relies on: `row_places` for the places of rows, `projector` for the rows of this rank.
 Leaves: moving rows to the bridge.
 Source: learned queries as in the Perceiver resampler of Flamingo (arXiv:2204.14198), which uses
-cross-attention; here queries and rows attend to each other.
+cross-attention; here queries and rows attend to each other, as in Q-Former blocks.
 
 Legend: n tokens of this rank, with its own (queries) first, D width, W width of a row that arrives,
 L width of a row that leaves.

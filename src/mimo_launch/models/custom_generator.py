@@ -1,12 +1,12 @@
-"""The protocol of a generator in a user's own package, and a base class for it.
+"""The protocol of a generator in a user's package, and a base class for it.
 
-Decides: the stage protocol (`GeneratorFactory`), and what a stage does around its layers: rows of
-language stand behind the patches, and the loss is a sum over patches.
-Relies on: `custom_encoder` for what encoders and generators share, `row_places` for rows.
-Leaves: the layers, what is predicted and its loss to the user; dividing by N to the runtime.
+Decides: the stage protocol (`GeneratorFactory`), and what a stage does around its layers: language
+rows follow the patches, and the loss is a sum over patches.
+Relies on: `custom_encoder` for the common base of encoders and generators, `row_places` for rows.
+Leaves: the layers, the prediction and its loss to the user; dividing by N to the runtime.
 
-Legend: N patches that this rank holds, T tokens: its patches, then rows that they are made of; P
-numbers of a patch, D `hidden`, O numbers that the head makes of a patch.
+Legend: N patches that this rank holds, T tokens: its patches, then the rows that they are made
+from; P values of a patch, D `hidden`, O outputs of the head for a patch.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,13 +30,13 @@ from mimo_launch.spec.spec import CustomModel
 class GeneratorFactory(Protocol):
     """The class or function that `kind: package.module:Name` names with `loss: true`.
 
-    The network that it returns is as in `EncoderFactory`, but
-    * the first stage also gets rows that language made: `packed.rows` [r, width], and their places
-      among the tokens in `packed.row_places`, by the module that is read (`models.row_places`);
-    * the hidden state [T, D] is that of the patches, then of `packed.extra_tokens` for rows;
+    The network that it returns follows `EncoderFactory`, except that
+    * the first stage also gets rows from language: `packed.rows` [r, width], and their places among
+      the tokens, `packed.row_places`, by source module (`models.row_places`);
+    * the hidden state [T, D] covers the patches, then `packed.extra_tokens` tokens for rows;
     * the first and the last stage get the targets of their cp rank, `packed.made`;
-    * the last stage returns the sum of the loss over the patches of its cp rank, the same on every
-      tp rank, without those of padding (`packed.made.is_patch`);
+    * the last stage returns the sum of the loss over the patches of its cp rank, padding excluded
+      (`packed.made.is_patch`); it is the same on every tp rank;
     * it has no `projector`.
     """
 
@@ -49,7 +49,7 @@ class GeneratorFactory(Protocol):
         sources: Mapping[str, int],
         recompute: bool,
     ) -> nn.Module:
-        """Return a stage; `sources` are the widths of the rows of each module that is read."""
+        """Return a stage; `sources` gives the row width of each module that it reads."""
         ...
 
 
@@ -73,7 +73,7 @@ class GeneratorStage(CustomStage):
             self.head = self.make_head()
 
     def make_head(self) -> nn.Module:
-        """Return the map from patches to what is predicted of each, [N, D] -> [N, O]."""
+        """Return the map from patches to predictions, [N, D] -> [N, O]."""
         raise NotImplementedError
 
     def noised(self, target: PatchTargets) -> Tensor:
@@ -82,12 +82,12 @@ class GeneratorStage(CustomStage):
         return (1 - time_N1) * target.noise + time_N1 * target.patches
 
     def embed(self, target: PatchTargets) -> Tensor:
-        """Return the tokens [N, D] of noised patches; override it where positions are needed."""
+        """Return the tokens [N, D] of noised patches; override it if positions are needed."""
         out: Tensor = self.embedding(self.noised(target).to(self.context.compute_dtype))
         return out
 
     def loss(self, made: Tensor, target: PatchTargets) -> Tensor:
-        """Return the loss of each patch [N], from what the head made of it, [N, O]."""
+        """Return the loss of each patch [N], from the head's output [N, O]."""
         raise NotImplementedError
 
     def over_images(
@@ -95,9 +95,9 @@ class GeneratorStage(CustomStage):
     ) -> Tensor:
         """Apply a function to the tokens of images, [B, n, D] -> [B, n, E], and return [T, E].
 
-        The n tokens of an image are its patches, then the rows that it is made of; images with
-        equal numbers of both are taken together. Raises: ValueError where this rank does not hold
-        whole images: with cp, or sequence parallelism.
+        The n tokens of an image are its patches, then the rows that it is made from; images with
+        equal numbers of both form one batch. Raises: ValueError if this rank does not hold whole
+        images (cp or sequence parallelism).
         """
         self.need_whole_images()
         lengths = [h * w * self.model.patches_per_row for h, w in packed.images]
@@ -112,7 +112,7 @@ class GeneratorStage(CustomStage):
         return torch.cat(made)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [T, D], on the last stage the summed loss of its cp rank."""
+        """Return the hidden state [T, D], or on the last stage the summed loss of its cp rank."""
         if packed.images:
             return self._run(hidden, packed).clone()
         out = self._run(*self._blank_target(*self.blank(hidden, packed)))
@@ -148,7 +148,7 @@ class GeneratorStage(CustomStage):
     def _blank_target(
         self, hidden: Tensor | None, packed: EncoderInput
     ) -> tuple[Tensor | None, EncoderInput]:
-        """Return the input of a blank image with targets, none of which counts, and no rows."""
+        """Return the input of a blank image without rows; its targets do not count."""
         if packed.patches is None:
             raise ValueError("a blank image has patches")
         values, positions = packed.patches.values, packed.patches.positions

@@ -1,9 +1,9 @@
-"""Encoders and generators in a user's own package: importing them, building and checking stages.
+"""Encoders and generators in a user's package: importing them, building and checking stages.
 
-Decides: that a class is imported as with `python -m`, from the current folder first; which networks
+Decides: that a class is imported as by `python -m`, from the current folder first; which networks
 are refused; the initial values of plain parameters.
 Relies on: `custom_encoder` for the protocol, `layers.parameter_segments` for plain parameters.
-Leaves: telling users before workers start to `launcher.forking`.
+Leaves: reporting errors before workers start to `launcher.forking`.
 """
 
 import importlib
@@ -39,7 +39,7 @@ MAX_NAMES = 5
 
 
 def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
-    """Return a stage of a user's class: parameters on the meta device, buffers as they are.
+    """Return a stage of a user's class with parameters on the meta device and real buffers.
 
     Raises: CustomClassError
     """
@@ -67,10 +67,11 @@ def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn
 
 
 def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]:
-    """Return the initial values of a module's plain parameters by full name, as built.
+    """Return the initial values of a module's plain parameters, by full name.
 
     Empty if `network`, a stage of the module, has none. The whole module is built once, under
-    torch's CPU generator with a seed made of (train.seed, name), so that all layouts start alike.
+    torch's CPU generator with a seed derived from (train.seed, name), so that all layouts start
+    from the same values.
 
     Raises: CustomClassError
     """
@@ -97,7 +98,7 @@ def whole_stage(spec: Spec, name: str) -> Stage:
 
 
 def check_custom_classes(spec: Spec) -> None:
-    """Build every stage of every user's class, without memory and without other ranks.
+    """Build every stage of every user class, without memory and without other ranks.
 
     Raises: CustomClassError
     """
@@ -133,7 +134,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         wanted = f"(context, model, stage, *, {', '.join(given)})"
         raise CustomClassError(f"{where} it is called with {wanted}: {error}") from None
     except ValueError:
-        pass  # Some callables of C have no signature.
+        pass  # Some C callables have no signature.
     try:
         network = call()
     except Exception as error:
@@ -146,7 +147,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
 def _complaints(
     spec: Spec, stage: Stage, network: nn.Module, context: ParallelContext
 ) -> Iterator[str]:
-    """Yield what is wrong with a stage; declare its plain and its frozen parameters."""
+    """Yield the faults of a stage; declare its plain and its frozen parameters."""
     module = spec.modules[stage.module]
     expected = [str(stage.first_layer + i) for i in range(stage.num_layers)]
     layers = getattr(network, "layers", None)
@@ -193,7 +194,7 @@ def _complaints(
 
 
 def _keep_frozen(network: nn.Module) -> None:
-    """Declare that parameters of our layers do not train whose `requires_grad` is false."""
+    """Declare as frozen the parameters of our layers that have `requires_grad` false."""
     for layer in network.modules():
         if isinstance(layer, SegmentedModule):
             for attribute, segments in layer.segments.items():
@@ -211,7 +212,7 @@ def _where(spec: Spec, name: str) -> str:
 
 
 def _failed(error: Exception) -> str:
-    """Return what happened and where, preferring a line of the user's to one of a library."""
+    """Return the error and its place, preferring a line of the user's code to library code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))]
     here = os.path.dirname(os.path.dirname(__file__))

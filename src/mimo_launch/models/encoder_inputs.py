@@ -1,14 +1,14 @@
 """The inputs of each kind of encoder: arrays cut into patches on the host, packed on the device.
 
 Decides: the interface between data and encoders. A data set returns arrays of the model's
-`input_shape`; a `Reader` cuts one into the patches that become tokens, in the order of rows.
-Cutting and casting happen where samples are read, which may be another thread, so that packing only
+`input_shape`; a `Reader` cuts each array into the patches that become tokens, in the order of rows.
+Cutting and casting happen where samples are read, perhaps in another thread, so that packing only
 copies.
 Relies on: pinned memory on CUDA, for asynchronous copies.
-Leaves: reading arrays to `train`, embedding patches to the encoders, which patches a rank holds to
-its callers.
+Leaves: reading arrays to `train`, embedding patches to the encoders, and the choice of the patches
+that a rank holds to its callers.
 
-Legend: P numbers of a patch, N patches, s side of the square of patches that becomes one row.
+Legend: P values of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ Tokens = TypeVar("Tokens", Tensor, range)
 class Patches:
     """The patches that become tokens of an encoder: values [N, P] and positions [N, axes].
 
-    For images: pixels and (y, x), for learned positions also height and width of the image in
-    patches. Patches that pad the list to what cp and tp need give no rows.
+    For images: pixels and (y, x), for learned positions also the height and width of the image in
+    patches. Patches that pad the list for cp and tp give no rows.
     """
 
     values: Tensor
@@ -57,13 +57,13 @@ def cut_image(
     To read videos, `array` is [channels, frames, height, width]; its frames share patches.
 
     The patches of a square that becomes one row are adjacent, in row-major order, and so are the
-    squares of an image: a row is a view of its patches, and only positions say where a patch is.
-    `measured`: positions also say how large the image is.
+    squares of an image: a row is a view of its patches, and only positions give the place of a
+    patch. If `measured`, positions also give the size of the image.
     """
     side, s = images.patch, images.shuffle
     channels, (height, width) = array.shape[0], array.shape[-2:]
     rows, columns = height // (s * side), width // (s * side)
-    # Pixels that make no whole row are cut off, as by a convolution without padding.
+    # Pixels that do not fill a row are cut off, as by a convolution without padding.
     array = array[..., : rows * s * side, : columns * s * side]
     # torch does not take a read-only array.
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -88,9 +88,9 @@ def cut_tiles(array: np.ndarray, *, images: Images, dtype: torch.dtype, pinned: 
 def patch_places(
     rows: int, columns: int, s: int, *, pinned: bool, measured: bool = False
 ) -> Tensor:
-    """Return the (y, x) of every patch of an image of `rows x columns` squares, in their order.
+    """Return the (y, x) of every patch of an image of `rows x columns` squares, in patch order.
 
-    `measured`: with the height and width of the image, [N, 4].
+    If `measured`, append the height and width of the image, [N, 4].
     """
     places = np.indices((rows * s, columns * s)).reshape(2, rows, s, columns, s)
     found = torch.from_numpy(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
@@ -101,15 +101,15 @@ def patch_places(
 
 
 def own_share(given: Patches, context: ParallelContext) -> Patches:
-    """Return the patches that this tp rank embeds: under sequence parallelism only its own tokens.
+    """Return the patches that this tp rank embeds: with sequence parallelism, only its own tokens.
 
-    Attention and MLP regions gather them.
+    Attention and MLP regions gather them later.
     """
     return Patches(own_tokens(given.values, context), own_tokens(given.positions, context))
 
 
 def own_tokens(x_N: Tokens, context: ParallelContext) -> Tokens:
-    """Return the part of the tokens of a cp rank, or of their numbers, that this tp rank embeds."""
+    """Return this tp rank's part of a cp rank's tokens, or of their numbers."""
     if not context.sequence_parallel:
         return x_N
     share = len(x_N) // context.tp.size
@@ -123,8 +123,8 @@ _BEFORE, _BEHIND = 2, 1
 def cut_clip(array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
     """Cut a log-mel clip, `array` [mels, frames], into tokens of `dtype` on the host.
 
-    Values are [frames / 2, mels * 5], a band's five frames together; positions [frames / 2, 1] are
-    places in the clip.
+    Values are [frames / 2, mels * 5], with a band's five frames adjacent; positions [frames / 2, 1]
+    are places in the clip.
     """
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
     padded = F.pad(source, (_BEFORE, _BEHIND))
@@ -144,15 +144,15 @@ class Cut(Protocol):
     """Cuts one array into patches of `dtype`, in pinned memory if a GPU will copy them."""
 
     def __call__(self, array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
-        """Return the patches, those of a row adjacent, on the host."""
+        """Return the patches on the host, with the patches of a row adjacent."""
         ...
 
 
 def cut_codes(array: np.ndarray, *, codes: Codes, dtype: torch.dtype, pinned: bool) -> Patches:
     """Cut codes, `array` [codebooks, frames], into rows [frames + 1, 2 * codebooks] on the host.
 
-    Values are the codes that a row sees, those of the frame before, and the codes that it is to
-    say. They stay whole numbers, whatever `dtype` is.
+    Values are the codes that a row reads, from the frame before, and the codes that it must
+    predict. They stay integers, whatever `dtype` is.
     """
     start, end = (np.full((codes.codebooks, 1), c) for c in (codes.start_code, codes.end_code))
     seen, said = np.concatenate([start, array], 1), np.concatenate([array, end], 1)
@@ -165,8 +165,8 @@ def cut_codes(array: np.ndarray, *, codes: Codes, dtype: torch.dtype, pinned: bo
 class Reader:
     """The input of one encoder: `width` values and `axes` coordinates for each patch.
 
-    `source` says which arrays these are, and how many rows come of them. Values have `dtype`, or
-    the compute type.
+    `source` describes the arrays and the number of their rows. Values have `dtype`, or the compute
+    dtype.
     """
 
     source: Images | Clips | Codes
@@ -177,15 +177,15 @@ class Reader:
 
     @property
     def row_width(self) -> int:
-        """Number of values of the patches that become one row."""
+        """Number of values in the patches that become one row."""
         return self.width * self.source.patches_per_row
 
 
 def reader(model: Model) -> Reader:
-    """Return the reader of an encoder. Raises: TypeError for a model that is no encoder."""
+    """Return the reader of an encoder. Raises: TypeError for a model that reads no arrays."""
     kind = kind_of(model)
     if (images := kind.images) is not None:
-        # With a grid of learned positions, also the height and width of the image.
+        # A grid of learned positions also needs the height and width of the image.
         measured = kind.learned_grid is not None
         if kind.tile_rule is not None:
             return Reader(images, images.values_of_patch, 4, partial(cut_tiles, images=images))
@@ -194,7 +194,7 @@ def reader(model: Model) -> Reader:
     if (clips := kind.clips) is not None:
         return Reader(clips, VALUES_PER_BAND * clips.mels, 1, cut_clip)
     if (codes := kind.codes) is not None:
-        # Padding has the coordinate 0.
+        # Padding has coordinate 0.
         cut = partial(cut_codes, codes=codes)
         return Reader(codes, 2 * codes.codebooks, 1, cut, torch.int64)
     raise TypeError(f"a model of kind {model.kind} reads no arrays")
@@ -202,9 +202,9 @@ def reader(model: Model) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class NoisedPatches:
-    """The patches of one cp rank between noise and image, with the time of each, [N].
+    """The patches of one cp rank between noise and image, each with its time, [N].
 
-    `target` [N, P] is image - noise, None where an image is being made; `is_patch` [N] is 1, and 0
+    `target` [N, P] is image - noise, None while an image is generated; `is_patch` [N] is 1, and 0
     on padding.
     """
 
@@ -216,9 +216,9 @@ class NoisedPatches:
 
 @dataclass(frozen=True, slots=True)
 class CodeFrames:
-    """The frames of one cp rank: the codes that each one sees, and those to say, [N, K] each.
+    """The frames of one cp rank: their input codes and their target codes, [N, K] each.
 
-    There are no `labels` where codes are being made; on padding there is none to say.
+    `labels` is None while codes are generated; padding has IGNORE_LABEL.
     """
 
     tokens: Tensor
@@ -227,7 +227,7 @@ class CodeFrames:
 
 @dataclass(frozen=True, slots=True)
 class PatchTargets:
-    """What a generator of a user's own learns to make, patch by patch, in at least fp32.
+    """The training targets of a custom generator, patch by patch, in at least fp32.
 
     `patches` [N, P] and `positions` [N, axes] are as in `Patches`; `noise` [N, P] is standard
     normal, and `times` [N] are uniform between 0 and 1, one for each image. `is_patch` [N] is 1,
@@ -245,17 +245,16 @@ class PatchTargets:
 class EncoderInput:
     """The patches of one group that this rank holds.
 
-    `mask` says which attend to which, `windows` the same in layers with windows, and both are given
-    on every stage; `sizes` says how many rows each tp rank owns at the end, and
-    `patches` are given on the first stage. `places` are (y, x) of each patch in its image, [N, 2],
-    on every stage of a model with 2-D RoPE. After its patches, which are those numbered `own` in
-    the list of all, this rank (or tp rank, under sequence parallelism) holds `extra_tokens`.
-    Of clips, `loose` are those among them of which no row is made, on the first stage.
-    `images` are height and width, in rows, of each image of the group. On the first stage, `rows`
-    [r, width] are those that this rank received, by the module that is read, and `row_places` their
-    places among its tokens; `extras` are their numbers for each image. A generator gets on the
-    first and on the last stage what it learns to make, or has `made` so far. Of images in tiles,
-    `row_sources` are given on the last stage.
+    On every stage: `mask` says which tokens attend to which, and `windows` the same for layers with
+    windows; `sizes` gives the number of rows that each tp rank owns at the end; `places` [N, 2] are
+    the (y, x) of each patch in its image, for a model with 2-D RoPE; `images` are the height and
+    width, in rows, of each image of the group. `own` numbers this rank's patches (or this tp
+    rank's, with sequence parallelism) in the whole list; `extra_tokens` follow them, and `extras`
+    counts the extra tokens of each image. On the first stage: `patches`; `loose`, the extra tokens
+    of clips that become no row; `rows` [r, width], received by this rank, by source module, and
+    `row_places`, their places among its tokens. `made`, on a generator's first and last stage: its
+    training targets, or its result so far. `row_sources`, on the last stage: the sources of the
+    rows of tiled images.
     """
 
     mask: ImageContext
@@ -294,9 +293,9 @@ def without_loose(
 def pack(
     arrays: Sequence[Patches | np.ndarray], how: Reader, context: ParallelContext, held: range
 ) -> Patches:
-    """Bring the patches of arrays, one after another, to the device, in the type of the reader.
+    """Copy the patches of arrays, concatenated, to the device, in the dtype of the reader.
 
-    An array that is not cut yet is cut here. The list is padded at the end with zeros; this rank
+    An array that is not cut yet is cut here. The list is padded with zeros at the end; this rank
     keeps the part `held` of it.
     """
     device, dtype = context.device, how.dtype or context.compute_dtype

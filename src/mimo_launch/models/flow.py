@@ -1,13 +1,13 @@
-"""A flow generator as a stage: noised patches and rows in, the loss of the velocity out.
+"""A flow generator as a stage: noised patches and rows in, the loss of velocities out.
 
-Decides: that a patch at time t is (1 - t) noise + t image, and that the velocity to learn is image
-- noise; how time and rows reach the tokens.
+Decides: that a patch at time t is (1 - t) noise + t image, and that the target velocity is (image -
+noise); how time and rows reach the tokens.
 Relies on: `runtime.generator_inputs` for noise and times, `row_places` for the places of rows.
 Leaves: dividing the loss by N to the runtime.
-Source: rectified flow (arXiv:2209.03003). Rows stand among the tokens of their image, which is the
-in-context conditioning of DiT (arXiv:2212.09748, section 3.2); times are embedded as there.
+Source: rectified flow (arXiv:2209.03003). Rows are placed among the tokens of their image, as in
+the in-context conditioning of DiT (arXiv:2212.09748, section 3.2); times are embedded as in DiT.
 
-Legend: P numbers of a patch, n tokens of this rank, of which its patches come first, D width.
+Legend: P values of a patch, n tokens of this rank, with its patches first, D width.
 """
 
 import math
@@ -30,7 +30,7 @@ from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.transformer_block import encoder_shape
 from mimo_launch.spec.spec import FlowModel
 
-# Times between 0 and 1 are embedded as the steps of a diffusion model with this many.
+# Times between 0 and 1 are embedded like the steps of a diffusion model with this many steps.
 TIME_SCALE = 1000.0
 
 
@@ -44,7 +44,7 @@ class TimeEmbedding(nn.Module):
         self.down = WholeLinear(context, width, width)
 
     def forward(self, times_n: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the embedding of each time, of type `dtype`."""
+        """Return the embedding of each time, in `dtype`."""
         half = self.width // 2
         steps = torch.arange(half, device=times_n.device, dtype=times_n.dtype)
         angles = TIME_SCALE * times_n[:, None] * torch.exp(-math.log(10000.0) * steps / half)
@@ -55,7 +55,7 @@ class TimeEmbedding(nn.Module):
 
 
 class FlowStage(nn.Module):
-    """Consecutive layers; the first stage embeds noised patches, the last one computes the loss."""
+    """Consecutive layers; the first stage embeds noised patches, the last computes the loss."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class FlowStage(nn.Module):
         sources: Mapping[str, int],
         recompute: bool,
     ) -> None:
-        """Build the layers of a stage; `row_width` has no meaning, as nothing reads this module."""
+        """Build the layers of a stage; `row_width` is unused, because no module reads this one."""
         super().__init__()
         self.context, self.model, self.stage = context, model, stage
         if stage.is_first:
@@ -80,10 +80,10 @@ class FlowStage(nn.Module):
             self.velocity = WholeLinear(context, model.hidden, model.patch_size)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [n, D], on the last stage the summed loss of its cp rank.
+        """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
-        The loss of a patch is the mean square of what its velocity lacks, in at least fp32. Every
-        tp rank of a replica returns the same value. Without a target the last stage returns the
+        The loss of a patch is the mean squared error of its velocity, in at least fp32. Every tp
+        rank of a replica returns the same value. Without a target the last stage returns the
         velocities of this rank's patches instead.
         """
         x_nD = self._embed(packed) if hidden is None else hidden
@@ -103,7 +103,7 @@ class FlowStage(nn.Module):
         return exit_tp(loss, self.context.tp) if self.context.sequence_parallel else loss
 
     def _embed(self, packed: EncoderInput) -> Tensor:
-        """Return the tokens [n, D] in front of the first layer."""
+        """Return the tokens [n, D] before the first layer."""
         noised = _noised(packed)
         mine = own_share(noised.patches, self.context)
         times = own_tokens(noised.times, self.context)
@@ -116,7 +116,7 @@ class FlowStage(nn.Module):
 
 
 def _noised(packed: EncoderInput) -> NoisedPatches:
-    """Return what the first and the last stage of a flow generator get."""
+    """Return the noised patches that the first and the last stage need."""
     if not isinstance(packed.made, NoisedPatches):
         raise TypeError("the first and the last stage of a flow generator need noised patches")
     return packed.made

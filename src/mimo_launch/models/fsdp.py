@@ -1,9 +1,9 @@
-"""Wraps a stage in FSDP2, with sums where it would take means.
+"""Wraps a stage in FSDP2, with sums of gradients in place of means.
 
-Decides: over which ranks weights are sharded, and in which types they are gathered;
-at which backwards gradients are reduced.
+Decides: over which ranks weights are sharded, and in which dtypes they are gathered; in which
+backwards gradients are reduced.
 Relies on: FSDP2, over dp x cp, and for experts over their own replicas; `layout.stages` for units.
-Leaves: which backward is the last one to `runtime`.
+Leaves: the choice of the last backward to `runtime`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,8 @@ def shard(
 ) -> None:
     """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere.
 
-    Experts are wrapped first, over their own replicas. `flag` watches the summed gradients.
+    Experts are wrapped first, over their own replicas. `flag` watches the gradients before they are
+    summed.
     """
     low = precision == "bf16"
     policy = MixedPrecisionPolicy(
@@ -52,14 +53,14 @@ def shard(
             mp_policy=policy,
             reshard_after_forward=reshard,
         )
-    # An evaluation does not run these: they are in no unit with layers.
+    # An evaluation does not run these, so they share no unit with layers.
     for depth in [module for module in network.modules() if isinstance(module, MtpDepth)]:
         fully_shard(depth, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     for module in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
-        # The factor does not recurse; without the second call fp32 and bf16 would use a scaled
-        # sum that gloo does not have.
+        # The factor does not recurse; without the second call, fp32 and bf16 would use a scaled
+        # sum, which gloo lacks.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if (replicas if isinstance(module, Experts) else mesh).size() > 1:
@@ -69,7 +70,7 @@ def shard(
 
 
 def _own_parameters(block: nn.Module) -> int:
-    """Return the number of a block's parameters that belong to no unit yet, as its experts do."""
+    """Return the number of a block's parameter elements that belong to no unit yet (experts do)."""
     return sum(p.numel() for p in block.parameters() if not isinstance(p, DTensor))
 
 

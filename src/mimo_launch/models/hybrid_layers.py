@@ -1,6 +1,6 @@
 """Layers of a hybrid model: one norm, one mixer and a residual connection each.
 
-Decides: which mixer a letter of the pattern stands for.
+Decides: which mixer each letter of the pattern means.
 Relies on: `layers.mamba` and `layers.deltanet`, and the attention and MLP of transformer blocks.
 Leaves: embedding, head and loss to `language_model`.
 """
@@ -42,7 +42,7 @@ class HybridLayer(Layer):
         *,
         recompute: bool,
     ) -> None:
-        """Raises: ValueError for a letter that no layer has."""
+        """Build the layer. Raises: ValueError for a letter that the model has no layer for."""
         super().__init__(recompute=recompute)
         shape = hybrid_shape(model, experts)
         self.norm = norm_of(context, shape)
@@ -87,7 +87,7 @@ class HybridLayer(Layer):
 
 
 class HybridStage(LanguageStage):
-    """A stage of layers by the letters of a pattern."""
+    """A stage of layers given by the letters of a pattern."""
 
     model: HybridModel
 
@@ -102,9 +102,9 @@ class HybridStage(LanguageStage):
         )
 
     def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
-        """Return the depths, whose blocks are attention, then experts or an MLP."""
+        """Return the depths; each has a block of attention, then experts or an MLP."""
         shape = hybrid_shape(self.model, experts if EXPERTS in self.model.pattern else None)
-        # Each adds twice to the stream, a layer once.
+        # A depth adds to the stream twice, a layer once.
         shape = replace(shape, layers=-(-self.model.layers // 2))
         depths = kind_of(self.model).depths if self.stage.is_last else 0
         return (MtpDepth(self.context, shape, recompute=recompute) for _ in range(depths))

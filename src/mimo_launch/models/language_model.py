@@ -1,10 +1,10 @@
 """A language model as a stage: tokens and encoder rows in, loss or logits out.
 
 Decides: how rows replace placeholder embeddings.
-Relies on: `layout.row_owners` for the places of the rows this rank receives.
+Relies on: `layout.row_owners` for the places of the rows that this rank receives.
 Leaves: dividing the loss by N to the runtime.
 
-Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n those of this rank, D width, r
+Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of this rank, D width, r
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
@@ -48,10 +48,10 @@ from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 @dataclass(frozen=True, slots=True)
 class TextAhead:
-    """The text that a depth of multi-token prediction reads of a microbatch.
+    """The text that one depth of multi-token prediction reads from a microbatch.
 
-    tokens and labels [B, S]: at each position those of one further ahead. routing: for the balance
-    of its experts, if there are any.
+    tokens and labels [B, S] are shifted by the depth. routing: for the balance of its experts, if
+    any.
     """
 
     tokens: Tensor
@@ -63,14 +63,14 @@ class TextAhead:
 class LanguageInput:
     """One microbatch of `num_sequences` B on this rank.
 
-    tokens, on the first stage and where text is sent, and labels, on the last, [B, S]: the S tokens
-    that this cp rank holds of each sequence; without labels the last stage returns greedy answers.
-    positions [S], or [3, B, S] with three axes. documents: those that samples pack, None if every
-    sample is one. rows[encoder] [r, D] are the rows that this rank received, on the first stage
-    only. wanted: the places of the rows that generators read, on the last stage only. routing: for
-    the balance of experts, if there are any. images [B, all positions]: the image of each token, -1
-    for text, if the tokens of one attend to each other. ahead: that of each depth of multi-token
-    prediction, where it is learned.
+    tokens (on the first stage, and on the last if it sends text) and labels (on the last stage) [B,
+    S]: the S tokens of each sequence that this cp rank holds; without labels the last stage returns
+    greedy answers. positions [S], or [3, B, S] with three axes. documents: the documents packed in
+    samples, None if every sample is one. rows[encoder] [r, D]: the rows that this rank received, on
+    the first stage only. wanted: the places of the rows that generators read, on the last stage
+    only. routing: for the balance of experts, if any. images [B, all positions]: the image of each
+    token, -1 for text, if the tokens of an image attend to each other. ahead: the text of each
+    depth of multi-token prediction, in training.
     """
 
     num_sequences: int
@@ -87,9 +87,9 @@ class LanguageInput:
 
 
 class LanguageStage(nn.Module):
-    """Consecutive layers; the first stage embeds, the last one computes the loss.
+    """Consecutive layers; the first stage embeds tokens, the last stage computes the loss.
 
-    A subclass for each kind of model makes the layers.
+    Each kind of model has a subclass that makes the layers.
     """
 
     def __init__(
@@ -107,16 +107,17 @@ class LanguageStage(nn.Module):
     ) -> None:
         """Build a stage; `text_readers` read the embedding of each token with its row.
 
-        Behind each of the first `deep_rows` layers, rows of an encoder's layer are added.
+        After each of the first `deep_rows` layers, rows of an encoder's layer are added.
         """
         super().__init__()
         self.deep_rows = deep_rows
         self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
         self.text_readers = text_readers
-        # Where the last stage needs the embedding, it and the first one hold it, by the same name.
+        # If the last stage needs the embedding, it and the first stage hold it, by the same name.
         needs_at_end = kind_of(model).embeds_at_end or bool(text_readers)
         if stage.is_first or (stage.is_last and needs_at_end):
-            # Small if it is also the output layer, or the first loss would be far above ln V.
+            # Small if it is also the output layer: otherwise the initial loss would be far above ln
+            # V.
             std = model.hidden**-0.5 if model.tied else 0.5
             self.embedding = VocabEmbedding(
                 context, padded_vocab, model.hidden, std=std, counted=stage.is_first
@@ -154,13 +155,13 @@ class LanguageStage(nn.Module):
         return ()
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
-        """Return the hidden state [n, D], on the last stage the summed losses of the labels.
+        """Return the hidden state [n, D], or on the last stage the summed losses of the labels.
 
-        The first is that of the next tokens; one follows for each text of `batch.ahead`. Without
-        labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a replica
-        returns the same value. Gradient: of the sum of token losses, no mean. If generators read
-        the last norm's output, the last stage also returns, by generator, the rows [r, D] that this
-        rank sends.
+        The first loss covers the next tokens; one more follows for each text of `batch.ahead`.
+        Without labels the last stage returns the greedy next tokens [B, S]. Every tp rank of a
+        replica returns the same value. Gradient: of the sum of token losses, not the mean. If
+        generators read the last norm's output, the last stage also returns, by generator, the rows
+        [r, D] that this rank sends.
         """
         if hidden is None:
             x_nD, deep = self._embed(batch)
@@ -200,7 +201,7 @@ class LanguageStage(nn.Module):
     def _attention_contexts(
         self, batch: LanguageInput, dtype: torch.dtype
     ) -> tuple[SequenceContext, SequenceContext]:
-        """Return the context of layers that attend to whole sequences, and of those in windows."""
+        """Return the contexts of layers that attend to whole sequences, and in windows."""
         kind = kind_of(self.model)
         made = partial(
             sequence_context,
@@ -251,7 +252,7 @@ class LanguageStage(nn.Module):
         x_nD: Tensor = self.embedding(tokens.flatten())
         if self.embedding_scale is None:
             return x_nD
-        # Rounded to the type of the embeddings first, as in Gemma.
+        # The scale is first rounded to the dtype of the embeddings, as in Gemma.
         return x_nD * torch.full((), self.embedding_scale, dtype=x_nD.dtype, device=x_nD.device)
 
     def _loss(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
@@ -260,7 +261,7 @@ class LanguageStage(nn.Module):
         return vocab_cross_entropy(logits, labels_BS.flatten(), part, self.context).sum()
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
-        """Return this rank's logits [N, v] and their range of ids."""
+        """Return this rank's logits [N, v] and their range of token ids."""
         if self.model.tied:
             part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
@@ -272,7 +273,8 @@ class LanguageStage(nn.Module):
     def _embed(self, batch: LanguageInput) -> tuple[Tensor, list[Tensor]]:
         """Return token embeddings in which rows replace their placeholders.
 
-        And what is added behind each of the first layers: rows at the same places, 0 elsewhere.
+        The second result is added after each of the first layers: rows at the same places, 0
+        elsewhere.
         """
         if batch.tokens is None:
             raise ValueError("the first stage of language needs tokens")
@@ -304,12 +306,12 @@ class DecoderStage(LanguageStage):
         return self.model.logit_softcap
 
     def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
-        """Return blocks of the library that the context names. Raises: BackendError."""
+        """Return blocks of the context's backend. Raises: BackendError."""
         shape = language_shape(self.model, experts)
         return blocks(self.context, shape, self.stage, recompute=recompute)
 
     def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
-        """Return the depths, whose blocks are like the last layer."""
+        """Return the depths; their blocks are like the last layer."""
         has_experts = self.model.has_experts(self.model.layers - 1)
         shape = language_shape(self.model, experts if has_experts else None)
         depths = kind_of(self.model).depths if self.stage.is_last else 0

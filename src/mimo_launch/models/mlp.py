@@ -1,11 +1,11 @@
-"""What stands behind attention in a block: an MLP, plain or gated, or experts for each token.
+"""The part of a block after attention: an MLP, plain or gated, or experts for each token.
 
 Decides: which tokens of a replica each tp rank sends to the experts, and how their answers are
 combined.
-Relies on: `layers.router` and `layers.experts`; `layers` for maps that know their tp group.
-Leaves: norms, and what is added to the stream, to `transformer_block`.
+Relies on: `layers.router` and `layers.experts`; `layers` for linear maps that know their tp group.
+Leaves: norms and residual connections to `transformer_block`.
 
-Legend: N tokens of a replica's cp rank, n those of this tp rank, D width, k choices of a token.
+Legend: N tokens of a replica's cp rank, n tokens of this tp rank, D width, k choices of a token.
 
 tp ranks that hold the same tokens (without sequence parallelism) each route a part of them;
 otherwise every token would travel once per tp rank.
@@ -33,7 +33,7 @@ from mimo_launch.spec.layers import Moe
 
 
 class Mlp(nn.Module):
-    """Gated MLP, or one with an activation, its inner width cut over tp: [n, D] -> [n, D]."""
+    """MLP, gated or with an activation, with its inner width cut over tp: [n, D] -> [n, D]."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Mlp(nn.Module):
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
         hidden = self.inputs(self.context.enter(x_nD))
-        # The same name: without a backward, the input is freed before the next product.
+        # Reuse the name: without a backward, this frees the input before the next product.
         hidden = self.context.fused(self.between, hidden)
         out: Tensor = self.output(hidden)
         return out
@@ -73,7 +73,7 @@ class MoeShape:
 
 
 class MoeMlp(nn.Module):
-    """Experts for each token, and an MLP for all of them if the model shares one: [n, D]."""
+    """Experts for each token, and one MLP shared by all tokens if the model has it: [n, D]."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class MoeMlp(nn.Module):
         return split_rows(x_nD, sizes, tp), sizes
 
     def _tokens(self, shares_BS: Tensor) -> TokenShares:
-        """Return the samples of this tp rank's tokens and their shares of them."""
+        """Return the samples of this tp rank's tokens and the tokens' shares of them."""
         tp, (samples, positions) = self.context.tp, shares_BS.shape
         part = even_cut(samples * positions, tp.size, tp.index)
         places = torch.arange(part.start, part.stop, device=shares_BS.device)

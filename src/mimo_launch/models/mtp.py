@@ -1,12 +1,13 @@
-"""Multi-token prediction: a block behind the last layer for each further token.
+"""Multi-token prediction: a block after the last layer for each further token.
 
-Decides: what a depth reads; that all of it is computed again where activations are recomputed.
+Decides: what a depth reads; that with recomputation of activations, the whole depth is recomputed.
 Relies on: `transformer_block`; the embedding and the output layer of `language_model`.
-Leaves: tokens and labels further ahead to `runtime.tokens_ahead`, losses to `language_model`.
+Leaves: tokens and labels further ahead to `runtime.tokens_ahead`, and losses to `language_model`.
 Source: DeepSeek-V3 (arXiv:2412.19437, section 2.2). As in its published weights, the embedding
-stands before the state in the product, and a state is that behind the norm in front of a head.
+comes before the state in the product's input, and the state is taken after the norm that precedes a
+head.
 
-Legend: n tokens of this tp rank, N those of its replica's cp rank, D width.
+Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
 import torch
@@ -33,7 +34,7 @@ class MtpDepth(nn.Module):
         self.norm = norm_of(context, shape)
 
     def forward(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
-        """Return the state of each token, from that of the depth before and a token ahead."""
+        """Return each token's state, from its state at the depth before and the token ahead."""
         if not self.recompute:
             return self._compute(x_nD, token_nD, sequences)
         out: Tensor = recomputed(self._compute, x_nD, token_nD, sequences)
@@ -41,7 +42,7 @@ class MtpDepth(nn.Module):
 
     def _compute(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
         both = torch.cat([self.token_norm(token_nD), self.hidden_norm(x_nD)], dim=1)
-        # Of its inputs, each tp rank multiplies a part.
+        # Each tp rank multiplies its part of the input features.
         mine = self.context.enter(both)[:, self.part.start : self.part.stop]
         out: Tensor = self.norm(self.block(self.project(mine), sequences))
         return out

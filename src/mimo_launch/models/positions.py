@@ -1,10 +1,11 @@
-"""Embeddings of the places of patches: fixed ones, and a learned table for images of any size.
+"""Position embeddings of patches: fixed ones, and a learned table for images of any size.
 
 Decides: how a table is interpolated to the grid of an image.
 Relies on: the place of each patch, and the size of its image.
-Leaves: rotary positions to `layers.image_contexts`, the rest of a stage to `vision_encoder`.
+Leaves: rotary positions to `layers.image_contexts`, and the rest of a stage to `vision_encoder`.
 
-Legend: N patches of a replica's group, n those of this rank, [H, W] the grid of learned positions.
+Legend: N patches of a replica's group, n patches of this rank, [H, W] the grid of learned
+positions.
 """
 
 import torch
@@ -34,10 +35,10 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
 
 
 class LearnedPositions(SegmentedModule):
-    """A table over a grid of places, interpolated for images of another size: [n, 4] -> [n, D].
+    """A table over a grid of places, interpolated for images of other sizes: [n, 4] -> [n, D].
 
-    An image of the size of the grid reads its places unchanged. With a class token, the first row
-    of the table is that of the token.
+    An image of the size of the grid reads the table unchanged. With a class token, the first row of
+    the table belongs to the token.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class LearnedPositions(SegmentedModule):
         self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
 
     def forward(self, places_n4: Tensor) -> Tensor:
-        """Return the position of patches, given (y, x, height, width) in their images.
+        """Return the position embeddings of patches, given (y, x, height, width) in their images.
 
-        A sum of 4 x 4 rows of the table for each patch (bicubic), of 2 x 2 (linear), or one. A
-        table that is cropped is resized to the longer side of the image both ways.
+        Each is a weighted sum of 4 x 4 rows of the table (bicubic), of 2 x 2 (linear), or one row.
+        A cropped table is resized to the longer side of the image in both directions.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         y_n, x_n, *sides = places_n4.unbind(dim=1)
@@ -84,9 +85,9 @@ class LearnedPositions(SegmentedModule):
 def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the four places of a table [n, 4] around each place of an image, and their weights.
 
-    Between the centres of places, as `interpolate_pos_encoding` of transformers does. Places beyond
-    an end of the table are that end. Source: R. G. Keys, Cubic Convolution Interpolation for
-    Digital Image Processing, 1981.
+    Distances are between centres of places, as in `interpolate_pos_encoding` of transformers.
+    Places beyond an end of the table read that end. Source: R. G. Keys, Cubic Convolution
+    Interpolation for Digital Image Processing, 1981.
     """
     # Padding has size 0.
     scale = size / sizes_n.clamp(min=1).double()
@@ -104,7 +105,7 @@ def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor
 def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the two places of a table [n, 2] around each place of an image, and their weights.
 
-    The first and the last place of an image are those of the table.
+    The first and the last place of an image read the first and the last place of the table.
     """
     source = places_n.double() * (size - 1) / (sizes_n - 1).clamp(min=1)
     first = source.floor()
@@ -116,7 +117,7 @@ def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tenso
 def _centred(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the two places of a table [n, 2] around the centre of each place, and their weights.
 
-    Centres beyond those at the ends of the table read the ends.
+    Centres beyond the first or last centre of the table read that end.
     """
     scale = size / sizes_n.clamp(min=1).double()
     source = ((places_n.double() + 0.5) * scale - 0.5).clamp(0, size - 1)
@@ -129,7 +130,8 @@ def _centred(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tens
 def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the place of a table [n, 1] in which each place of an image begins, and ones.
 
-    In fp32, whose rounding decides where both begin at the same point: models were trained so.
+    Computed in fp32, as models were trained: its rounding decides ties where both begin at the same
+    point.
     """
     step = torch.ones_like(sizes_n, dtype=torch.float32) / sizes_n.clamp(min=1)
     begin = (places_n.float() * step).clamp(max=1 - 1e-6)

@@ -1,11 +1,11 @@
 """The end of every encoder: the projector, and the selection of the rows that this rank owns.
 
-Decides: the four projectors, and that of layers before the last.
+Decides: the four projectors, and the projector of layers before the last.
 Relies on: `layout.row_owners.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 
-Legend: R rows of a replica's group, r those this rank owns, W width of a row before the projector,
-L width of the language model.
+Legend: R rows of a replica's group, r rows that this rank owns, W width of a row before the
+projector, L width of the language model.
 """
 
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from mimo_launch.spec.encoder_blocks import Projector, ProjectorActivation
 
 
 class LinearProjector(nn.Module):
-    """One linear map to the language width, its input features cut over tp."""
+    """One linear map to the language width, with its input features cut over tp."""
 
     def __init__(self, context: ParallelContext, width: int, out: int, *, bias: bool) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class LinearProjector(nn.Module):
 
 
 class GatedProjector(nn.Module):
-    """Two linear maps, LayerNorm, an activation and a gated MLP, whose inner width tp ranks cut.
+    """Two linear maps, LayerNorm, an activation and a gated MLP with its inner width cut over tp.
 
-    The first map is a convolution of the `patches` of a row: it reads channel after channel.
+    The first map is a convolution over the `patches` of a row: it reads channel after channel.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class GatedProjector(nn.Module):
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
-        # Without -1: there may be no rows.
+        # No -1 in the shape: there may be no rows.
         shape = len(x_nW), self.patches, x_nW.shape[1] // self.patches
         by_channel = x_nW.reshape(shape).mT.flatten(1)
         normed = self.middle_norm(self.middle(self.convolution(by_channel)))
@@ -84,8 +84,8 @@ def projector(
 ) -> nn.Module:
     """Return the last layer of an encoder, [n, W] -> [n, L].
 
-    A gated one has an `inner` width, by default W, and reads the `patches` of a row. Two maps have
-    one between them, by default L.
+    A gated projector has an `inner` width, by default W, and reads the `patches` of a row. Two maps
+    have an `inner` width between them, by default L; a merger always has W.
     """
     if kind == "linear":
         return LinearProjector(context, width, out, bias=bias)
@@ -120,7 +120,8 @@ class DeepProjector(nn.Module):
 def owned(rows_nL: Tensor, sizes: tuple[int, ...], context: ParallelContext) -> Tensor:
     """Return the rows [r, L] that this rank owns; each tp rank owns `sizes[its index]` of them.
 
-    Without sequence parallelism every tp rank has computed all rows; with it, its own and padding.
+    Without sequence parallelism every tp rank has computed all rows; with it, its own rows and
+    padding.
     """
     # Copies, not views: FSDP hooks the outputs of a module and would lose them on a view.
     if context.sequence_parallel:

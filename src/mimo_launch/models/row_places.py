@@ -1,10 +1,10 @@
-"""Rows of one module among the tokens of another: taking them out, putting them in.
+"""Rows of one module among the tokens of another: takes them out, puts them in.
 
-Decides: how a rank gets all rows that it needs from those that arrived, and which it gives away.
-Relies on: places that `runtime` makes of the step's data.
+Decides: how a rank completes the rows that it received, and which rows it sends.
+Relies on: places that `runtime` computes from the step's data.
 Leaves: moving rows between ranks of different modules to the bridge.
 
-Legend: n tokens of this rank, D width, R rows at this rank's tokens, r those that it exchanges.
+Legend: n tokens of this rank, D width, R rows at this rank's tokens, r rows that it exchanges.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,8 @@ from mimo_launch.models.projector import owned
 class RowPlaces:
     """The places of one bridge's rows in one forward, on this rank.
 
-    `sizes` are the numbers of rows that each tp rank exchanges; `places` are the indices of all
-    rows (or, under sequence parallelism, of this rank's own) in this rank's token list, in row
-    order.
+    `sizes` gives the number of rows that each tp rank exchanges; `places` are the indices of all
+    rows (with sequence parallelism, only this rank's rows) in this rank's token list, in row order.
     """
 
     sizes: tuple[int, ...]
@@ -32,7 +31,7 @@ class RowPlaces:
 
 
 def all_rows(received_rD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
-    """Return the rows [R, D] at this rank's tokens, from those that it received."""
+    """Return the rows [R, D] at this rank's tokens, from the rows that it received."""
     if context.sequence_parallel:
         return received_rD
     return gather_rows(received_rD, where.sizes, context.tp)
@@ -41,7 +40,7 @@ def all_rows(received_rD: Tensor, where: RowPlaces, context: ParallelContext) ->
 def with_rows(
     x_nD: Tensor, received_rD: Tensor, where: RowPlaces, context: ParallelContext
 ) -> Tensor:
-    """Return tokens [n, D] to which the rows that this rank received are added at their places."""
+    """Return the tokens [n, D] plus the rows that this rank received, added at their places."""
     rows = all_rows(received_rD, where, context)
     return x_nD.index_add(0, where.places, rows.to(x_nD.dtype))
 
@@ -53,10 +52,10 @@ def rows_at(x_nD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
 
 
 class RowReader(nn.ModuleDict):
-    """A linear map for the rows of each module that is read, added to tokens at their places."""
+    """A linear map for the rows of each source module; adds them to tokens at their places."""
 
     def __init__(self, context: ParallelContext, sources: Mapping[str, int], width: int) -> None:
-        """Map rows of the widths of `sources` to `width`."""
+        """Map rows of each source, with its width in `sources`, to `width`."""
         super().__init__(
             {name: WholeLinear(context, size, width) for name, size in sources.items()}
         )

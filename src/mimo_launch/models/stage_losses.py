@@ -1,8 +1,8 @@
-"""What the last stage of a module returns that computes losses.
+"""The result of the last stage of a module that computes losses.
 
-Decides: its form, and that a user's stage may return its one loss alone.
+Decides: its form, and that a user's stage may return just its one loss.
 Relies on: nothing.
-Leaves: names and weights of losses to `layout`, dividing by N to `runtime`.
+Leaves: names and weights of losses to `layout`, and dividing by N to `runtime`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from torch import Tensor
 class StageLosses(NamedTuple):
     """Losses, each summed over its terms, in the order of the layout.
 
-    `rows` are those that other modules read, by reader; `right`, in an evaluation, the number of
-    codes that are found most probable and are right. A plain tuple: FSDP2 looks for tensors in it.
+    `rows` are the rows that other modules read, by reader; `right`, in an evaluation, is the number
+    of codes for which the most probable code is right. A plain tuple: FSDP2 looks for tensors in
+    it.
     """
 
     losses: tuple[Tensor, ...]
@@ -24,5 +25,5 @@ class StageLosses(NamedTuple):
 
     @classmethod
     def of(cls, returned: Any) -> "StageLosses":
-        """Return what a stage has returned in this form."""
+        """Return a stage's result in this form."""
         return returned if isinstance(returned, cls) else cls((returned,))

@@ -1,14 +1,14 @@
-"""A talker as a stage: frames of codec tokens and rows of language in, the loss of the codes out.
+"""A talker as a stage: frames of codec tokens and language rows in, the loss of the codes out.
 
-Decides: how codes and rows reach the tokens; that all codes of a frame are said at once.
+Decides: how codes and rows reach the tokens; that all codes of a frame are predicted together.
 Relies on: `row_places` for the places of rows, `layers.vocab_parallel` for tables and heads.
 Leaves: dividing the loss by N to the runtime.
-Source: the talker of Qwen2.5-Omni (arXiv:2503.20215), whose codes and rows have one width and one
+Source: the talker of Qwen2.5-Omni (arXiv:2503.20215), where codes and rows share one width and one
 map to the stream; sums of embeddings and a head for each codebook as in MusicGen
 (arXiv:2306.05284).
 
-Legend: K codebooks, N frames of this cp rank, n tokens of this rank, of which its frames come
-first, E width of rows, D width.
+Legend: K codebooks, N frames of this cp rank, n tokens of this rank, with its frames first, E width
+of rows, D width.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from mimo_launch.spec.spec import TalkerModel
 
 
 class TalkerStage(nn.Module):
-    """Consecutive layers; the first stage embeds codes and rows, the last one computes the loss."""
+    """Consecutive layers; the first stage embeds codes and rows, the last computes the loss."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TalkerStage(nn.Module):
         sources: Mapping[str, int],
         recompute: bool,
     ) -> None:
-        """Build the layers of a stage; `row_width` has no meaning, as nothing reads this module."""
+        """Build the layers of a stage; `row_width` is unused, because no module reads this one."""
         super().__init__()
         self.context, self.model, self.stage = context, model, stage
         ((self.source, width),) = sources.items()
@@ -65,11 +65,11 @@ class TalkerStage(nn.Module):
             self.part = context.part(model.vocab)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor | StageLosses:
-        """Return the hidden state [n, D], on the last stage the summed loss of its cp rank.
+        """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
-        The loss of a frame is the mean of those of its codes. Every tp rank of a replica returns
-        the same value. Without gradients the last stage also returns the number of codes that it
-        finds most probable and that are right; without labels it returns the most probable codes
+        The loss of a frame is the mean of the losses of its codes. Every tp rank of a replica
+        returns the same value. Without gradients the last stage also returns the number of codes
+        for which its most probable code is right; without labels it returns the most probable codes
         [N, K] instead.
         """
         x_nD = self._embed(packed) if hidden is None else hidden
@@ -100,9 +100,9 @@ class TalkerStage(nn.Module):
         return torch.stack(list(found), dim=1)
 
     def _embed(self, packed: EncoderInput) -> Tensor:
-        """Return the tokens [n, D] in front of the first layer."""
+        """Return the tokens [n, D] before the first layer."""
         tokens_NK = _frames(packed).tokens
-        # The tables of all codebooks are one, one below the other.
+        # The tables of all codebooks form one table, one below the other.
         first_K = torch.arange(self.model.codebooks, device=tokens_NK.device) * self.model.vocab
         x_nE = F.pad(self.codes(tokens_NK + first_K), (0, 0, 0, packed.extra_tokens))
         received, where = packed.rows[self.source], packed.row_places[self.source]
@@ -111,7 +111,7 @@ class TalkerStage(nn.Module):
 
 
 def _frames(packed: EncoderInput) -> CodeFrames:
-    """Return what the first and the last stage of a talker get."""
+    """Return the frames of codes that the first and the last stage need."""
     if not isinstance(packed.made, CodeFrames):
         raise TypeError("the first and the last stage of a talker need frames of codes")
     return packed.made

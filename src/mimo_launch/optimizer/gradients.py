@@ -120,7 +120,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PendingMetrics:
-    """The same as float64 scalars on the device, for the update; `read` brings them to the host.
+    """`StepMetrics` as float64 scalars on the device, for the update; `read` fetches them.
 
     `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
     over tp, so that only this rank holds them; they help to find the cause of a bad step.

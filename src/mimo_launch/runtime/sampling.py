@@ -24,7 +24,7 @@ from mimo_launch.spec.spec import Codes
 
 
 class Canvas(Protocol):
-    """What a generator makes for one forward of a replica, in `passes` passes, on one rank."""
+    """A generator's result for one forward of a replica, made in `passes` passes, on one rank."""
 
     passes: int
 
@@ -67,7 +67,7 @@ class NoiseCanvas:
         return self.noise.at_time(self._done / self.passes, patches)
 
     def nothing(self) -> Tensor:
-        """Return velocities of this rank's tokens between tensor-parallel regions."""
+        """Return a buffer for velocities of this rank's tokens between tensor-parallel regions."""
         return torch.empty_like(own_tokens(self.values, self.context))
 
     def add(self, found: Tensor) -> None:

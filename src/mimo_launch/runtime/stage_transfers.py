@@ -57,7 +57,7 @@ class StageEdges:
         self._sent.clear()
 
     def post(self, action: Action, shape: tuple[int, int]) -> None:
-        """Start a transfer; `shape` is that of the activation, [tokens of this rank, width]."""
+        """Start a transfer; an activation has `shape`, [tokens of this rank, width]."""
         [channel] = channels(self.layout, self.grids.rank, action)
         group, at = self.grids.p2p(channel), Address.of(action)
         if is_sender(action.kind):
