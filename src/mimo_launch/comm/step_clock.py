@@ -70,7 +70,7 @@ class StepClock:
         self._noted.append((what, begin, self._now()))
 
     def stop(self) -> list[Noted]:
-        """Return what was noted since `start`, in the order of ends; waits for the GPU."""
+        """Return the spans recorded since `start`, ordered by their ends. Waits for the GPU."""
         noted, self._noted = self._noted or [], None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -1,11 +1,11 @@
 """Attention with heads cut over tp and tokens over cp: causal, or inside each image of a list.
 
-Decides: projections, and how keys and values of other cp ranks arrive.
-Relies on: `sequence_contexts` and `image_contexts` for which tokens attend to which; SDPA, whose
-softmax runs in at least fp32; `varlen_attention`, which needs no masks; `score_attention`.
+Decides: projections, and how a rank gets the keys and values of other cp ranks.
+Relies on: `sequence_contexts` and `image_contexts` for which tokens attend to which; SDPA, with its
+softmax in at least fp32; `varlen_attention`, which needs no masks; `score_attention`.
 Leaves: the rest of a block to `models`.
 
-Legend: N tokens of this rank, M those that they attend to, D width, h heads and g key/value heads
+Legend: N tokens of this rank, M tokens that they attend to, D width, h heads and g key/value heads
 of this rank, K head size.
 """
 
@@ -32,8 +32,8 @@ class Attention(nn.Module):
     """Multi-head or grouped-query attention.
 
     If `gated`, each head's output is multiplied by the sigmoid of a gate (arXiv:2505.06708); the
-    features `q` are the query and the gate of one head after another. `interleaved`: in sequences,
-    numbers of a head that rotate together are neighbours.
+    features `q` hold the query and the gate of each head in turn. `interleaved`: in sequences,
+    features of a head that rotate together are adjacent.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Attention(nn.Module):
         return out
 
     def _projected(self, x_nD: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values of this rank's heads, [N, h or g, K], perhaps gates."""
+        """Return queries, keys, values and any gates of this rank's heads, [N, h or g, K]."""
         x_ND = self.context.enter(x_nD)
         fused = self.inputs(x_ND)
         if self.shared_kv is not None:
@@ -125,7 +125,7 @@ class Attention(nn.Module):
     def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of all cp ranks, one rank after another.
 
-        In one collective, so that the order of its backward is the same on every rank.
+        One collective carries both, so that the order of backwards is the same on every rank.
         """
         if self.context.cp.size == 1:
             return k_NgK, v_NgK
@@ -165,7 +165,7 @@ class Attention(nn.Module):
             )
             return out.flatten(1)
         q, k_all, v_all = (x.transpose(1, 2) for x in (q, k_all, v_all))
-        # With cp, this rank's two chunks of the sequence; each sees the keys up to its own end.
+        # With cp, this rank has two chunks of the sequence; each sees the keys up to its end.
         index, seq = self.context.cp.index, k_all.shape[2]
         ends = (
             [seq] if cp == 1 else [(n + 1) * seq // (2 * cp) for n in (index, 2 * cp - 1 - index)]
@@ -195,9 +195,9 @@ class Attention(nn.Module):
         sequences: SequenceContext,
         mask: Tensor | None,
     ) -> Tensor:
-        """Return attention of queries whose last one is token `end` - 1, [B, heads, S, K] each.
+        """Return attention of queries that end with token `end` - 1, [B, heads, S, K] each.
 
-        Keys are those of whole sequences, and so is a mask.
+        Keys, values and a mask cover whole sequences.
         """
         if mask is not None:
             return self._attend(q, k, v, mask)
@@ -214,7 +214,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each.
 
-        With sinks and capped scores there is a mask.
+        Sinks and capped scores need a mask.
         """
         if allowed is not None and (self.sinks is not None or self.score_cap is not None):
             sinks_h = None if self.sinks is None else self.sinks()
@@ -260,7 +260,7 @@ class Attention(nn.Module):
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
             return q_NhK.flatten(1) * 0 + (k_MgK.sum() + v_MgK.sum()) * 0
-        # A kernel takes the queries of an image that a rank holds for its last ones.
+        # A causal kernel assumes that a rank's queries of an image are the image's last tokens.
         listed = images.own_lengths == images.key_lengths or not images.is_causal
         if listed and takes_lists(q_NhK):
             out = inside_images(q_NhK, k_MgK, v_MgK, images).flatten(1)
@@ -275,8 +275,8 @@ class Attention(nn.Module):
 
 
 def _at(x_NhK: Tensor, places: Tensor) -> Tensor:
-    """Return the tokens at some places, [*places, h, K].
+    """Return the tokens at `places`, [*places, h, K].
 
-    Its backward adds, which is faster than the sort of an index with a tensor.
+    The backward of `index_select` adds, which is faster than the sort of a tensor index's backward.
     """
     return x_NhK.index_select(0, places.flatten()).view(*places.shape, *x_NhK.shape[1:])

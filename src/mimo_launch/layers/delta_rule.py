@@ -1,14 +1,14 @@
 """The gated delta rule over whole sequences, in torch.
 
-Decides: how the recurrence becomes products of chunks.
+Decides: how the recurrence becomes matrix products over chunks.
 Relies on: `ssd` for cutting sequences into chunks; on GPUs `delta_rule_kernels` computes the same.
 Leaves: projections, decays and norms to `deltanet`.
 
 Source: S. Yang and others, arXiv:2406.06484, section 3; with decays S. Yang, J. Kautz and
 A. Hatamizadeh, arXiv:2412.06464, section 3.
 
-Legend: B sequences of S tokens, H heads of P numbers, G groups of R heads that share queries and
-keys of K numbers; c chunks of i or j tokens.
+Legend: B sequences of S tokens, H heads of size P, G groups of R heads that share queries and keys
+of size K; c chunks of i or j tokens.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ from mimo_launch.layers.ssd import chunked, last_before
 _EPSILON = 1e-6
 
 
-# A head has a state S [K, P]. Token by token, S decays by exp(g); then it forgets what it holds for
-# the key k and holds a part of the value v instead, S + k beta (v - S^T k)^T; y = S^T q. Inside a
-# chunk the tokens' changes of S depend on each other through their keys, which is a triangular
-# system; only S passes from chunk to chunk.
+# A head has a state S [K, P]. Token by token, S decays by exp(g); then the value that it holds for
+# the key k is partly replaced by the value v, S + k beta (v - S^T k)^T; y = S^T q. Inside a chunk
+# the tokens' changes of S depend on each other through their keys, which gives a triangular system;
+# only S passes from chunk to chunk.
 def delta_rule(
     q_BSGK: Tensor,
     k_BSGK: Tensor,
@@ -38,9 +38,9 @@ def delta_rule(
 ) -> Tensor:
     """Return y like v. Queries and keys are scaled to length 1, queries then by 1 / sqrt(K).
 
-    `decay` is the logarithm of that of the state, at most 0; `strength` is beta, between 0 and 1.
-    A token whose number in `documents` differs from the one before starts from a zero state.
-    `chunk` changes no result. Inside, everything is in at least fp32. S may be 0.
+    `decay` is the logarithm of the state's decay, at most 0; `strength` is beta, between 0 and 1.
+    The first token of each document in `documents` starts from a zero state. `chunk` does not
+    change the result. All computation is in at least fp32. S may be 0.
     """
     shape, groups, size = v_BSHP.shape, k_BSGK.shape[2], k_BSGK.shape[3]
     numbers = None if documents_BS is None else chunked(documents_BS, chunk, repeat_last=True)
@@ -69,12 +69,13 @@ def delta_rule(
         to_end = to_end * _as_heads(numbers == last)
         through = through * _as_heads(last == first)
     between = (total - total.transpose(4, 5)).masked_fill(hidden, float("-inf")).exp()
-    # What each token writes depends on what those before it in the chunk write, and on the state.
+    # Each token's write depends on the writes before it in the chunk, and on the state.
     system = strength * between * (k @ k.transpose(4, 5))
     one = torch.eye(tokens, dtype=v.dtype, device=v.device).expand(system.shape)
     solved: Tensor = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
     own, of_state = solved @ (strength * v), solved @ (strength * reach * k)
-    # A chunk keeps a part of the state, forgets what its keys replace, and adds what they write.
+    # A chunk keeps a part of the state, forgets the values that its keys replace, and adds its
+    # writes.
     keys = (k * to_end).transpose(4, 5)
     kept = through * torch.eye(size, dtype=v.dtype, device=v.device) - keys @ of_state
     state = _states(kept, keys @ own)
@@ -93,8 +94,8 @@ def _states(kept: Tensor, added: Tensor) -> Tensor:
 class _Recurrence(torch.autograd.Function):
     """x[0] = 0; x[i + 1] = a[i] @ x[i] + b[i]: a [c, n, K, K] and b [c, n, K, P] to x like b.
 
-    A product for each chunk, for all n heads at once, forwards and backwards; autograd would start
-    four times as many kernels, for which a GPU would wait.
+    One product for each chunk covers all n heads, forward and backward; autograd would launch four
+    times as many kernels, and a GPU would wait for the launches.
     """
 
     @staticmethod
@@ -108,7 +109,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_x: Tensor) -> tuple[Tensor, Tensor]:
         a, x = ctx.saved_tensors
-        # The gradient of the state behind each chunk; nothing reads the last.
+        # The gradient of the state after each chunk; nothing reads the last state.
         behind = torch.cat([by_x[1:], torch.zeros_like(by_x[:1])])
         for index in range(len(x) - 2, 0, -1):
             behind[index - 1].baddbmm_(a[index].transpose(1, 2), behind[index])
@@ -121,11 +122,11 @@ def _of_length_1(t: Tensor) -> Tensor:
 
 
 def _of_groups(t_BciH: Tensor, groups: int) -> Tensor:
-    """Return heads by group and in front of tokens, [B, c, G, R, i, ...]."""
+    """Return heads by group, with their axes before tokens, [B, c, G, R, i, ...]."""
     *tokens, heads, size = t_BciH.shape
     return t_BciH.reshape(*tokens, groups, heads // groups, size).movedim(2, 4)
 
 
 def _as_heads(tokens_Bci: Tensor) -> Tensor:
-    """Return the same for every head, [B, c, 1, 1, i, 1]."""
+    """Return token values with axes to broadcast over heads, [B, c, 1, 1, i, 1]."""
     return tokens_Bci[:, :, None, None, :, None]

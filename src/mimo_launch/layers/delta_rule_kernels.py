@@ -1,10 +1,10 @@
-"""The same as `delta_rule`, computed by the Triton kernels of flash-linear-attention.
+"""`delta_rule`, computed by the Triton kernels of flash-linear-attention.
 
-Decides: when its kernels are used: on a GPU, where they are installed and right, in 16 bits.
-Relies on: fla-core 0.6 or later, imported at the first use; `varlen_attention` for bounds of
-documents that no layer waits for.
-Leaves: the definition of the results to `delta_rule`, which runs everywhere else and which tests
-compare the kernels with.
+Decides: when the kernels are used: on a GPU, in 16 bits, if they are installed and correct.
+Relies on: fla-core 0.6 or later, imported at the first use; `varlen_attention` for document bounds
+that no layer waits for.
+Leaves: the definition of the results to `delta_rule`, which runs everywhere else and is the
+reference in tests.
 
 Legend: as in `delta_rule`.
 """
@@ -22,18 +22,19 @@ from mimo_launch.layers import delta_rule as plain
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.varlen_attention import packed
 
-# The largest key that the kernels take, and the tokens of a chunk of theirs.
+# The largest key size that the kernels take, and the number of tokens in their chunks.
 LARGEST_KEY, CHUNK = 256, 64
 
 
-# Triton compiles a gradient of these kernels wrongly for Hopper before the second of these versions
-# (fla-org/flash-linear-attention#640); the package then takes that kernel from tilelang, or raises.
+# From the first to before the second of these versions, Triton miscompiles a gradient of these
+# kernels for Hopper (fla-org/flash-linear-attention#640); the package then takes that kernel from
+# tilelang, or raises.
 HOPPER, WRONG_FROM, RIGHT_FROM = 9, (3, 4), (3, 7, 1)
 
 
 @cache
 def are_usable(device: torch.device) -> bool:
-    """Return whether the package is installed, and with it all that its kernels need on a GPU."""
+    """Return whether the package and all that its kernels need on this GPU are installed."""
     if not is_installed("fla"):
         return False
     if torch.cuda.get_device_capability(device)[0] != HOPPER:
@@ -43,7 +44,7 @@ def are_usable(device: torch.device) -> bool:
 
 
 def _can(v: Tensor, key_size: int) -> bool:
-    # In fp32 the kernels round factors to TF32, which torch does only on request.
+    # In fp32 the kernels round factors to TF32; torch does so only on request.
     in_16_bits = v.dtype in (torch.bfloat16, torch.float16)
     fits = v.numel() > 0 and key_size <= LARGEST_KEY
     return v.is_cuda and in_16_bits and fits and are_usable(v.device)
@@ -59,7 +60,7 @@ def delta_rule(
     chunk: int,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Return what `delta_rule.delta_rule` does; the kernels' chunks are their own."""
+    """Return the result of `delta_rule.delta_rule`; the kernels ignore `chunk`."""
     given: tuple[Tensor, ...] = (q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH)
     if not _can(v_BSHP, k_BSGK.shape[3]):
         numbers = None if documents is None else documents.numbers
@@ -86,7 +87,7 @@ def delta_rule(
 def _chunks(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the document of each chunk and its number there, [c, 2].
 
-    The package would read them from the device, for which the host waits. Cached as bounds are.
+    The package would read them from the device, and the host would wait. Cached like the bounds.
     """
     numbers = [
         (document, chunk)

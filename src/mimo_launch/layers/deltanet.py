@@ -1,7 +1,7 @@
-"""The Gated DeltaNet mixer: decays, strengths of writing, the delta rule and a norm of heads.
+"""The Gated DeltaNet mixer: decays, write strengths, the delta rule and a norm of heads.
 
-Decides: what decays and strengths are, and that the backward computes convolution and recurrence
-again: what happens inside is several times larger than what enters.
+Decides: the formulas of decays and strengths; that the backward recomputes convolution and
+recurrence, because their activations are several times larger than their inputs.
 Relies on: `recurrent` for heads on a grid, `delta_rule_kernels` for the maths over whole sequences.
 Leaves: the rest of a layer to `models`.
 
@@ -43,7 +43,7 @@ class HeadNorm(SegmentedModule):
         self.declare("weight", weight, dtype=context.dtype)
 
     def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
-        """Return the normalised and gated x, in its own type."""
+        """Return the normalised and gated x, in the dtype of x."""
         return self.context.fused(gated_head_norm, x_Nf, z_Nf, self.weight, self.eps)
 
 
@@ -90,7 +90,7 @@ class DeltaNet(RecurrentMixer):
         weights: Mapping[str, Tensor],
         documents: Documents | None,
     ) -> Tensor:
-        """Return what queries read from states."""
+        """Return the values that queries read from states."""
         a_BSH, strength_BSH = (widened(step) for step in steps)
         return delta_rule(
             c_BSGK,

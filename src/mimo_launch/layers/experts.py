@@ -1,18 +1,18 @@
 """The experts that a rank holds, and the dispatch of tokens to them and back.
 
-Decides: how the experts' weights are fused, which kernel multiplies, the order in which tokens
-travel and in which experts get them.
+Decides: how the experts' weights are fused, which kernel multiplies, and the order of tokens during
+transfers and in the experts.
 Relies on: `comm.autograd_collectives` for moving tokens.
 Leaves: weighting the answers to `models.mlp`.
 
-Legend: n tokens of this rank, k choices of each, D width, E experts, of which this rank holds e;
-M tokens that have arrived for them, in the order of the experts.
+Legend: n tokens of this rank, k choices of each, D width, E experts, e experts on this rank; M
+tokens that have arrived for them, in the order of the experts.
 
 Over ep, each rank sends every token to the rank of its expert (dropless: MegaBlocks,
-arXiv:2211.15841). Where tp ranks split the experts, each of them gets the tokens of all and
-computes a part of each answer; the parts are summed on the way back.
+arXiv:2211.15841). If tp ranks split the experts, each of them gets all their tokens and computes a
+part of each answer; the parts are summed on the way back.
 
-Rows are only permuted: each gradient is the reverse permutation, so no kernel adds into rows.
+Rows are only permuted: each gradient is the inverse permutation, so no kernel adds into rows.
 """
 
 from collections.abc import Callable
@@ -38,20 +38,20 @@ from mimo_launch.layers.pointwise import GATED, squared_relu
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Moe
 
-# The rows of the factors of a grouped product must be a multiple of this many bytes.
+# In a grouped product, the row size of each factor must be a multiple of this many bytes.
 ALIGNMENT = 16
-# Major compute capability of Hopper. On Blackwell an expert without tokens may get a gradient that
-# is not zero (pytorch/pytorch#172439, open when this was written).
+# Major compute capability of Hopper. On Blackwell an expert without tokens may get a nonzero
+# gradient (pytorch/pytorch#172439, open at the time of writing).
 GROUPED_ON = 9
 
 
 class Experts(SegmentedModule):
     """This rank's experts, [M, D] -> [M, D]; the caller sums over the ranks that split them.
 
-    A separate module, because its weights have other replicas than those around it. An expert is
-    the canonical tensors `NUMBER.gate.weight` (if it has a `gate`, otherwise it is a squared ReLU),
-    `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Ranks that
-    split an expert add a part of the last one each, so that their sum has it once.
+    A separate module, because its weights have different replicas from the layers around it. An
+    expert has the canonical tensors `NUMBER.gate.weight` (without a `gate` it is a squared ReLU),
+    `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Of the last
+    bias, each rank that splits an expert adds a different part, so that their sum has it once.
     """
 
     inputs: Tensor
@@ -111,7 +111,7 @@ class Experts(SegmentedModule):
         self.declare(attribute, *biases, dtype=self.context.dtype)
 
     def forward(self, x_MD: Tensor, runs: "ExpertRuns") -> Tensor:
-        """Return the answers to the tokens, which stand in `runs`."""
+        """Return the answers to the tokens, which are ordered by `runs`."""
         inputs = self.inputs.view(len(self.own), -1, self.width)
         outputs = self.outputs.view(len(self.own), self.width, self.inner)
         hidden = grouped_linear(x_MD, inputs, runs)
@@ -126,41 +126,41 @@ class Experts(SegmentedModule):
     def _of_tokens(self, bias: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the bias of each token's expert, [M, F].
 
-        The gradient of each is a sum over consecutive rows, in one order.
+        The gradient of each bias is a sum over consecutive rows, in a fixed order.
         """
         rows = bias.view(len(self.own), -1).unbind()
         return torch.cat([row.expand(num, -1) for row, num in zip(rows, counts, strict=True)])
 
 
 class ExpertRuns:
-    """The rows for each expert of this rank, one run behind another.
+    """The rows for each expert of this rank, in consecutive runs.
 
     `ends_e` are the ends of the runs, int32 on the device of the rows.
     """
 
     def __init__(self, counts_e: Tensor, read: Callable[[], tuple[int, ...]]) -> None:
-        """Take the numbers of rows on the device, and what returns them on the host."""
+        """Take the numbers of rows on the device, and a function that returns them on the host."""
         self.ends_e = counts_e.cumsum(0, dtype=torch.int32)
         self._read = read
 
     @classmethod
     def of(cls, counts: tuple[int, ...], device: torch.device) -> "ExpertRuns":
-        """Return the runs of numbers that the host knows."""
+        """Return the runs for counts that the host knows."""
         return cls(to_device(torch.tensor(counts), device), lambda: counts)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of rows of each; the host may wait for them."""
+        """The number of rows of each run; the host may wait for it."""
         if not self.ends_e.is_cuda:
-            # Those of which a kernel gets the ends, so that tests without a GPU check them.
+            # Derived from the ends that a kernel gets, so that tests without a GPU check the ends.
             return tuple(self.ends_e.diff(prepend=self.ends_e.new_zeros(1)).tolist())
         return self._read()
 
 
 def grouped_linear(x_MD: Tensor, weights_eFD: Tensor, runs: ExpertRuns) -> Tensor:
-    """Return x times the weight of its expert, [M, F].
+    """Return each row times the weight of its expert, [M, F].
 
-    An expert without tokens takes part, too: its gradient is zero, not absent, and its replicas
+    An expert without tokens also takes part: its gradient is zero, not absent, because its replicas
     wait for it in a reduction.
     """
     if _is_grouped(x_MD, weights_eFD):
@@ -202,9 +202,10 @@ class Dispatch:
     """How the tokens of one layer and microbatch travel.
 
     `departure` [n * k] sorts this rank's copies of tokens, `choices` of each, by expert; `send` and
-    `receive` are the numbers that go to each ep rank and come from it; `gathered` are those that
-    each rank that splits these experts received. `arrival` [M] sorts the tokens of all these ranks
-    by expert, into `runs`; if none has travelled, they stand in them already.
+    `receive` count the copies that go to each ep rank and come from it; `gathered` counts the
+    copies received by each rank that splits these experts. `arrival` [M] sorts the tokens of all
+    these ranks by expert, into `runs`; it is None if no token travels, because they are then sorted
+    already.
     """
 
     choices: int
@@ -217,13 +218,13 @@ class Dispatch:
 
 
 class PlannedDispatch:
-    """A dispatch whose sizes the host does not know yet, because they depend on the choices.
+    """A dispatch before the host knows its sizes, which depend on the choices.
 
-    Only those of a trip make it wait: where no token travels, kernels find theirs on the device.
+    The host waits for them only if tokens travel; otherwise kernels read them on the device.
     """
 
     def __init__(self, context: ParallelContext, experts_nk: Tensor, num_experts: int) -> None:
-        """Start the exchange of the numbers of tokens between all ranks, without waiting.
+        """Start to exchange the token counts between all ranks, without waiting.
 
         Ranks: collective over ep and over the ranks that split the experts.
         """
@@ -246,7 +247,7 @@ class PlannedDispatch:
             return Dispatch(self._choices, self._departure, (), (), (), None, runs)
         numbers = self._numbers()
         rows = [numbers[i : i + num_own] for i in range(0, len(numbers), num_own)]
-        # First the tokens from here by ep rank, then those of each rank that splits, by ep rank.
+        # First this rank's tokens by ep rank, then the tokens of each rank that splits, by ep rank.
         by_rank = [
             tuple(map(sum, rows[i : i + theirs.shape[1]]))
             for i in range(0, len(rows), theirs.shape[1])
@@ -269,7 +270,7 @@ class PlannedDispatch:
 
 
 class _Reorder(torch.autograd.Function):
-    """Permuted rows; autograd's gradient of an index would sort and add instead of permute."""
+    """Permutes rows; autograd's gradient of an index would sort and add instead of permuting."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
@@ -315,7 +316,7 @@ def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Te
 
 
 def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
-    """Return the answers to this rank's tokens, [n * k, D]; those to one token are adjacent."""
+    """Return the answers to this rank's tokens, [n * k, D]; a token's answers are adjacent."""
     arrived = dispatch.arrival and dispatch.arrival.reversed()
     answers = _reordered(y_MD, arrived)
     summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp)

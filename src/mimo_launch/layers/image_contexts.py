@@ -1,11 +1,11 @@
-"""What attention needs to know of lists of images, whole or cut into windows, once per microbatch.
+"""Attention contexts for lists of images, whole or cut into windows, made once per microbatch.
 
-Decides: which tokens of a list attend to which; places of images in the list and of extra tokens
-beside them; the windows of an image: squares of rows, counted from its upper left corner; that
-tokens keep the order of images between layers, and stand together by window only inside attention,
-so that rows, bridges and the cuts of tp and cp know nothing of windows.
+Decides: which tokens of a list attend to which; places of images in the list and of extra tokens;
+the windows of an image: squares of rows, counted from its upper left corner; that tokens keep the
+order of images between layers, and are grouped by window only inside attention, so that rows,
+bridges and the cuts of tp and cp do not depend on windows.
 Relies on: the contiguous cut of `layout.row_owners`, `sequence_contexts` for angles.
-Leaves: which layers attend in windows to the encoder, the attention itself to `attention`.
+Leaves: the choice of layers that attend in windows to the encoder, and attention to `attention`.
 
 Legend: N tokens of this rank, M tokens of all cp ranks.
 """
@@ -27,10 +27,10 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Another order of tokens inside attention.
+    """A different order of tokens inside attention.
 
-    `own` are the places of this rank's tokens, in that order, in this rank's list; `keys` those of
-    all tokens that they attend to in the list of all cp ranks; `back` undoes `own`.
+    `own` are the places in this rank's list of its tokens, in that order; `keys` are the places in
+    the list of all cp ranks of all tokens that they attend to; `back` undoes `own`.
     """
 
     own: Tensor
@@ -40,18 +40,18 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ImageContext:
-    """Tokens are images one after another; a token attends to its own image, or to a part of it.
+    """A list of images; each token attends to its own image, or to a part of it.
 
-    If the list is whole images of one length and nothing else, `same` is their number and length.
-    Otherwise, for each image of which this rank holds a token: `queries` [images, most tokens held]
-    are the places of those tokens in this rank's list, `keys` [images, longest] those of all its
-    tokens in the list of all cp ranks; `valid` [images, 1 or most tokens held, longest] says which
-    of them a query sees. `tokens` are the places of this rank's tokens in the flattened queries;
-    padding tokens come after them. For kernels that take lists: `own_lengths` and `key_lengths` of
-    those images, whose keys begin at `first_key`. `cos` and `sin` [N, K] rotate this rank's N
-    tokens in models with rotary positions. With an `order` (of windows, or of images with tokens in
-    two lists) the lists of all of these but the angles are in that order. Where a token sees only
-    those of its image before it, `numbers` [N] count them.
+    If the list is only whole images of one length, `same` is their number and length. Otherwise,
+    for each image with a token on this rank: `queries` [images, most tokens held] are the places of
+    those tokens in this rank's list, `keys` [images, longest] the places of all tokens of the image
+    in the list of all cp ranks; `valid` [images, 1 or most tokens held, longest] says which keys a
+    query sees. `tokens` are the places of this rank's tokens in the flattened queries; padding
+    tokens come after them. For kernels that take lists: `own_lengths` and `key_lengths` of those
+    images, with keys from `first_key` on. `cos` and `sin` [N, K] rotate this rank's N tokens in
+    models with rotary positions. With an `order` (of windows, or of images with tokens in two
+    lists), all of these but the angles refer to lists in that order. If attention is causal inside
+    images, `numbers` [N] number each token in its image.
     """
 
     same: tuple[int, int] | None
@@ -70,11 +70,11 @@ class ImageContext:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees only those of its image before it."""
+        """Whether a token sees only earlier tokens of its image."""
         return self.numbers is not None
 
 
-# A layer that mixes tokens gets one of these with them.
+# A layer that mixes tokens gets one of these with its input.
 AttentionContext = SequenceContext | ImageContext
 
 
@@ -84,7 +84,7 @@ def image_context(
     """Return the context of images with the given numbers of tokens.
 
     `held` are the tokens of this rank in the list of all, which may include padding. `alone`: the
-    module has no other cp rank. A rank that holds all images, beside ranks that hold padding only,
+    module has no other cp rank. A rank that holds all images, while other ranks hold only padding,
     still joins their collectives.
     """
     ends = np.cumsum([0, *lengths], dtype=np.int64)
@@ -107,15 +107,16 @@ def listed_context(
     same: tuple[int, int] | None,
     numbers: Index | None = None,
 ) -> ImageContext:
-    """Return the context of images by the begins and ends of their tokens in two lists.
+    """Return the context of images, given where their tokens begin and end in two lists.
 
-    `own` are those of this rank's tokens, `keys` those of the tokens that they attend to. With
-    `same` nothing else is needed. `numbers` are those of this rank's tokens in their image, if they
-    see only those before them.
+    `own` are the begins and ends of this rank's tokens, `keys` of the tokens that they attend to.
+    With `same` nothing else is needed. `numbers` are the numbers of this rank's tokens in their
+    images, if attention is causal.
     """
     if same is not None:
         own, keys = ((begin[:0], end[:0]) for begin, end in (own, keys))
-    # On the host: index tensors whose size depends on values would make it wait for a device.
+    # On the host: index tensors with sizes that depend on values would make the host wait for a
+    # device.
     queries, is_own = _padded(*own)
     places, valid = _padded(*keys)
     key_lengths = tuple((keys[1] - keys[0]).tolist())
@@ -181,13 +182,14 @@ def two_list_context(
 
     Patches are one list and extra tokens (a class token, or rows of another module) a second one.
     Every shard holds `held_each` of the two, padding included; this rank holds `shards`, all of
-    them if it is `alone`. `causal`: a token sees those of its image before it, extra tokens first.
+    them if it is `alone`. `causal`: a token sees earlier tokens of its image; extra tokens come
+    first.
     """
     size = sum(held_each)
     first, held = shards.start * size, len(shards) * size
     patches, patch_valid = _places(lengths, held_each[0], size, 0)
     others, other_valid = _places(extras, held_each[1], size, held_each[0])
-    # An image a row, its extra tokens before its patches.
+    # One row per image, with its extra tokens before its patches.
     places = np.concatenate([others, patches], axis=1)
     valid = np.concatenate([other_valid, patch_valid], axis=1)
     own = valid & (places >= first) & (places < first + held)
@@ -195,7 +197,7 @@ def two_list_context(
     places, valid, own = places[here], valid[here], own[here]
     own_lengths, key_lengths = own.sum(axis=1), valid.sum(axis=1)
     mine = places[own] - first
-    # Image after image, and padding behind them.
+    # Image after image, then padding.
     order = np.concatenate([mine, np.setdiff1d(np.arange(held), mine)])
     same = None
     if alone and len(mine) == held and len(set(key_lengths.tolist())) == 1:
@@ -228,7 +230,7 @@ def turned_in_order(
 
 
 def in_turn(lengths: Index) -> tuple[Index, Index]:
-    """Return begins and ends of parts of these lengths, one after another."""
+    """Return the begins and ends of consecutive parts of these lengths."""
     ends = lengths.cumsum()
     return ends - lengths, ends
 
@@ -238,7 +240,7 @@ def _places(
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
     """Return the places of each image's tokens of one list, and which exist: [images, longest].
 
-    Every shard has `size` tokens; `held` of this list begin at `start`.
+    Every shard has `size` tokens; its `held` tokens of this list begin at `start`.
     """
     sizes = np.array(lengths, dtype=np.int64)
     begin = np.cumsum(sizes) - sizes
@@ -270,18 +272,18 @@ def window_context(
     *,
     alone: bool,
 ) -> ImageContext:
-    """Return the context of images whose tokens attend inside windows of `side` x `side` rows.
+    """Return the context of images with attention inside windows of `side` x `side` rows.
 
-    The arguments are those of `image_context`, with sizes of images in place of lengths.
+    Arguments as for `image_context`, with sizes of images in place of lengths.
     """
     number_M = window_numbers(sizes, side, patches_per_row)
     mine_N = number_M[held.start : held.stop]
     here, own_lengths = np.unique(mine_N, return_counts=True)
-    # By window, and inside a window in the order of the image.
+    # Ordered by window, and inside a window as in the image.
     order_M = number_M.argsort(kind="stable")
     keys = order_M[np.isin(number_M[order_M], here)]
     key_lengths = np.unique(number_M[keys], return_counts=True)[1]
-    # Padding stands behind all images and stays there.
+    # Padding follows all images and stays there.
     own = np.concatenate([mine_N.argsort(kind="stable"), np.arange(len(mine_N), len(held))])
     same = None
     if alone and len(mine_N) == len(held) and len(set(own_lengths.tolist())) == 1:

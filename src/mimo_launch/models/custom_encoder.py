@@ -223,7 +223,7 @@ class EncoderStage(CustomStage):
         return torch.cat(out)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [N, D], on the last stage the rows [r, L] that this rank owns."""
+        """Return the hidden state [N, D]; on the last stage, this rank's own rows [r, L]."""
         if packed.images:
             out = self._run(hidden, packed)
         else:

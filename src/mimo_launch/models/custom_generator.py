@@ -77,7 +77,7 @@ class GeneratorStage(CustomStage):
         raise NotImplementedError
 
     def noised(self, target: PatchTargets) -> Tensor:
-        """Return what the embedding gets of each patch, [N, any]; here on the way of a flow."""
+        """Return the embedding's input for each patch, [N, any]; here as in a flow."""
         time_N1 = target.times[:, None]
         return (1 - time_N1) * target.noise + time_N1 * target.patches
 

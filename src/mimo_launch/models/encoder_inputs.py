@@ -279,7 +279,7 @@ def without_loose(
     how: Reader,
     context: ParallelContext,
 ) -> tuple[list[Patches], list[Patches]]:
-    """Return the patches of rows of each array, and behind them the `numbers` of loose ones."""
+    """Split each array's patches: first those of its rows, then its `numbers` of loose patches."""
     dtype = how.dtype or context.compute_dtype
     cut = [x if isinstance(x, Patches) else how.cut(x, dtype=dtype, pinned=False) for x in arrays]
     ends = [len(each.values) - number for each, number in zip(cut, numbers, strict=True)]

@@ -105,7 +105,7 @@ class LanguageStage(nn.Module):
         deep_rows: int,
         recompute: bool,
     ) -> None:
-        """Build a stage; `text_readers` read the embedding of each token with its row.
+        """Build a stage; generators in `text_readers` read each token's embedding with its row.
 
         After each of the first `deep_rows` layers, rows of an encoder's layer are added.
         """
@@ -192,7 +192,7 @@ class LanguageStage(nn.Module):
     def _losses_ahead(
         self, x_nD: Tensor, batch: LanguageInput, sequences: SequenceContext
     ) -> Iterator[Tensor]:
-        """Yield the loss of each depth; the first one reads what the output layer reads."""
+        """Yield the loss of each depth; the first depth reads the output layer's input."""
         for depth, text in zip(self.mtp, batch.ahead, strict=False):
             token_nD = self._embedded(text.tokens).to(x_nD.dtype)
             x_nD = depth(x_nD, token_nD, replace(sequences, routing=text.routing))

@@ -66,7 +66,7 @@ class Mlp(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """A mixture of experts; `coefficient` is that of its balance loss over a step's samples."""
+    """A mixture of experts; `coefficient` weights its balance loss over a step's samples."""
 
     model: Moe
     coefficient: float

@@ -21,7 +21,7 @@ from mimo_launch.models.transformer_block import Block, BlockShape, norm_of
 
 
 class MtpDepth(nn.Module):
-    """One depth: [n, D] of the depth before and of embeddings -> [n, D] for the output layer."""
+    """One depth: [n, D] from the depth before and embeddings -> [n, D] for the output layer."""
 
     def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
         super().__init__()

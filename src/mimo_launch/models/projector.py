@@ -104,7 +104,7 @@ def projector(
 
 
 class DeepProjector(nn.Module):
-    """The rows of a layer before the last: a norm of the patches of a row, then two linear maps."""
+    """The rows of a layer before the last: a norm over the patches of a row, two linear maps."""
 
     def __init__(self, context: ParallelContext, width: int, out: int, *, eps: float) -> None:
         super().__init__()

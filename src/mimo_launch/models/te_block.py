@@ -1,8 +1,8 @@
 """The transformer block with Transformer Engine's layers, under the names of the torch block.
 
 Decides: which fused parameter holds which canonical tensors.
-Relies on: the torch block, which declares everything else about them: shapes, parts, initial
-values, kinds of gradient. A checkpoint of one backend is a checkpoint of the other.
+Relies on: the torch block, which declares everything else about these tensors: shapes, parts,
+initial values, kinds of gradient. A checkpoint of one backend also loads in the other.
 Leaves: attention to `layers.te_attention`.
 """
 
@@ -48,9 +48,9 @@ PARTS = {
 
 
 class TeGeluMlp(nn.Module):
-    """Norm, then an MLP of one activation, its inner width cut over tp: [n, D] -> [n, D].
+    """Norm, then an MLP with one activation and its inner width cut over tp: [n, D] -> [n, D].
 
-    Not `LayerNormMLP`: its GELU is always the approximation by tanh.
+    Not `LayerNormMLP`: its GELU is always the tanh approximation.
     """
 
     def __init__(self, layers: TeLayers, shape: BlockShape) -> None:
@@ -110,8 +110,8 @@ class TeBlock(SegmentedModule):
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the block's output for every token."""
         if x_nD.shape[0] == 0:
-            # The kernels take no empty list: tokens of zeros, without positions, go through and are
-            # cut off. Their gradients are zeros, which the other ranks of a reduction wait for.
+            # The kernels take no empty list: zero tokens without positions go through and are cut
+            # off. Their gradients are zeros, which the other ranks wait for in a reduction.
             tokens = 1 if self.fp8 is None else FP8_STEP
             unturned = replace(attention_context, cos=None, sin=None)
             return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
@@ -124,7 +124,7 @@ class TeBlock(SegmentedModule):
         return out
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        # Here, so that recomputing runs in it as well.
+        # Inside `_compute`, so that recomputation also runs in this context.
         with nullcontext() if self.fp8 is None else self.fp8.running():
             x_nD = x_nD + self.attention(x_nD, attention_context)
             out: Tensor = x_nD + self.mlp(x_nD)
@@ -147,7 +147,7 @@ def adopted_segments(
 ) -> dict[str, tuple[Segment, ...]]:
     """Return the segments in each parameter of a block, under their names inside the block.
 
-    Raises: ValueError unless every parameter and every segment is in exactly one place and fits.
+    Raises: ValueError unless every parameter and every segment has exactly one place and fits it.
     """
     left, adopted = dict(canonical), {}
     for path, parameter in block.named_parameters():
@@ -171,7 +171,7 @@ def te_blocks(
 ) -> nn.ModuleDict:
     """Return the blocks of a stage, named by their number in the whole model.
 
-    Raises: BackendError where the package cannot be used.
+    Raises: BackendError if the package cannot be used.
     """
     layers, canonical = te_layers(context), canonical_segments(context, shape)
     numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)

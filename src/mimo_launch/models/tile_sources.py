@@ -1,7 +1,6 @@
-"""Which patches of an image in tiles each of its rows is made of.
+"""The patches of a tiled image that each of its rows is made from.
 
-Decides: the order of rows; that those of many tiles and of frames are averages of four patches at
-most.
+Decides: the order of rows; that rows of many tiles and of frames average at most four patches.
 Relies on: `kinds.tiles` for the number of rows.
 Leaves: computing rows to `tiled_rows`.
 """
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from mimo_launch.kinds.tiles import Frame, Shown, TileRule, Tiling
 
-# The mark of the learned row among the places of patches.
+# Marks the learned row among the places of patches.
 NEWLINE = -1
 
 
@@ -23,9 +22,9 @@ Shares = npt.NDArray[np.float64]
 
 
 def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
-    """Return the patches of an image that each row is made of, and their weights, [rows, 4].
+    """Return the patches that each row of an image is made from, and their weights, [rows, 4].
 
-    Patches are numbered through the tiles. A row that is learned has `NEWLINE`.
+    Patches are numbered through all tiles. The learned row has `NEWLINE`.
     """
     whole = np.arange(rule.patches)
     if shown is None:
@@ -40,7 +39,7 @@ def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
         )
     size = shown.height, shown.width
     found, shares = _averages(size, rule.shrunk(shown), partial(_places, rule, shown))
-    # A learned row behind each line.
+    # A learned row after each line.
     ends = ((0, 0), (0, 1), (0, 0))
     found = np.pad(found, ends, constant_values=NEWLINE)
     shares = np.pad(shares, ends)
@@ -55,9 +54,10 @@ def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
 def _averages(
     size: tuple[int, int], number: tuple[int, int], places_of: Callable[[Places, Places], Places]
 ) -> tuple[Places, Shares]:
-    """Return what `number` lines and columns over a grid of patches average, [lines, columns, 4].
+    """Return the patches and weights that `number` lines and columns average, [lines, columns, 4].
 
-    `places_of` gives the numbers of the patches at some lines and columns.
+    The lines and columns are spread over a grid of `size` patches; `places_of` maps lines and
+    columns of the grid to patch numbers.
     """
     places, weights = [], []
     for down, share_y in _neighbours(size[0], number[0]):
@@ -68,7 +68,7 @@ def _averages(
 
 
 def _places(rule: TileRule, tiling: Tiling, down: Places, right: Places) -> Places:
-    """Return the numbers of the patches at some lines and columns of what shows the image."""
+    """Return the numbers of the patches at lines and columns of the image area of the tiles."""
     top = (tiling.tall * rule.height - tiling.height) // 2
     left = (tiling.wide * rule.width - tiling.width) // 2
     tile_y, y = np.divmod(top + down[:, None], rule.height)
@@ -84,9 +84,9 @@ def _single(places: Places) -> tuple[Places, Shares]:
 
 
 def _neighbours(size: int, number: int) -> list[tuple[Places, Shares]]:
-    """Return the two neighbours of each of `number` even steps through `size`, and their shares.
+    """Return the two neighbours, with their shares, of each of `number` even steps through `size`.
 
-    Steps are between centres, as those of `torch.nn.functional.interpolate`.
+    Steps run between centres, as in `torch.nn.functional.interpolate`.
     """
     at = np.maximum((np.arange(number) + 0.5) * (size / number) - 0.5, 0)
     before = np.floor(at).astype(np.int64)

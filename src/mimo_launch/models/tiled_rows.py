@@ -1,8 +1,8 @@
-"""Rows of images in tiles: each is a patch behind the projector, a mean of four, or learned.
+"""Rows of tiled images: each is a projected patch, an average of up to four, or the learned row.
 
-Decides: that every rank makes the rows that it owns of the projected patches of all ranks.
+Decides: that every rank makes its own rows from the projected patches of all ranks.
 Relies on: `tile_sources` for the places of patches.
-Leaves: which rows a rank makes to `runtime`.
+Leaves: the choice of a rank's rows to `runtime`.
 
 Legend: n patches of this rank, M patches of all ranks of a replica, r rows made here, L width of
 the language model.
@@ -27,7 +27,7 @@ class RowSources:
 
 
 class TiledRows(SegmentedModule):
-    """The learned row, and the making of rows."""
+    """Makes rows from patches; holds the learned row."""
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class TiledRows(SegmentedModule):
     def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
         """Return the rows [r, L].
 
-        Ranks: collective over cp, under sequence parallelism over tp, too. Gradient: that of a
-        patch is the sum over all ranks that made rows of it.
+        Ranks: collective over cp, and with sequence parallelism also over tp. Gradient: a patch
+        gets the sum over all ranks that made rows from it.
         """
         if self.context.sequence_parallel:
             patches_nL = gather_tokens(patches_nL, self.context.tp)

@@ -2,8 +2,8 @@
 
 Decides: the sizes of a block for each kind of model, and the order of its norms.
 Relies on: `layers` for layers that know their tp group, `mlp`.
-Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
-their replicas to `build`.
+Leaves: the rest of a model to `vision_encoder` and `language_model`, and sharding the experts over
+their replicas to `fsdp`.
 
 Legend: n tokens of this tp rank, D width.
 """
@@ -30,16 +30,16 @@ from mimo_launch.spec.layers import Mla
 class BlockShape:
     """Sizes of a block; `layers` is the depth of the whole model, which scales residual weights.
 
-    Queries, keys and values have biases by `qkv_bias`, the output of attention by `output_bias`;
-    where one is None, as all linear layers do. `key_bias` false leaves out that of keys (Whisper).
-    With `wide_norm`, `qk_norm` is that of all heads together. `layer_scale` is what the weights
-    begin as that scale each addition. Experts, `moe`, replace the MLP. `gate` is the activation
-    where MLPs are `gated`, `activation` where they are not. `norm_offset` is added to the weights
-    of RMSNorms; `post_norms` stand behind attention and the MLP. Scores are divided by the square
-    root of `score_size` (None: of the head size), and stay below `score_cap`. `sinks` join the
-    softmax of each head. With `gated_attention` a gate multiplies the output of each head. With
-    `interleaved` the numbers of a head that rotate together are neighbours. Queries, keys and
-    values may be made of narrow widths, `latent`.
+    `qkv_bias` gives queries, keys and values biases, `output_bias` the output of attention; None
+    means `bias`, as in all linear layers. `key_bias` false leaves out the keys' bias (Whisper).
+    With `wide_norm`, `qk_norm` normalises all heads together. `layer_scale` is the initial value of
+    the weights that scale each addition to the stream. Experts, `moe`, replace the MLP. `gate` is
+    the activation of `gated` MLPs, `activation` of others. `norm_offset` is added to the weights of
+    RMSNorms; `post_norms` follow attention and the MLP. Scores are divided by the square root of
+    `score_size` (None: of the head size), and stay below `score_cap`. `sinks` join the softmax of
+    each head. With `gated_attention` a gate multiplies the output of each head. With `interleaved`,
+    features of a head that rotate together are adjacent. `latent` makes queries, keys and values
+    from narrow widths.
     """
 
     width: int
@@ -72,12 +72,12 @@ class BlockShape:
 
     @property
     def biased_qkv(self) -> bool:
-        """Whether queries, keys and values have biases: only they, or all linear layers."""
+        """Whether queries, keys and values have biases, by `qkv_bias` or `bias`."""
         return self.bias if self.qkv_bias is None else self.qkv_bias
 
 
 def encoder_shape(model: EncoderBlocks) -> BlockShape:
-    """Return the shape of our encoders' blocks: LayerNorm, plain MLP, biases, whole heads."""
+    """Return the shape of an encoder's blocks: LayerNorm, plain MLP, biases, as many KV heads."""
     return BlockShape(
         width=model.hidden,
         heads=model.heads,
@@ -92,7 +92,7 @@ def encoder_shape(model: EncoderBlocks) -> BlockShape:
 
 
 def _causal_shape(model: DecoderBlocks | HybridModel) -> BlockShape:
-    """Return what blocks of decoders and layers of hybrids have in common: RMSNorm, no biases."""
+    """Return the common shape of decoder blocks and hybrid layers: RMSNorm, no biases."""
     return BlockShape(
         width=model.hidden,
         heads=model.heads,
@@ -109,12 +109,12 @@ def _causal_shape(model: DecoderBlocks | HybridModel) -> BlockShape:
 
 
 def decoder_shape(model: DecoderBlocks) -> BlockShape:
-    """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases but those of its keys."""
+    """Return the shape of a decoder's blocks: RMSNorm, SwiGLU, no biases except `qkv_bias`."""
     return replace(_causal_shape(model), qkv_bias=model.qkv_bias)
 
 
 def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
-    """Return the shape of the blocks of a decoder of language, which has more keys."""
+    """Return the shape of a language decoder's blocks, which have more options."""
     return replace(
         decoder_shape(model),
         gate=model.activation,
@@ -132,7 +132,7 @@ def language_shape(model: DecoderModel, moe: MoeShape | None) -> BlockShape:
 
 
 def hybrid_shape(model: HybridModel, moe: MoeShape | None) -> BlockShape:
-    """Return the shape of the layers of a hybrid: attention, MLP and experts."""
+    """Return the shape of a hybrid's layers: attention, MLP and experts."""
     return replace(
         _causal_shape(model),
         activation="squared_relu",
@@ -163,7 +163,7 @@ class Layer(nn.Module):
 
 
 def norm_of(context: ParallelContext, shape: BlockShape) -> Norm:
-    """Return a norm of the stream."""
+    """Return a norm for the stream."""
     return Norm(context, shape.width, shape.norm, eps=shape.eps, offset=shape.norm_offset)
 
 
@@ -193,7 +193,7 @@ def attention_of(context: ParallelContext, shape: BlockShape, out_scale: float) 
 
 
 def mlp_of(context: ParallelContext, shape: BlockShape, inner: int, out_scale: float) -> Mlp:
-    """Return an MLP of a block, or the expert that its tokens share."""
+    """Return an MLP of a block, or its shared expert."""
     return Mlp(
         context,
         shape.width,
@@ -231,7 +231,7 @@ class Block(Layer):
         self.attention_norm = norm_of(context, shape)
         self.attention = attention_of(context, shape, out_scale)
         self.mlp_norm = norm_of(context, shape)
-        # On what each adds to the stream.
+        # Norms of the outputs that are added to the stream.
         self.post_attention_norm = norm_of(context, shape) if shape.post_norms else None
         self.post_mlp_norm = norm_of(context, shape) if shape.post_norms else None
         self.attention_scale, self.mlp_scale = (

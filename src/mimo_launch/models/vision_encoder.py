@@ -1,12 +1,12 @@
 """The vision transformer as a stage: packed patches of images of any size in, rows out.
 
-Decides: the embedding of images (patches, positions, of which a class token has row 0), the layers
+Decides: the embedding of images (patches, and positions, where a class token has row 0), the layers
 around the blocks, pixel shuffle; that class tokens and registers come after the patches.
 Relies on: `encoder_inputs` for the place of a patch and the size of its image, `positions`,
 `projector` for the projector and the rows of this rank.
 Leaves: moving rows to the bridge.
 
-Legend: P numbers of a patch, N patches of a replica's group (padded to a multiple of tp under
+Legend: P values of a patch, N patches of a replica's group (padded to a multiple of tp under
 sequence parallelism), s side of the square of patches that becomes one row, R = N / s^2 rows, D
 width, L width of the language model.
 """
@@ -34,7 +34,7 @@ from mimo_launch.spec.spec import Model, VitModel
 
 
 class ClassToken(SegmentedModule):
-    """A learned token that every image has besides its patches."""
+    """A learned token of every image, in addition to its patches."""
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class ClassToken(SegmentedModule):
 
 
 class Registers(SegmentedModule):
-    """Learned tokens without positions that every image has besides its patches."""
+    """Learned tokens of every image, without positions, in addition to its patches."""
 
     def __init__(self, context: ParallelContext, number: int, width: int) -> None:
         super().__init__()
         self.declare("weight", table_segment(context, number, width), dtype=context.dtype)
 
     def forward(self, numbers_n: Tensor, token_1D: Tensor) -> Tensor:
-        """Return the tokens of an image with these numbers, [n, D]: the class token is first."""
+        """Return the learned tokens with these numbers, [n, D]; the class token is number 0."""
         return F.embedding(numbers_n, torch.cat([token_1D, self.weight]))
 
 
@@ -80,7 +80,7 @@ def _shape(model: VitModel) -> BlockShape:
 
 
 class VisionStage(nn.Module):
-    """Consecutive layers of a ViT; the first stage embeds patches, the last one projects rows."""
+    """Consecutive layers of a ViT; the first stage embeds patches, the last projects rows."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class VisionStage(nn.Module):
             self.projector = self._projector(row_width)
 
     def _projector(self, row_width: int) -> nn.Module:
-        """Return what makes rows of the last states, with all that trains or is frozen with it."""
+        """Return the projector, with all modules that train or are frozen with it."""
         context, model = self.context, self.model
         found = projector(
             context,
@@ -130,7 +130,7 @@ class VisionStage(nn.Module):
             inner=model.projector_mlp_width or 0,
             patches=model.row_width // model.hidden,
         )
-        # Inside the projector, with which they train or not.
+        # Inside the projector, so that they train or are frozen with it.
         if model.projector_norm_eps is not None:
             found.norm = Norm(
                 context,
@@ -151,10 +151,10 @@ class VisionStage(nn.Module):
         return found
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
-        """Return the hidden state [n, D], on the last stage the rows [r, L] that this rank owns.
+        """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
-        Beside it stand those of layers whose rows are sent as well, as they do in `hidden` and in
-        the rows. Shapes: hidden [n, D] from the stage before, None on the first.
+        Layers that also send rows append their states to the width, here, in `hidden` and in the
+        rows. Shapes: hidden [n, D] from the stage before, None on the first.
         """
         given = self.embed(packed) if hidden is None else hidden
         x_nD, *deep = torch.split(given, self.model.hidden, dim=1)
@@ -180,7 +180,7 @@ class VisionStage(nn.Module):
         return owned(rows, packed.sizes, self.context)
 
     def _normed_rows(self, x_nD: Tensor) -> Tensor:
-        """Return the input of the projector [n, W], behind its norm of rows, or of patches."""
+        """Return the input of the projector [n, W], after its norm over rows or patches."""
         if self.model.projector_norm_eps is None:
             return self._rows(x_nD)
         norm = self.projector.get_submodule("norm")
@@ -190,10 +190,10 @@ class VisionStage(nn.Module):
         return normed
 
     def _rows(self, x_nD: Tensor) -> Tensor:
-        """Return the patches of each row side by side, [n, W], their mean, or a map of them.
+        """Return the patches of each row, concatenated [n, W], averaged, or mapped.
 
         They are adjacent, so pixel shuffle (arXiv:2404.16821) is a view. The map reads channel
-        after channel, as that of Mistral 3 does.
+        after channel, as in Mistral 3.
         """
         model = self.model
         if model.pooling is None:
@@ -223,13 +223,13 @@ class VisionStage(nn.Module):
         return {False: mask, True: replace(packed.windows, cos=mask.cos, sin=mask.sin)}
 
     def embed(self, packed: EncoderInput) -> Tensor:
-        """Return the tokens [n, D] in front of the first layer."""
+        """Return the tokens [n, D] before the first layer."""
         if packed.patches is None:
             raise ValueError("the first stage of an encoder needs pixels")
         mine = own_share(packed.patches, self.context)
         model, values = self.model, mine.values
         if model.temporal_patch > model.frames:
-            # An image is a video of equal frames.
+            # An image counts as a video of equal frames.
             frames = values.view(len(values), model.channels, 1, model.patch**2)
             values = frames.expand(-1, -1, model.temporal_patch, -1).flatten(1)
         x_nD: Tensor = self.patch(values)
@@ -244,9 +244,9 @@ class VisionStage(nn.Module):
         return x_nD if self.pre_norm is None else self.pre_norm(x_nD)
 
     def _learned_tokens(self, number: int, x_nD: Tensor) -> Tensor:
-        """Return the `number` tokens [number, D] that this shard holds besides patches.
+        """Return this shard's `number` learned tokens, [number, D].
 
-        Those of one image stand together in the list that the shards cut; `x_nD` lends its type.
+        Tokens of one image are adjacent in the list that the shards cut; `x_nD` gives the dtype.
         """
         token_D = x_nD.new_empty(0, self.model.hidden)
         if self.class_token is not None:
