@@ -1,6 +1,6 @@
 """The words of the first screen of `plan`: the same on a terminal and on a page.
 
-Decides: which facts come first and how each is said; the bars of time by what ranks hold.
+Decides: the order and the wording of the facts; the bars of time, by the modules that ranks hold.
 Relies on: `search.answer` for the facts, `estimate.rows` for the bars.
 Leaves: lines, bars and colours to `cli` and `plan_page`.
 """
@@ -32,7 +32,7 @@ KEYS_STAY = (
     "Write these lines into the spec; keys that they do not name stay as they are. "
     "Or add --apply 1 -o new.yaml, which writes a spec with change 1."
 )
-# Words for kinds of changes that were planned; other kinds name a grid.
+# Words for the kinds of planned changes; any other kind is the name of a grid.
 KINDS = {
     "encoder_microbatches": "microbatches encoded at once",
     "memory": "settings that save memory",
@@ -64,7 +64,7 @@ DETAILS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossText:
-    """A loss, what helps most, and the lines of the spec to write for that."""
+    """A loss, the change that helps most, and the lines of the spec for that change."""
 
     head: str
     helps: str | None
@@ -75,8 +75,8 @@ class LossText:
 class HolderText:
     """Ranks that hold the same modules, and the shares of a step by the names of `PARTS`.
 
-    `text` has the grids and settings of the modules, and the memory that the fullest rank needs;
-    `memory` has its parts in bytes.
+    `text` has the grids and settings of the modules, and the memory of the fullest rank; `memory`
+    has the parts of that memory in bytes.
     """
 
     text: str
@@ -85,13 +85,13 @@ class HolderText:
 
 
 def title_of(report: Report) -> str:
-    """Return the job in a line."""
+    """Return a line that describes the job."""
     header = report.header
     return f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}"
 
 
 def basis_of(report: Report) -> str:
-    """Say what the estimates are for."""
+    """Return a sentence about the device and the samples of the estimates."""
     header, answer = report.header, report.answer
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
     size = "the mean" if answer.sample == "mean" else "the largest"
@@ -140,12 +140,12 @@ def _fit_text(fit: MemoryFit) -> str:
 
 
 def times_of(answer: PlanAnswer) -> dict[str, float]:
-    """Return the seconds of a step by the names of `PARTS`, mean over all GPUs."""
+    """Return the seconds of a step by the names of `PARTS`, as means over all GPUs."""
     return {part: getattr(answer.time, part) for part in PARTS}
 
 
 def details_of(answer: PlanAnswer) -> dict[str, str]:
-    """Return what is in some of `PARTS`, in words: what takes next to no time is left out."""
+    """Return the contents of some of `PARTS` in words, without parts that take hardly any time."""
     found = {}
     for whole, parts in DETAILS.items():
         seconds = {words: getattr(answer.time, part) for part, words in parts.items()}
@@ -160,7 +160,7 @@ def details_of(answer: PlanAnswer) -> dict[str, str]:
 
 
 def how_to_use(answer: PlanAnswer) -> Iterator[str]:
-    """Yield what to do with the lines of changes, how several go together, and what was tried."""
+    """Yield how to use the lines of changes, how to combine several, and which were tried."""
     changes = sum(loss.change is not None for loss in answer.losses)
     if changes:
         yield KEYS_STAY if changes == 1 else f"{KEYS_STAY} {ONE_BY_ONE}"
@@ -168,7 +168,7 @@ def how_to_use(answer: PlanAnswer) -> Iterator[str]:
 
 
 def tried_of(tried: Mapping[str, int]) -> Iterator[str]:
-    """Yield how many changes of which kinds were planned; nothing if none was."""
+    """Yield the number of planned changes of each kind; nothing if there are none."""
     if not tried:
         return
     kinds = sorted(tried.items(), key=lambda each: -each[1])
@@ -180,7 +180,7 @@ def tried_of(tried: Mapping[str, int]) -> Iterator[str]:
 
 
 def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
-    """Yield the largest losses, numbered, with what helps."""
+    """Yield the largest losses, numbered, each with the change that helps most."""
     before, memory = answer.step_seconds, answer.fit.gpu_memory
     for number, loss in enumerate(answer.losses, 1):
         head = f"{number}. {loss.what}"
@@ -203,9 +203,9 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
 
 
 def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
-    """Yield what makes a spec fit, numbered; one line of text if nothing does.
+    """Yield the changes that make a spec fit, numbered; one line of text if there are none.
 
-    The numbers are those of `--apply`.
+    `--apply` takes these numbers.
     """
     tokens, memory = report.header.global_batch * report.header.seq, report.answer.fit.gpu_memory
     if not found.changes:
@@ -222,10 +222,10 @@ def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
 
 
 def holders_of(report: Report) -> Iterator[HolderText]:
-    """Yield the ranks by what they hold, with how they spend the step."""
+    """Yield the ranks by the modules that they hold, and how they spend the step."""
     held = {}
     for module in report.modules:
-        # The grid, and the settings of which changes speak.
+        # The grid, and the settings that changes may name.
         words = [sizes_text(module.grid)]
         words += [
             f"experts {sizes_text({'ep': each.ep, 'tp': each.tp})}"

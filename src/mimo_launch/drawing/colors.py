@@ -1,7 +1,7 @@
 """The palette of all pictures: a pair of colours for each module.
 
-Decides: the colours. People with any common colour blindness can tell the first ones apart (a test
-simulates their vision); forward and backward differ in lightness, not in hue.
+Decides: the colours. The first ones are distinct for people with any common colour blindness (a
+test simulates their vision); forward and backward differ in lightness, not in hue.
 Leaves: the colour of each module to the order of the modules.
 """
 
@@ -16,7 +16,7 @@ _PAIRS = (
     ("#f0f0a0", "#4d4a00"),
     ("#f2a0a0", "#8a0f3c"),
 )
-# The golden angle: hues after the palette's end are far from those just before them.
+# The golden angle: each hue after the end of the palette is far from the hues just before it.
 _TURN = 0.381966
 
 

@@ -1,9 +1,9 @@
 """The frame of a self-contained HTML page.
 
 Decides: that a page loads nothing, runs nothing and follows the reader's light or dark colours; how
-tables look, which scroll where a screen is narrow.
+tables look (on narrow screens they scroll).
 Relies on: nothing.
-Leaves: escaping the body, but for tables, to the callers.
+Leaves: escaping the body to the callers, except for tables.
 """
 
 import re
@@ -46,17 +46,17 @@ def html_page(title: str, body: str, *, style: str, width: str) -> str:
 
 
 def html_text(words: str) -> str:
-    """Return text escaped for a page, also inside quotes; characters that none has are replaced."""
+    """Return text escaped for a page, also inside quotes; forbidden characters are replaced."""
     return escape(FORBIDDEN.sub("\ufffd", words))
 
 
 def html_prose(words: str) -> str:
-    """Return a sentence escaped for a page; what stands in backticks is code."""
+    """Return a sentence escaped for a page; text in backticks becomes code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html_text(words))
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of plain text, which is escaped here."""
+    """Return a table of plain text; this function escapes it."""
     head = "".join(f"<th>{html_text(column)}</th>" for column in columns)
     lines = "\n".join(
         "<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows

@@ -1,9 +1,9 @@
 """What `plan` says about the layers of a module, kind by kind, and about its experts.
 
-Decides: which facts there are; their names are the keys of `plan --json` (docs/plan-json.md);
-that one layer stands for all of its kind, on the tp rank with the largest part; that the load of
-the experts is balanced, so that every rank sends the same amount.
-Relies on: `estimate.parameters`, `estimate.workload` and `estimate.memory`, which know a stage.
+Decides: which facts there are; their names are the keys of `plan --json` (docs/plan-json.md); that
+one layer represents all of its kind, on the tp rank with the largest part; that the load of the
+experts is balanced, so that every rank sends the same amount.
+Relies on: `estimate.parameters`, `estimate.workload` and `estimate.memory`, which estimate a stage.
 Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
@@ -25,9 +25,10 @@ from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 class LayerRow:
     """The layers of one kind in a module.
 
-    `parameters` counts what a rank holds of one layer before sharding over dp x cp, including the
-    rank's own experts. `tflop` is the work of all these layers in a step, forward and backward, on
-    all ranks. `kept_bytes` is what one layer keeps on a rank from a forward to its backward.
+    `parameters` counts the parameters of one layer on a rank before sharding over dp x cp,
+    including the rank's own experts. `tflop` is the work of all these layers in a step, forward and
+    backward, on all ranks. `kept_bytes` is the memory that one layer keeps on a rank from a forward
+    to its backward.
     """
 
     module: str
@@ -54,9 +55,9 @@ class ExpertsRow:
 
     `layers` layers have `experts` experts each; a token goes to `top_k` of them. `ep`, `tp` and
     `dp` are the sizes of the expert grid. A rank holds `per_rank` experts of a layer; `places` says
-    which. `parameters` counts the whole module, `active_parameters` what one token uses.
-    `sent_bytes` is what a rank sends to others in the all-to-alls of a step, dispatch and combine,
-    when the load is balanced.
+    which. `parameters` counts the whole module, `active_parameters` the parameters that one token
+    uses. `sent_bytes` are the bytes that a rank sends to others in the all-to-alls of a step,
+    dispatch and combine, when the load is balanced.
     """
 
     module: str

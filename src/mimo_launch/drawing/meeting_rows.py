@@ -1,9 +1,9 @@
-"""Whom the ranks of a plan meet in a step: groups in collectives, and the two ends of bridges.
+"""The partners of a plan's ranks in a step: groups in collectives, and the two ends of bridges.
 
-Decides: that groups of one rank are not shown, nor two kinds of groups that are equal; the words
-for a bridge (fan-in, fan-out, ...); what counts as local or crossing nodes.
-Relies on: the grids of `layout`, which make the process groups, too; `layout.bridge_routing`, which
-the runtime executes, for the step it is given.
+Decides: that groups of one rank are not shown, and equal kinds of groups only once; the words for a
+bridge (fan-in, fan-out, ...); which rows count as local or as crossing nodes.
+Relies on: the grids of `layout`, which also make the process groups; `layout.bridge_routing`, which
+the runtime executes, for the given step.
 Leaves: drawing, and the note that the step is nominal, to `cli` and `rank_cells`.
 """
 
@@ -57,11 +57,11 @@ def group_rows(layout: Layout, per_node: int | None, rank: int | None = None) ->
 
 
 def _crosses(ranks: Ranks, per_node: int | None) -> bool:
-    # Groups are sorted and a node holds consecutive ranks: first and last suffice.
+    # Groups are sorted and a node holds consecutive ranks, so the first and last rank suffice.
     return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
 
 
-# A pair of ranks exchanges the rows of at least so many samples, of which more are alike.
+# With more samples than this per transfer, rows are counted for a part and multiplied.
 MANY_SAMPLES = 2**13
 
 
@@ -72,7 +72,7 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     module, reader = layout[bridge.source], layout[bridge.target]
     num_src, num_dst = module.grid.size("dp"), reader.grid.size("dp")
     total = sum(count for _, _, count in rows)
-    # Replicas of language keep their samples.
+    # Samples of language never move among replicas.
     mover = reader if module.is_language else module
     ends = {} if layout.is_star else {"source": bridge.source, "target": bridge.target}
     width = plan.spec.sent_width(bridge.source) * COMPUTED[plan.spec.train.precision]
@@ -102,17 +102,17 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
 
 
 def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tuple[int, int, int]]:
-    """Return source, target and rows of each pair of ranks that exchange any in a nominal step.
+    """Return source, target and number of rows of each pair of ranks that exchange rows.
 
-    All groups of a nominal step are equal. dp divides into parts at whose borders the
-    replicas of both modules end; every part repeats the first. So one group and one part suffice,
-    and of very many samples some, times a number.
+    All groups of a nominal step are equal. dp divides into parts that contain whole replicas of
+    both modules, and all parts are alike. So it is enough to route one group and one part. If there
+    are very many samples, only some are routed, and the rows are multiplied.
     """
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
     num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
-    # By how much a microbatch can be smaller: 1 unless it is large. A group of all keeps some
-    # thousands, which both ends still share out evenly.
+    # The factor by which a microbatch can shrink: 1 unless it is large. A group must keep at least
+    # `MANY_SAMPLES` samples, and both ends must still share them evenly.
     size, microbatches = samples.microbatch_size, samples.replicas * bridge.group_size
     fitting = (
         times

@@ -1,6 +1,6 @@
 """A plan as a self-contained HTML page: the answer, the ranks on their hosts, tables, the step.
 
-Decides: what a reader sees in which order; which rows of a long step are drawn, and how.
+Decides: the order of the parts of the page; which rows of a long step are drawn, and how.
 Relies on: the `Report` that `plan` prints, and the `Plan` that `train` executes.
 Leaves: ranks to `rank_map`, the picture of the step to `svg`, the file to `cli`.
 """
@@ -47,7 +47,7 @@ from mimo_launch.schedule.actions import parse_action
 from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.base import LANGUAGE
 
-# A box takes about 200 bytes, without number and words about 20.
+# A box takes about 200 bytes, or about 20 without number and words.
 MAX_BOXES = 3000
 _SHADES = {
     "computing": "#2166a5", "communicating": "#e07b1a", "waiting": "#8888", "updating": "#8a5cc4",
@@ -74,7 +74,7 @@ pre { overflow-x: auto; border-left: 3px solid #2b8a3e; padding-left: .7rem; mar
 
 
 def plan_page(plan: Plan, report: Report, simulation: Simulation | None = None) -> str:
-    """Return the page of a plan, of which `report` is.
+    """Return the page of a plan and its `report`.
 
     `simulation` is the step in estimated seconds; without it the step is drawn in model units.
     """
@@ -115,7 +115,7 @@ def _table(title: str, table: TextTable) -> tuple[str, str]:
 
 
 def _answer(report: Report) -> Iterator[str]:
-    """Yield what `plan` prints first."""
+    """Yield the first screen of `plan`."""
     yield f"<p>{html_prose(basis_of(report))}</p>"
     facts = facts_of(report).items()
     yield f"<dl>{''.join(f'<dt>{k}</dt><dd>{html_prose(text)}</dd>' for k, text in facts)}</dl>"
@@ -140,7 +140,7 @@ def _answer(report: Report) -> Iterator[str]:
     holders, limit = list(holders_of(report)), report.estimates.gpu_memory
     for holder in holders:
         yield f"<div>{html_text(holder.text)}</div>{_bar(holder.shares)}"
-    # A bar is as wide as the memory of a GPU, or as what does not fit into it.
+    # The width of a bar is the memory of a GPU, or more if a rank needs more.
     width = max(limit or 0, *(sum(holder.memory.values()) for holder in holders))
     of = f" ({bytes_text(limit)} a GPU)" if limit else ""
     yield f"<h2>Memory of the fullest ranks{of}</h2>"
@@ -153,7 +153,7 @@ def _answer(report: Report) -> Iterator[str]:
 
 
 def _bar(shares: dict[str, float], limit: float | None = None) -> str:
-    """Return a bar of parts; a line where the `limit` is."""
+    """Return a bar of parts, with a line at the `limit`."""
     pieces = [
         f'<i style="width:{100 * share:.2f}%;background:{_SHADES[part]}"></i>'
         for part, share in shares.items()
@@ -164,7 +164,7 @@ def _bar(shares: dict[str, float], limit: float | None = None) -> str:
 
 
 def _key(entries: Iterable[tuple[str, str]]) -> str:
-    """Return colours with what they mean."""
+    """Return a legend of colours."""
     words = (
         f'<span><i style="background:{shade}"></i>{html_text(word)}</span>'
         for shade, word in entries
@@ -174,14 +174,14 @@ def _key(entries: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is drawn of a step: its title, a row for each class of ranks, the unit of time."""
+    """The picture of a step: its title, a row for each class of ranks, the unit of time."""
 
     title: str
     rows: Sequence[TimelineRow]
     unit: Unit
 
     def parts(self, modules: Sequence[str]) -> Iterator[str]:
-        """Yield the whole step, of each class of ranks the first."""
+        """Yield the whole step; long steps show one row per role, up to `MOST_RANKS` rows."""
         yield f"<h2>{html_text(self.title)}</h2>"
         kept = [row for row in self.rows if row.work]
         if len(kept) > MOST_RANKS or _num_boxes(kept) > MAX_BOXES:

@@ -53,9 +53,9 @@ def build_report(
 ) -> Report:
     """Return the report of all ranks; without a calibration, estimates are for the spec's device.
 
-    With `worst`, samples are the largest that the data can give. With `advice`, the answer offers
-    changes, which takes the time of some plans: for a job that does not fit, changes by which it
-    does. `tokens` are those of the whole training.
+    With `worst`, samples are the largest that the data can give. With `advice`, the answer proposes
+    changes, which takes as long as making several plans: for a job that does not fit, changes that
+    make it fit. `tokens` is the number of tokens in the whole training.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
@@ -103,7 +103,7 @@ def build_report(
 
 
 def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
-    """Return a row for each loss; none if there is only that of language, and it counts once."""
+    """Return a row for each loss; none if language has the only loss, with weight 1."""
     if all(each.name == LANGUAGE and each.weight == 1 for each in layout.losses):
         return ()
     return tuple(
@@ -201,7 +201,7 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
 
 @dataclass(frozen=True)
 class _RankRows(Sequence[RankRow]):
-    """The rows of all ranks, each made when it is asked for: tables show only the first."""
+    """The rows of all ranks, each made on demand, because tables show only the first."""
 
     layout: Layout
     per_node: int | None
@@ -250,12 +250,12 @@ def report_json(report: Report | RankReport) -> str:
 
 
 def json_parts(report: Report | RankReport) -> Iterator[str]:
-    """Yield a report as JSON part by part: the whole text of many ranks fills much memory."""
+    """Yield a report as JSON in parts, because the text of many ranks takes much memory."""
     yield from _object({"version": VERSION, **_members(report)}, 0)
 
 
 def _members(row: Any) -> dict[str, Any]:
-    """Return the members of a row by their names, but for those that have their default.
+    """Return the members of a row by name, without members at their default.
 
     Whole floats become integers.
     """

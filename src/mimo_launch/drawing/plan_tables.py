@@ -43,7 +43,7 @@ def ends_text(row: BridgeRow) -> str:
 
 
 def schedule_title(schedule: Schedule) -> str:
-    """Return the length of the step in model time, and how much of that its ranks are idle."""
+    """Return the length of the step in model time, and the share in which ranks are idle."""
     return (
         f"Schedule: {schedule.makespan:g} units (at least {schedule.lower_bound:g} in any order), "
         f"{percent(schedule.bubble)} of them idle"
@@ -84,7 +84,7 @@ def group_table(rows: Sequence[GroupRow]) -> TextTable:
     """Return a row per module and axes."""
     cells = []
     for row in rows:
-        # Gradients of dp normally cross nodes; the transfers within a layer should not.
+        # Gradients over dp normally cross nodes; transfers within a layer should not.
         is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
         line = (
             row.module,
@@ -129,7 +129,7 @@ def loss_table(rows: Sequence[LossRow]) -> TextTable:
             row.module,
             f"{row.weight:g}",
             str(row.terms),
-            # Those of further tokens are called `language.mtp`.
+            # The losses of further tokens are called `language.mtp`.
             "labels" if row.module.partition(".")[0] == LANGUAGE else "patches",
         )
         for row in rows

@@ -1,7 +1,7 @@
-"""The ranks of a plan as cells of a picture: what each meets in a step, and the hosts they fill.
+"""The ranks of a plan as cells of a picture: their partners in a step, and the hosts they fill.
 
-Decides: that up to 64 ranks each is a cell, and above each class: ranks that hold the same, work at
-the same times and have equal estimates.
+Decides: that up to 64 ranks each rank is a cell, and above that each class of ranks that hold the
+same stages, work at the same times and have equal estimates.
 Relies on: a `Report` for classes and rows over bridges, programs for messages between stages.
 Leaves: words and looks to `rank_map`.
 """
@@ -33,9 +33,9 @@ class DrawnClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What the ranks of a cell move in a step, by the number of the cell at the other end.
+    """The amounts that the ranks of a cell move in a step, by the cell at the other end.
 
-    `edge` is a bridge, forward, or the stages of a module, in words.
+    `edge` names a bridge (forward rows) or the stages of a module, in words.
     """
 
     edge: str
@@ -47,7 +47,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCell:
-    """A rank, or all ranks of a class; `row` and `groups` are those of its first rank."""
+    """A rank, or all ranks of a class; `row` and `groups` belong to its first rank."""
 
     ranks: Ranks
     kind: DrawnClass
@@ -58,7 +58,7 @@ class RankCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRow:
-    """Hosts that are filled alike, with the number of the cell of each of their ranks in turn."""
+    """Hosts with the same cells, and the number of the cell of each of their ranks, in order."""
 
     hosts: Ranks
     cells: tuple[int, ...]
@@ -82,12 +82,12 @@ class RankCells:
         return len(self.cell_of) > MOST_RANKS
 
     def met_by(self, group: GroupRow) -> frozenset[int]:
-        """Return the cells of the one group of a cell's row."""
+        """Return the cells of the ranks in the single group of `group`."""
         return frozenset(self.cell_of[rank] for rank in group.groups[0])
 
 
 def rank_classes(report: Report) -> tuple[DrawnClass, ...]:
-    """Return each rank in one class, in the order of their first ranks."""
+    """Return the classes of ranks, in the order of their first ranks."""
     estimates = {rank: row for row in report.estimates.ranks for rank in row.ranks}
     found: list[DrawnClass] = []
     for timeline in report.schedule.timeline:
@@ -103,7 +103,7 @@ def rank_classes(report: Report) -> tuple[DrawnClass, ...]:
 
 
 def rank_cells(plan: Plan, report: Report) -> RankCells:
-    """Return the cells of a plan, of which `report` is."""
+    """Return the cells of a plan and its `report`."""
     classes, world = rank_classes(report), report.header.world_size
     shown = [(kind.ranks, kind) for kind in classes]
     if world <= MOST_RANKS:
@@ -115,7 +115,7 @@ def rank_cells(plan: Plan, report: Report) -> RankCells:
             cell_of[rank] = number
     rows = _rows_by_cell(report, cell_of)
     per_node = report.header.ranks_per_node
-    # By their cells, in the order of the first hosts.
+    # Hosts by their cells, in the order of their first hosts.
     hosts: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     if per_node is not None:
         for host, first in enumerate(range(0, world, per_node)):
@@ -167,7 +167,7 @@ def _rows_by_cell(report: Report, cell_of: Sequence[int]) -> dict[int, list[Traf
 
 
 def _messages(plan: Plan, ranks: Ranks, cell_of: Sequence[int]) -> Iterator[Traffic]:
-    """Yield what some ranks that are alike send between stages, from the program of the first."""
+    """Yield the messages between stages of ranks that are alike, by the program of the first."""
     times = Counter(
         (action.module, action.stage, action.kind)
         for slot in plan.training[ranks[0]]

@@ -1,7 +1,7 @@
-"""The hosts of a plan with their ranks as a picture on a page, which tells of each what it meets.
+"""The hosts of a plan with their ranks as a picture on a page, with the partners of each rank.
 
-Decides: how ranks look, and what the page says of the one that a reader points at or taps; all of
-it by style sheets, without a script.
+Decides: how ranks look, and the text about the rank that a reader points at or taps; all of it with
+style sheets, without a script.
 Relies on: `rank_cells` for the cells, `colors` for the colours of modules.
 Leaves: the rest of the page to `plan_page`.
 """
@@ -25,9 +25,9 @@ from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
 from mimo_launch.search.wastes import SHARES
 
-# More hosts that are filled in different ways are only counted.
+# Beyond this many different kinds of hosts, the rest are only counted.
 MAX_HOSTS = 64
-# Outlines of the ranks of a group, by its axes; the last are on top.
+# Outlines of the ranks of a group, by its axes; later ones are drawn on top.
 _OUTLINES = {
     "dp x cp": ("#2b8a3e", "dashed"),
     "dp": ("#2b8a3e", "dashed"),
@@ -65,13 +65,13 @@ STYLE = """\
 
 
 def class_table(cells: RankCells) -> str:
-    """Return a table of the classes of ranks that are alike, each in one row."""
+    """Return a table with a row for each class of ranks that are alike."""
     columns = ("class", "ranks", "number", "holds", "memory", *PARTS.values(), "bubble")
     rows = [
         (str(number), ranks_text(kind.ranks), f"{len(kind.ranks):,}", *_figures(kind))
         for number, kind in enumerate(cells.classes)
     ]
-    # Where cells are ranks, their numbers are those of ranks.
+    # Where cells are ranks, cell numbers are rank numbers.
     start = 0 if cells.has_classes else 1
     return html_table(columns[start:], [row[start:] for row in rows])
 
@@ -81,13 +81,13 @@ def _figures(kind: DrawnClass) -> tuple[str, ...]:
     if estimate is None:
         return (held, *("",) * (len(PARTS) + 2))
     shares = (percent(SHARES[part](estimate)) for part in PARTS)
-    # That of estimated time, as in the title; the timeline of a report is in model units.
+    # The bubble in estimated time, as in the title; the timeline of a report is in model units.
     bubble = percent(estimate.bubble)
     return (held, bytes_text(estimate.total_bytes), *shares, bubble)
 
 
 def map_style(cells: RankCells, modules: Sequence[str]) -> str:
-    """Return the colours of the cells, and what shows when a reader points at one."""
+    """Return CSS: the colours of the cells, and the effects when a reader points at one."""
     rules = [STYLE]
     for number, cell in enumerate(cells.cells):
         held = dict.fromkeys(part.rpartition(".")[0] for part in cell.kind.timeline.role)
@@ -99,7 +99,7 @@ def map_style(cells: RankCells, modules: Sequence[str]) -> str:
             )
             rules.append(f".u{number}{{background:linear-gradient(90deg,{stripes})}}")
         rules.append(f".map:has({_pointed([number])}) .a{number}{{display:block}}")
-    # Those with which a rank exchanges rows over bridges.
+    # The cells that exchange rows with a cell over bridges.
     partners: defaultdict[frozenset[int], list[int]] = defaultdict(list)
     for number, cell in enumerate(cells.cells):
         met = {other for each in cell.traffic if each.is_bridge for other in each.amounts}
@@ -128,7 +128,7 @@ def _pointed(numbers: Iterable[int]) -> str:
 
 
 def _cells_by_group(cells: RankCells) -> dict[str, dict[frozenset[int], list[int]]]:
-    """Return, by axes and by the cells of a group, the cells whose group it is.
+    """Return, by axes and by the cells of a group, the cells that belong to that group.
 
     Groups within one class are left out.
     """
@@ -142,7 +142,7 @@ def _cells_by_group(cells: RankCells) -> dict[str, dict[frozenset[int], list[int
 
 
 def map_legend(cells: RankCells, modules: Sequence[str]) -> str:
-    """Return what colours and outlines mean."""
+    """Return a legend of colours and outlines."""
     keys = [(f"background:{colors(i)[0]}", module) for i, module in enumerate(modules)]
     used = _cells_by_group(cells)
     keys += [
@@ -157,7 +157,7 @@ def map_legend(cells: RankCells, modules: Sequence[str]) -> str:
 
 
 def rank_map(cells: RankCells) -> str:
-    """Return hosts with their ranks, and what to tell of each rank or class."""
+    """Return hosts with their ranks, and the text about each rank or class."""
     parts = ['<div class="map">', '<div class="hosts">']
     for row in cells.hosts[:MAX_HOSTS]:
         hosts = ranks_text(row.hosts).replace(" ranks)", " hosts)")
@@ -201,7 +201,7 @@ def _name(cell: RankCell, cells: RankCells) -> str:
 
 
 def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
-    """Yield what a reader sees of a rank, or of the first of its class."""
+    """Yield the text about a rank, or about the first rank of a class."""
     is_one = len(cell.ranks) == 1
     host = "" if cell.row.node is None or not is_one else f", host {cell.row.node}"
     yield f"<p><b>{html_text(_name(cell, cells) + host)}</b></p>"

@@ -1,9 +1,9 @@
 """The facts of a report about a plan, as frozen rows of plain values.
 
-Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md),
-which leaves out those with a default that have it: they apply to some jobs only.
+Decides: which facts a report holds; their names are the keys of `plan --json` (docs/plan-json.md).
+The JSON leaves out facts at their default, which apply only to some jobs.
 Relies on: `layer_rows` for kinds of layers, `estimate.rows` for the estimates of a step,
-`search.answer` for what to change.
+`search.answer` for proposed changes.
 Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.rows import Estimates
 
-if TYPE_CHECKING:  # Ranks that train import this file, and none of the checks and the search.
+if TYPE_CHECKING:  # Ranks that train import this file, but neither the checks nor the search.
     from mimo_launch.search.answer import PlanAnswer
     from mimo_launch.search.fitting import WhatFits
 
@@ -25,7 +25,7 @@ Ranks = tuple[int, ...]
 class Header:
     """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
 
-    `nominal` says what every sample is taken to be: `mean` or `largest`.
+    `nominal` says which sample represents all samples: `mean` or `largest`.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Header:
 class ModuleRow:
     """One module; `placement` relates its ranks to those of language, and is None for language.
 
-    `role` and `reads`, in a job in which language is not the only module to read others: `encoder`,
-    `connector`, `language` or `generator`, and the modules whose rows it takes.
+    `role` and `reads` are set if language is not the only module that reads others. `role` is
+    `encoder`, `connector`, `language` or `generator`; `reads` are the modules that send it rows.
     """
 
     name: str
@@ -92,7 +92,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """All groups of a module along some axes; `num_crossing` of them span several nodes."""
+    """All groups of a module along some axes; `num_crossing` of the groups span several nodes."""
 
     module: str
     axes: tuple[str, ...]
@@ -102,7 +102,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """One stage; `peak_live` is the most microbatches whose activations it holds at once."""
+    """One stage; `peak_live` is the most microbatches with activations in memory at one time."""
 
     module: str
     stage: int
@@ -127,8 +127,8 @@ class BridgeRow:
 
     `encoder` is the name of the bridge. `how` is `collective` (an exchange inside each of
     `components`) or `pairwise` (one transfer per link). `rows`, `local_rows` and `crossing_rows`
-    count a nominal step, forward. `source`, `target` and the `bytes` of these rows are given where
-    language is not the only module to read others.
+    count a nominal step, forward. `source`, `target` and the `bytes` of these rows are set if
+    language is not the only module that reads others.
     """
 
     encoder: str
@@ -153,9 +153,9 @@ class BridgeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRow:
-    """The loss of a module: the mean of `terms` in a nominal step, which counts `weight`.
+    """The loss of a module: the mean of `terms` in a nominal step, with factor `weight`.
 
-    Those of further tokens are called `language.mtp`.
+    The losses of further tokens are called `language.mtp`.
     """
 
     module: str
@@ -174,7 +174,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
-    """Ranks that do the same work at the same times; `role` is what they hold."""
+    """Ranks that do the same work at the same times; `role` is the stages that they hold."""
 
     role: tuple[str, ...]
     ranks: Ranks
@@ -184,7 +184,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRow:
-    """The action list of all ranks with one role, as text."""
+    """The program of ranks with one role, as text."""
 
     role: tuple[str, ...]
     ranks: Ranks
@@ -238,7 +238,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
-    """Rows between a rank and one peer; `rows[i]` is of group i. `way`: send, receive, copy."""
+    """Rows between a rank and one peer; `rows[i]` is for group i. `way`: send, receive, copy."""
 
     bridge: str
     way: str

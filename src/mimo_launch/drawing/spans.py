@@ -1,7 +1,7 @@
-"""What each rank does and when, as spans: one form for planned and for measured steps.
+"""The actions of each rank and their times, as spans: one form for planned and measured steps.
 
 Decides: the timeline that drawings and traces read, and its JSON (docs/timeline.md).
-Relies on: actions as text that parses back; nothing else of a simulation or of a run.
+Relies on: actions as text that parses back, and nothing else from a simulation or a run.
 Leaves: pictures to `svg`, Perfetto to `trace`.
 """
 
@@ -19,12 +19,12 @@ from mimo_launch.schedule.channels import is_sender, partners
 from mimo_launch.schedule.simulation_result import Simulation
 
 VERSION = 1
-# Pictures and traces show at most this many ranks one by one, unless others are asked for.
+# Pictures and traces show at most this many ranks one by one, unless a caller asks for others.
 MOST_RANKS = 64
 
 
 class Unit(StrEnum):
-    """The unit of a timeline: of a planned step estimated or model ones, of a measured one real."""
+    """The unit of time: model units or estimated seconds if planned, seconds if measured."""
 
     MODEL = "model units"
     ESTIMATED = "estimated seconds"
@@ -32,7 +32,7 @@ class Unit(StrEnum):
 
     @property
     def idle(self) -> str:
-        """Return what idle time is called: a bubble is a share of time, estimated or measured."""
+        """Return the name of idle time: `bubble` only for estimated or measured time."""
         return "idle units" if self is Unit.MODEL else "bubble"
 
 
@@ -41,7 +41,7 @@ class Span:
     """One action of one rank, from its start to its end.
 
     A transfer starts when its rank is ready for it, so its span includes the wait. `peers` are the
-    ranks that a send goes to; other spans have none.
+    targets of a send; other spans have none.
     """
 
     rank: int

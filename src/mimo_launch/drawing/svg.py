@@ -48,10 +48,10 @@ def render_svg(
 ) -> str:
     """Return the picture of a timeline; with `rank`, of that rank only, on the same time axis.
 
-    `device` is the one that times are estimated for.
+    `device` is the device for which times are estimated.
     """
     rows, left_out = rows_of(timeline, rank)
-    # The width does not depend on the top, so the legend is wrapped to it first.
+    # The width does not depend on the top, so wrap the legend to it first.
     free = sizes_of(timeline, rows, 0.0)
     full = free.left + free.width + BUBBLE_WIDTH + MARGIN
     legend, legend_bottom = _legend(timeline, rows, full)
@@ -77,8 +77,8 @@ def figure(
 ) -> str:
     """Return rows of a timeline as an element of a page, without heading, legend and background.
 
-    `modules` are those of the colours, of which the rows may lack some. `plain` boxes have neither
-    numbers nor words, and those of a row in one colour are one element.
+    `modules` defines the colours; the rows may lack some of the modules. `plain` boxes have neither
+    numbers nor words, and all boxes of one colour in a row are one element.
     """
     sizes = sizes_of(timeline, rows, TICKS_HEIGHT)
     picture = _Picture(timeline, rows, sizes, modules, is_plain=plain)
@@ -123,7 +123,7 @@ def _heading(
 
 def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[list[str], float]:
     """Return the legend, wrapped at the width `full`, and the y at which it ends."""
-    # The class and the meaning of each entry.
+    # The CSS class and the meaning of each entry.
     keys = []
     seen = {(s.action.module, s.action.kind) for row in rows for s in row.spans}
     for number, module in enumerate(timeline.modules):
@@ -268,7 +268,7 @@ class _Picture:
             yield f'<path class="box {color}" d="{"".join(paths)}"/>'
 
     def _box(self, span: Span, row: Row, place: Place) -> Iterator[str]:
-        """Yield a box with its words, and its number where that has room."""
+        """Yield a box with its words, and its number if there is room."""
         (x, y, width, height), font = place, self.sizes.font
         shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
         words = f"<title>{_hover(span)}</title>"

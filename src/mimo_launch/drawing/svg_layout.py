@@ -23,7 +23,7 @@ from mimo_launch.drawing.spans import (
 )
 from mimo_launch.schedule.actions import Action
 
-# Above this many rows each is drawn less high, so that all fit a screen or two.
+# Above this many rows each row is lower, so that all fit on a screen or two.
 ROOMY = 24
 # Widths of characters in pixels per pixel of font size: the average of text; bold digits and dots
 # of the widest font.
@@ -33,7 +33,7 @@ MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, TICK_WIDTH = 560.0, 2400.0, 26.0, 56.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the drawing: the spans of one rank, which stands for `num_ranks` ranks."""
+    """One line of the drawing: the spans of one rank, which represents `num_ranks` ranks."""
 
     label: str
     role: tuple[str, ...]
@@ -47,7 +47,7 @@ class Row:
         return [int(stage) for name, _, stage in parts if name == module]
 
     def labels_of(self, action: Action) -> tuple[str, ...]:
-        """Return what a box may say: with the stage, if the row has several; without."""
+        """Return the possible labels of a box: with the stage, if the row has several; without."""
         short = str(action.index)
         several = len(self.stages_of(action.module)) > 1
         return (f"{short}.{action.stage}", short) if several else (short,)
@@ -81,7 +81,7 @@ class Sizes:
 
 
 def rows_of(timeline: Timeline, rank: int | None = None) -> tuple[tuple[Row, ...], str]:
-    """Return the rows to draw, and what they leave out, if anything."""
+    """Return the rows to draw, and a text about what they leave out, if anything."""
     spans, makespan = timeline.by_rank(), timeline.makespan
 
     def row(ranks: tuple[int, ...]) -> Row:
@@ -109,7 +109,7 @@ def mean_bubble(timeline: Timeline) -> float:
 
 
 def sizes_of(timeline: Timeline, rows: tuple[Row, ...], top: float) -> Sizes:
-    """Return sizes at which a box of the median time has room for any number, within limits."""
+    """Return sizes at which a box of median duration has room for any number, within limits."""
     is_roomy = len(rows) <= ROOMY
     height, font = (24.0, 12.0) if is_roomy else (17.0, 11.0)
     longest = max((len(row.label) for row in rows), default=0)
@@ -142,7 +142,7 @@ def text_width(text: str, font: float) -> float:
 
 
 def digits_width(label: str, font: float) -> float:
-    """Return how wide a bold number with dots is at most."""
+    """Return the maximum width of a bold number with dots."""
     return font * sum(DOT if char == "." else DIGIT for char in label)
 
 
@@ -159,7 +159,7 @@ def ticks_of(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[float, str]]:
 
 
 def axis_unit(timeline: Timeline) -> tuple[str, float]:
-    """Return the name of the unit of the axis, and how many of them make one timeline unit."""
+    """Return the name of the axis unit, and the number of axis units in one timeline unit."""
     if timeline.unit is Unit.MODEL:
         return "model units", 1.0
     return ("milliseconds", 1e3) if timeline.makespan < 1 else ("seconds", 1.0)

@@ -1,4 +1,4 @@
-"""A step in model time: which ranks work when, their bubbles, and a grid of text that shows it.
+"""A step in model time: which ranks work when, their bubbles, and a text grid that shows them.
 
 Decides: which ranks share a row; the cells of the grid (`F0`, `vB1`), one column per unit of time,
 and how to cut a grid that is too wide or too high.
@@ -36,14 +36,14 @@ def timeline_rows(layout: Layout, simulation: Simulation) -> tuple[TimelineRow, 
 
 
 def timeline_row(layout: Layout, simulation: Simulation, rank: int) -> TimelineRow:
-    """Return the row of one rank alone."""
+    """Return the row of one rank."""
     work = _work(simulation, rank)
     return _row(layout.roles[rank], (rank,), work, simulation.makespan)
 
 
 def program_rows(layout: Layout, programs: Programs) -> tuple[ProgramRow, ...]:
     """Return each program once, with the ranks that run it."""
-    # Where bubbles are filled, ranks of one role may have programs of their own.
+    # Under bubble filling, ranks of one role may have different programs.
     ranks_of: dict[tuple[Role, int], list[int]] = {}
     for rank, program in enumerate(programs):
         ranks_of.setdefault((layout.roles[rank], id(program)), []).append(rank)
@@ -56,7 +56,7 @@ def program_rows(layout: Layout, programs: Programs) -> tuple[ProgramRow, ...]:
 
 
 def peak_live(layout: Layout, simulation: Simulation, module: ModuleLayout, stage: int) -> int:
-    """Return the most microbatches whose activations a rank of a stage holds for its backward."""
+    """Return the most microbatches with saved activations on a rank of a stage at one time."""
     if not needs_backward(layout, module):
         return 0
     ranks = module.stage_ranks(stage)

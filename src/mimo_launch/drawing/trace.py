@@ -26,7 +26,7 @@ from mimo_launch.drawing.spans import (
 from mimo_launch.schedule.actions import Action, Kind
 
 MICROSECONDS = {Unit.MODEL: 1e3, Unit.ESTIMATED: 1e6, Unit.SECONDS: 1e6}
-# Viewers bind an arrow to the slice that is open at its end, so no transfer may have length 0.
+# Viewers bind an arrow to the slice that is open where it ends, so no transfer may have length 0.
 SLICE_OF_TRANSFER = 1.0
 COMPUTE_TRACK = 0
 # A span takes about 250 bytes.
@@ -37,9 +37,9 @@ _Edge = tuple[str, int | None, bool, int]
 
 
 def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, ...]:
-    """Return the ranks that a trace shows by default: one of each kind, at least one in all.
+    """Return the ranks that a trace shows by default: one of each kind, and at least one.
 
-    Stops at `most_spans`, so that the file stays small enough for viewers, about 50 MB.
+    The list stops at `most_spans` spans, so that the file stays small enough for viewers (50 MB).
     """
     rows, shown, spans = timeline.by_rank(), list[int](), 0
     for ranks in alike(timeline)[:MOST_RANKS]:
@@ -51,7 +51,7 @@ def ranks_shown(timeline: Timeline, most_spans: int = MAX_SPANS) -> tuple[int, .
 
 
 def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None = None) -> str:
-    """Return a trace of `ranks` and of what they send each other, as JSON."""
+    """Return a trace of `ranks` and of the transfers between them, as JSON."""
     shown = ranks_shown(timeline) if ranks is None else ranks
     rows, scale = timeline.by_rank(), MICROSECONDS[timeline.unit]
     events: list[TraceEvent] = []
@@ -69,7 +69,7 @@ def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None =
             events.append({**base, "tid": track, "name": "thread_name", "args": args})
     spans = [span for each in shown for span in rows[each]]
     drawn = _DrawnSpans(spans, tracks, scale)
-    # An arrow must follow the slices that it joins; the stable sort keeps that at equal times.
+    # An arrow must follow the slices that it joins; the stable sort ensures this at equal times.
     timed = (*drawn.slices(), *drawn.arrows())
     events.extend(sorted(timed, key=lambda event: float(event["ts"])))
     other = {"name": name, "unit": timeline.unit.value, "makespan": timeline.makespan}
@@ -81,7 +81,7 @@ def render_trace(timeline: Timeline, *, name: str, ranks: Sequence[int] | None =
 
 
 def _tracks(spans: Iterable[Span], scale: float) -> dict[Span, int]:
-    """Return a track for each span: a transfer gets the first one where nothing else is open."""
+    """Return a track for each span; a transfer gets the first track with no open span."""
     free: list[float] = []
     tracks = {}
     for span in spans:
@@ -164,7 +164,7 @@ class _DrawnSpans:
 
 
 def edge_of(action: Action) -> _Edge:
-    """Return what the two ends of a transfer share; between stages, the stage is the upper one."""
+    """Return the key that both ends of a transfer share; between stages, it has the upper stage."""
     lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
     stage = None if action.stage is None else action.stage - lower
     return action.module, stage, action.kind in (Kind.SEND_F, Kind.RECV_F), action.index
