@@ -124,7 +124,7 @@ def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
     if has_apart:
         there = {inner for inner in there if not inner.startswith(further_tokens.OURS)}
     layers = {int(found[1]) for inner in there if (found := _LAYER_NUMBER.search(inner))}
-    # A layer of some families is several of ours.
+    # A layer of some families corresponds to several layers here.
     depths = kind.depths if family.has_depths and not has_apart else 0
     theirs = dict.fromkeys(n // family.layers_in_one for n in range(model.layers + depths))
     return missing + [f"layer {n}" for n in theirs if layers and n not in layers]

@@ -109,7 +109,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """What the parts of a folder share: settings, tensors, and what becomes of images."""
+    """Data that the parts of a folder share: settings, tensors, and the fate of images."""
 
     config: Config
     headers: Mapping[str, TensorHeader]

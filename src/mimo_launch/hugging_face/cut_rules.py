@@ -97,7 +97,7 @@ class Enlarged:
 
 @dataclass(frozen=True, slots=True)
 class NearestAspect:
-    """The rule of InternVL: the grid of `least` to `most_tiles` tiles whose aspect is nearest.
+    """The rule of InternVL: the grid of `least` to `most_tiles` tiles with the nearest aspect.
 
     Of equally near grids, the one with most tiles, if the image has more than half its pixels.
     """

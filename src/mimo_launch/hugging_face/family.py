@@ -320,7 +320,7 @@ class Part(Generic[M]):
         return self.family.place(ours, model) if theirs is None else Place(theirs)
 
     def copies(self, model: Any) -> Mapping[str, str]:
-        """Return the tensors of files that repeat one of ours, with the name of ours."""
+        """Return the tensors of files that repeat another one, with our name of the latter."""
         if not self.family.has_depths or self.family.depth_place is not None:
             return {}
         return {name: ours for ours, name in further_tokens.copies(model)}

@@ -2,7 +2,7 @@
 
 Decides: the steps, and which image processors are supported.
 Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
-defaults are those of its classes.
+with the defaults of its classes.
 Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a recipe.
 """
 

@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
 NEMOTRON_H, _MOE = "nemotron_h", "moe"
-# Letters by the names of layers, including those of older versions.
+# Letters by the names of layers, including names from older versions.
 _LETTERS = {
     "linear_attention": MAMBA,
     "mamba": MAMBA,

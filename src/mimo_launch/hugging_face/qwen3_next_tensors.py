@@ -37,7 +37,7 @@ def place(name: str, model: HybridModel) -> Place:
 
 
 def _of_a_head(sizes: DeltaNetSizes) -> Mapping[str, Mapping[str, int]]:
-    """Return, by tensor of the files, how many rows of each of ours a key head has, in order."""
+    """Return how many rows of each of our tensors a key head has in each tensor of the files."""
     heads = sizes.heads // sizes.groups
     values = heads * sizes.head_dim
     return {

@@ -23,7 +23,7 @@ Headers = Mapping[str, TensorHeader]
 
 
 def repeats(part: Part[Any], model: Any) -> dict[str, str]:
-    """Return the family's names of tensors that repeat one of ours, with the name of the latter."""
+    """Return the family's names of tensors that repeat another one, with the latter's name."""
     copies = part.copies(model).items()
     found = {name: place.name for name, ours in copies if (place := part.place(ours, model))}
     return found | ({HEAD: EMBEDDING} if kind_of(model).is_tied else {})

@@ -39,8 +39,8 @@ class Settings:
 
     `table`: settings by our keys, each alone or with the default of its class. A setting without a
     default is required. A default may be a function of the configuration. `besides`: our keys
-    without a setting, each a value or a function of a configuration. `written`: settings without a
-    key of ours, each a value or a function of a model.
+    without a setting, each a value or a function of a configuration. `written`: settings that none
+    of our keys covers, each a value or a function of a model.
     """
 
     table: Mapping[str, str | tuple[str, Default]]

@@ -31,7 +31,7 @@ Sampling = FrameSampling | SecondSampling | SingleSampling
 
 @dataclass(frozen=True, slots=True)
 class TakenVideo:
-    """What is taken from a video: frames, their height and width in pixels, times of their groups.
+    """The frames taken from a video, their height and width in pixels, and times of their groups.
 
     A group is a temporal patch; the last frame is repeated to fill one. `told` encodes what the
     text says of each group (see `video_words`); `later` is its distance in positions from the first

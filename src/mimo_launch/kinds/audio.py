@@ -33,7 +33,7 @@ class AudioKind(TransformerEncoderKind):
 
     @property
     def has_key_bias(self) -> bool:
-        """Keys have none."""
+        """Keys have no bias."""
         return False
 
     @property
@@ -46,7 +46,7 @@ class AudioKind(TransformerEncoderKind):
         return PatchWork(products=(windows + joined) * width, saved=saved)
 
     def _embedded(self, work: Workload) -> int:
-        """Return the number of tokens, those that fill no row among them."""
+        """Return the number of tokens, including tokens that do not fill a row."""
         return work.tokens
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:

@@ -1,6 +1,6 @@
 """Connectors: transformers over the rows of other encoders.
 
-Decides: their weights and work in front of the blocks; how many rows they make of those they read.
+Decides: their weights and work before the blocks; how many rows they make from the rows they read.
 Relies on: `transformer_encoder` for the rest.
 Leaves: placing rows among their tokens to `layout.replica_views`.
 """
@@ -36,12 +36,12 @@ class ConnectorKind(TransformerEncoderKind):
 
     @property
     def reads_beside(self) -> bool:
-        """Queries are its own tokens; without any, its tokens are the rows that it reads."""
+        """Whether it has queries as its own tokens; otherwise the rows that it reads are tokens."""
         return self.model.queries is not None
 
     @property
     def reads_in_turn(self) -> bool:
-        """Whether the rows of several encoders follow each other."""
+        """Whether the rows of several encoders are concatenated."""
         return self.model.merge == "rows"
 
     @property
@@ -50,7 +50,7 @@ class ConnectorKind(TransformerEncoderKind):
         return self.model.queries
 
     def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return height and width of what it makes of one image of each encoder, in rows."""
+        """Return height and width, in rows, of its output for one image of each encoder."""
         if self.model.queries is not None:
             return 1, self.model.queries
         if self.reads_in_turn and len(sources) > 1:
@@ -59,7 +59,7 @@ class ConnectorKind(TransformerEncoderKind):
 
     @property
     def patch_work(self) -> PatchWork:
-        """Nothing for its own tokens; the rows that it reads have maps."""
+        """No work for its own tokens; the rows that it reads pass maps."""
         return PatchWork(products=0, saved=0)
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:

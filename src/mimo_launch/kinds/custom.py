@@ -1,4 +1,4 @@
-"""Users' encoders and generators: what is known of them without importing their class.
+"""Users' encoders and generators: what is known without importing their class.
 
 Decides: that their parameters are spread evenly over layers and over tp.
 Relies on: their settings in the spec.
@@ -17,7 +17,7 @@ from mimo_launch.spec.spec import Clips, CustomModel, Images
 
 @dataclass(frozen=True, slots=True)
 class CustomKind(ModelKind):
-    """A user's class, which nothing here imports."""
+    """A user's class, which is not imported here."""
 
     model: CustomModel
 
@@ -43,7 +43,7 @@ class CustomKind(ModelKind):
 
     @property
     def computes_loss(self) -> bool:
-        """Whether the spec says that it is a generator."""
+        """Whether it is a generator, by the spec."""
         return self.model.loss
 
     @property
@@ -53,12 +53,12 @@ class CustomKind(ModelKind):
 
     @property
     def reads_beside(self) -> bool:
-        """They stand beside the patches of their image."""
+        """These rows come beside the patches of their image."""
         return self.model.loss
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
-        """Activations in any case; weights and work if the spec gives no `parameters`."""
+        """Activations always; weights and work if the spec gives no `parameters`."""
         return ("activations",) if self.model.parameters else ("weights", "work", "activations")
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
@@ -72,7 +72,7 @@ class CustomKind(ModelKind):
 
     @property
     def widths(self) -> Widths:
-        """The width of the stream; nothing is known inside the layers."""
+        """The width of the stream; widths inside the layers are unknown."""
         width = self.model.hidden
         return Widths(stream=width, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
 
@@ -91,7 +91,7 @@ class CustomKind(ModelKind):
         return {LayerKind.BLOCK: Flops(linear=2.0 * work.tokens * weights)}
 
     def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        """Return the input of a layer: what else it saves is not known."""
+        """Return the input of a layer; its other saved tensors are unknown."""
         return RECOMPUTED
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
@@ -99,14 +99,14 @@ class CustomKind(ModelKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Streams, as in the encoders of this program."""
+        """Streams, as in built-in encoders."""
         return FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients of the stream, as in the encoders of this program."""
+        """Gradients of the stream, as in built-in encoders."""
         return BACKWARD
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return 0: there are layers only."""
+        """Return 0, because there are only layers."""
         return 0

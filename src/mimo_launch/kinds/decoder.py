@@ -1,4 +1,4 @@
-"""Blocks of Llama, Qwen2 and Qwen3 shape, and decoders made of them, some layers with experts.
+"""Blocks of Llama, Qwen2 and Qwen3 shape, and decoders made of them, also with experts.
 
 Decides: the weights of a block, and what it saves.
 Relies on: `language` for attention, experts and both ends.
@@ -37,7 +37,7 @@ LATENT_BLOCK = (
     Saved(name="normed input", stream=1, shared=True, for_weights=True),
     Saved(name="narrow widths, before their norms", narrow=1, shared=True),
     Saved(name="narrow widths, in the region", entered=1, for_weights=True),
-    # Values are a view into it.
+    # Values are a view of this tensor.
     Saved(name="keys and values without what rotates", made=1),
     ROTATED,
     Saved(name="attention output", value=1),
@@ -61,7 +61,7 @@ TORCH_ONLY = (
     "gated_attention",
     "mtp",
 )
-# Besides, where norms also stand behind attention and the MLP: what they normalise.
+# In addition, if norms also follow attention and the MLP: the inputs of these norms.
 UNNORMED = (Saved(name="outputs of attention and MLP, before their norms", stream=2, shared=True),)
 
 
@@ -82,7 +82,7 @@ class DecoderBlocksKind(CausalKind):
         return True
 
     def _block_weights(self, inner: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block whose MLP, if it has one, is `inner` wide."""
+        """Yield the weights of a block; its MLP, if it has one, is `inner` wide."""
         model = self.model
         width, head = model.hidden, model.head_size
         yield from (Weight((width,)),) * 2
@@ -109,12 +109,12 @@ class DecoderBlocksKind(CausalKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive together in the forward of a block that saves nothing."""
         return GATED_FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a block."""
+        """Gradients that are alive together in the backward of a block."""
         return GATED_BACKWARD
 
 
@@ -131,7 +131,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     @property
     def sliding_window(self) -> SlidingWindow | None:
-        """The last tokens that tokens of some layers attend to, if that is not all."""
+        """The last tokens that tokens of some layers attend to, if not all."""
         return self.model.sliding_window
 
     @property
@@ -146,13 +146,13 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     @property
     def torch_only(self) -> tuple[str, ...]:
-        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        """The keys set in the model that blocks of other libraries do not support."""
         plain = type(self.model).model_fields
         return tuple(key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
 
     @property
     def widths(self) -> Widths:
-        """Sizes of attention and MLPs together."""
+        """Sizes of a layer, with attention and MLP."""
         model, mla = self.model, self.model.mla
         plain = self._plain_widths()
         if mla is None:
@@ -186,7 +186,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         yield Weight((width, share.of(latent.value)), in_product=True)
 
     def _like(self, number: int) -> int:
-        """Return the layer that a layer is like: itself, or for a depth the last one."""
+        """Return the layer with the same settings: the layer itself, or for a depth the last."""
         return min(number, self.model.layers - 1)
 
     def has_experts(self, number: int) -> bool:
@@ -203,7 +203,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return name if number < self.model.layers else f"mtp {name}"
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block, and what stands around that of a depth."""
+        """Yield the weights of a block and, for a depth, the weights around it."""
         if number >= self.model.layers:
             yield from self._weights_around_depth(share)
         yield from self._block_weights(self._dense_width(number), share)
@@ -238,12 +238,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive together in the forward of a block that saves nothing."""
         is_capped = self.model.attention_softcap is not None
         return (CAPPED_FORWARD, *GATED_FORWARD) if is_capped else GATED_FORWARD
 
     def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return what attention computes again in its backward: capped scores."""
+        """Return the tensors that attention recomputes in its backward: capped scores."""
         return (CAPPED_BACKWARD,) if self.model.attention_softcap is not None else ()
 
     @property

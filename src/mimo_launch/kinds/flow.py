@@ -1,6 +1,6 @@
 """Flow generators: transformers that learn to turn noise into images, given rows.
 
-Decides: their weights and work in front of the blocks and behind them.
+Decides: their weights and work before the blocks and after them.
 Relies on: `transformer_encoder` for the blocks.
 Leaves: noise to `data.random_draws`, the loss to `models.flow`.
 """
@@ -28,11 +28,11 @@ class FlowKind(GeneratorKind, BlocksKind):
 
     @property
     def input(self) -> Images:
-        """The images that it learns to make."""
+        """The images that it learns to generate."""
         return self.model
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights of patches, times and rows, and those of the head."""
+        """Yield the weights for patches, times and rows, and of the head."""
         model, width = self.model, self.model.hidden
         if ends.is_first:
             for inputs in (model.patch_size, width, width, *ends.source_widths):
@@ -52,7 +52,7 @@ class FlowKind(GeneratorKind, BlocksKind):
         return Flops(patch=patch, head=head)
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by the maps in front of the blocks, and by the head."""
+        """Return the numbers saved by the maps before the blocks, and by the head."""
         model, width, total = self.model, self.model.hidden, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * (model.patch_size + 3 * width)

@@ -1,8 +1,8 @@
-"""What generators have in common: a loss of their own, and rows that say what to make.
+"""What generators have in common: a separate loss, and rows that say what to make.
 
-Decides: where these rows stand.
+Decides: where these rows are placed.
 Relies on: nothing.
-Leaves: layers, inputs and losses to `flow` and `talker`, users' own to `custom`.
+Leaves: layers, inputs and losses to `flow` and `talker`, users' classes to `custom`.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from mimo_launch.kinds.kind import ModelKind
 
 @dataclass(frozen=True, slots=True)
 class GeneratorKind(ModelKind):
-    """A model behind language that learns to make images or clips of the data."""
+    """A model after language that learns to generate the images or clips of the data."""
 
     @property
     def computes_loss(self) -> bool:
-        """It learns what the data have at its place."""
+        """It learns the images or clips of the data."""
         return True
 
     @property
     def draws(self) -> bool:
-        """What it finds in each pass leads to an image or a clip."""
+        """Its passes can generate an image or a clip."""
         return True
 
     @property
@@ -31,5 +31,5 @@ class GeneratorKind(ModelKind):
 
     @property
     def reads_beside(self) -> bool:
-        """They stand beside the tokens of their image or clip."""
+        """These rows come beside the tokens of their image or clip."""
         return True

@@ -1,6 +1,6 @@
 """Hybrid models: Mamba-2, Gated DeltaNet, attention, an MLP or experts, by letter.
 
-Decides: the weights of each, the work of a recurrence, and what each saves.
+Decides: the weights of each layer, the work of a recurrence, and what each layer saves.
 Relies on: `language` for attention, experts and both ends; the sizes of the spec.
 Leaves: nothing.
 """
@@ -30,11 +30,12 @@ from mimo_launch.spec.hybrid import (
 )
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes
 
-# In a recurrent layer `query` is the number of channels of its heads, `key` that of B or C, the
-# keys or queries of a DeltaNet. The tensors are those that kernels of Mamba keep, which recompute
-# products inside a chunk; a DeltaNet computes convolution and recurrence again.
+# In a recurrent layer `query` is the number of channels of its heads, and `key` the number of
+# channels of B or C, or of the keys or queries of a DeltaNet. These are the tensors that the
+# kernels of Mamba keep; they recompute products inside a chunk. A DeltaNet recomputes convolution
+# and recurrence.
 _FUSED = (
-    # The gate is a view into it.
+    # The gate is a view of this tensor.
     Saved(name="z, x, B and C, fused", query=2, key=2),
     Saved(name="x, B and C before the convolution", query=1, key=2),
 )
@@ -57,10 +58,10 @@ _DELTANET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentLayer:
-    """What is known of a kind of recurrent layer.
+    """The facts of a kind of recurrent layer.
 
-    `steps` counts the numbers of a head and token besides channels, `of_heads` the weights with a
-    number per head. `eager` and `eager_bf16` are saved besides where passes are not compiled,
+    `steps` counts the numbers per head and token in addition to channels, `of_heads` the weights
+    with one number per head. `eager` and `eager_bf16` are also saved if passes are not compiled;
     `recomputed` exists while a layer runs backward.
     """
 
@@ -103,7 +104,7 @@ class RecurrentLayer:
 def _state_space(sizes: MambaSizes) -> float:
     """Return the operations of Mamba-2 between tokens, for one token.
 
-    Inside a chunk these are C B^T and its product with x, half of each. Then x and B make the
+    Inside a chunk, half of C B^T and half of its product with x are counted. Then x and B make the
     states of all chunks, and C reads them (arXiv:2405.21060, section 6).
     """
     within = sizes.chunk * (sizes.shared + sizes.inner)
@@ -113,9 +114,9 @@ def _state_space(sizes: MambaSizes) -> float:
 def _delta_rule(sizes: DeltaNetSizes) -> float:
     """Return the operations of a Gated DeltaNet between tokens, for one token.
 
-    Inside a chunk these are products of keys with keys and with queries, a triangular system for
-    values and keys, and the product with what is written, half of each. Then keys and queries read
-    the state, and keys write it.
+    Inside a chunk, half of each is counted: products of keys with keys and with queries, a
+    triangular system for values and keys, and the product with the written values. Then keys and
+    queries read the state, and keys write it.
     """
     keys = sizes.heads * sizes.state
     within = sizes.chunk * (2 * sizes.shared + keys + 2 * sizes.inner)
@@ -132,8 +133,8 @@ RECURRENT_LAYERS = {
         norms_groups=True,
         saved=_MAMBA,
         eager=Saved(name="SiLU of the gate and gated, twice, and scaled", query=5),
-        # In fp32, as are the gate and the output that is gated; so z, and all that it is a view
-        # into, goes.
+        # In fp32, like the gate and the gated output; so z is freed, with the tensor of which it
+        # is a view.
         eager_bf16=Saved(
             name="the same and their inputs, less z, x, B and C", query=18 - 2, key=-2
         ),
@@ -147,10 +148,10 @@ RECURRENT_LAYERS = {
         norms_groups=False,
         saved=_DELTANET,
         eager=Saved(name="normed, with its weight, and SiLU of the gate", query=3),
-        # In fp32, as are the gate and the output that is normed.
+        # In fp32, like the gate and the normed output.
         eager_bf16=Saved(name="the same and their inputs, less the output", query=10 - 1),
-        # In fp32: five tensors of a number for each pair of tokens in a chunk, values and keys
-        # before and behind the triangular system, states, and the gradients of some of these.
+        # In fp32: five tensors with a number for each pair of tokens in a chunk, values and keys
+        # before and after the triangular system, states, and the gradients of some of these.
         recomputed=(Saved(name="products inside chunks, and states", query=36, key=12),),
     ),
 }
@@ -172,10 +173,10 @@ SQUARED = (
     Saved(name="up", inner=1),
     Saved(name="its squared ReLU", inner=1, for_weights=True),
 )
-# Besides, where passes are not compiled.
+# In addition, if passes are not compiled.
 EAGER = Saved(name="result of the norm", stream=1, shared=True)
 EAGER_BF16 = Saved(name="input and result of the norm, less the stream", stream=3, shared=True)
-# In a forward and in a backward, where MLPs have one.
+# In forward and backward, for MLPs with a gate.
 GATE = Saved(name="gate of the MLP, or its gradient", inner=1)
 FORWARD = (
     Saved(name="streams", stream=3, shared=True),
@@ -205,7 +206,7 @@ class HybridKind(LanguageKind):
         return {key: sizes for key, sizes in found.items() if sizes is not None}
 
     def has_experts(self, number: int) -> bool:
-        """Return whether a layer, or the block of a depth behind them, has experts."""
+        """Return whether a layer, or the block of a depth after the layers, has experts."""
         model = self.model
         return EXPERTS in model.pattern if self._is_depth(number) else model.has_experts(number)
 
@@ -219,7 +220,7 @@ class HybridKind(LanguageKind):
         return NAMES[self.model.pattern[number]]
 
     def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a norm and a mixer; of a depth those of its block, and around it."""
+        """Yield the weights of a norm and a mixer or, for a depth, of its block and around it."""
         width = self.model.hidden
         letters = self.model.pattern[number : number + 1] or ATTENTION + MLP
         if self._is_depth(number):
@@ -286,15 +287,15 @@ class HybridKind(LanguageKind):
         return norm, found.eager_bf16 if passes.are_bf16 else found.eager
 
     def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return what a layer computes again in its backward, besides what it saved."""
+        """Return the tensors that a layer recomputes in its backward."""
         return () if layer.recurrence is None else _BY_KIND[layer.recurrence.kind].recomputed
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a layer that saves nothing."""
+        """Tensors that are alive together in the forward of a layer that saves nothing."""
         return (*FORWARD, *((GATE,) if self.model.gated_mlp else ()))
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a layer."""
+        """Gradients that are alive together in the backward of a layer."""
         return (*BACKWARD, *((GATE,) if self.model.gated_mlp else ()))

@@ -1,8 +1,8 @@
-"""The interface of every kind of model; other rooms ask it, and do not test for classes.
+"""The interface of every kind of model; other rooms use it instead of testing for classes.
 
 Decides: which facts a kind declares, and their defaults.
 Relies on: `layer` for the numbers of a layer, `saved_activations` for tensors.
-Leaves: the facts to one file per kind, and to `registry` which file is whose.
+Leaves: the facts to one file per kind, finding the kind of a model to `registry`.
 """
 
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ class ModelKind(ABC):
 
     @property
     def input(self) -> Images | Clips | Codes | None:
-        """How what an encoder or generator reads of a sample becomes its rows; None if nothing."""
+        """How its input from a sample becomes its rows; None if it has no such input."""
         return None
 
     @property
@@ -72,7 +72,7 @@ class ModelKind(ABC):
 
     @property
     def codes(self) -> Codes | None:
-        """How codec tokens become its rows, if it says these."""
+        """How codec tokens become its rows, if it generates them."""
         return found if isinstance(found := self.input, Codes) else None
 
     @property
@@ -87,12 +87,12 @@ class ModelKind(ABC):
 
     @property
     def computes_loss(self) -> bool:
-        """Whether it has a loss of its own."""
+        """Whether it computes a loss."""
         return self.reads_tokens
 
     @property
     def draws(self) -> bool:
-        """Whether it can also make what it learns to make."""
+        """Whether it can also generate what it learns to make."""
         return False
 
     @property
@@ -102,16 +102,16 @@ class ModelKind(ABC):
 
     @property
     def reads_beside(self) -> bool:
-        """Whether these rows stand beside tokens of its own, or are its tokens."""
+        """Whether these rows come beside its own tokens; otherwise they are its tokens."""
         return False
 
     @property
     def reads_in_turn(self) -> bool:
-        """Whether the rows of several modules follow each other, or are added to each other."""
+        """Whether the rows of several modules are concatenated; otherwise they are added."""
         return True
 
     def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return height and width, in rows, of what it makes of one image of each module it reads.
+        """Return height and width, in rows, of its output for one image of each module it reads.
 
         Raises: TypeError if it reads none.
         """
@@ -119,17 +119,17 @@ class ModelKind(ABC):
 
     @property
     def rows_of_each(self) -> int | None:
-        """Number of rows that it makes of every image, None if that depends on what it reads."""
+        """Number of rows that it makes of any image, None if that depends on its input."""
         return None
 
     @property
     def reads_text(self) -> bool:
-        """Whether each row of language that it reads has the embedding of its token added."""
+        """Whether the embedding of the token is added to each row of language that it reads."""
         return False
 
     @property
     def is_causal(self) -> bool:
-        """Whether its own tokens attend only to those before them, and to rows beside them."""
+        """Whether its own tokens attend only to earlier tokens, and to rows beside them."""
         return False
 
     @property
@@ -139,7 +139,7 @@ class ModelKind(ABC):
 
     @property
     def vocab(self) -> int | Literal["digits"]:
-        """Number of its tokens, or the data set that has them."""
+        """Size of its vocabulary, or the data set that defines it."""
         return "digits"
 
     @property
@@ -149,12 +149,12 @@ class ModelKind(ABC):
 
     @property
     def num_heads(self) -> int | None:
-        """Query heads that tp cuts, if it has any."""
+        """Number of query heads, which tp cuts, if it has any."""
         return None
 
     @property
     def num_kv_heads(self) -> int | None:
-        """Key/value heads, which several query heads of a language model may share, if any."""
+        """Number of key/value heads, if any; query heads of a language model may share them."""
         return None
 
     @property
@@ -164,22 +164,22 @@ class ModelKind(ABC):
 
     @property
     def mlp_width(self) -> int | None:
-        """Width inside the MLPs that tp cuts, if it has any."""
+        """Width inside the MLPs, which tp cuts, if it has any."""
         return None
 
     @property
     def has_standard_blocks(self) -> bool:
-        """Whether every layer is attention and an MLP or experts, which libraries provide."""
+        """Whether every layer is attention and an MLP or experts, as libraries provide them."""
         return False
 
     @property
     def torch_only(self) -> tuple[str, ...]:
-        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        """The keys set in the model that blocks of other libraries do not support."""
         return ()
 
     @property
     def has_key_bias(self) -> bool:
-        """Whether keys have a bias if queries and values have."""
+        """Whether keys have a bias if queries and values have one."""
         return True
 
     @property
@@ -214,12 +214,12 @@ class ModelKind(ABC):
 
     @property
     def windows(self) -> Windows | None:
-        """The windows in which tokens of some layers attend, if there are any."""
+        """The windows in which tokens of some layers attend, if any."""
         return None
 
     @property
     def sliding_window(self) -> SlidingWindow | None:
-        """The last tokens that tokens of some layers attend to, if that is not all."""
+        """The last tokens that tokens of some layers attend to, if not all."""
         return None
 
     @property
@@ -239,7 +239,7 @@ class ModelKind(ABC):
 
     @property
     def usual_size(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of the images that it is made for, if these are alike."""
+        """Height and width, in patches, of the images that it is made for, if all are equal."""
         return None
 
     @property
@@ -258,12 +258,12 @@ class ModelKind(ABC):
         return 0 if self.mtp is None else self.mtp.depth
 
     def numbers(self, layers: range, *, is_last: bool) -> range:
-        """Return the numbers of a stage's layers and, on the last one, of depths behind them."""
+        """Return the numbers of a stage's layers and, on the last stage, of depths after them."""
         return range(layers.start, layers.stop + (self.depths if is_last else 0))
 
     @property
     def embeds_at_end(self) -> bool:
-        """Whether its last stage needs the embedding of tokens, which the first one has."""
+        """Whether its last stage also needs the embedding of tokens from the first stage."""
         return self.is_tied or self.depths > 0
 
     @property
@@ -286,7 +286,7 @@ class ModelKind(ABC):
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether a norm stands behind the last layer."""
+        """Whether a norm follows the last layer."""
         return True
 
     @property
@@ -301,7 +301,7 @@ class ModelKind(ABC):
 
     @property
     def learned_tokens(self) -> int:
-        """Number of learned tokens that each image has besides its patches."""
+        """Number of learned tokens that each image has in addition to its patches."""
         return 0
 
     @property
@@ -310,9 +310,10 @@ class ModelKind(ABC):
         return ()
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
-        """Return how many states besides the hidden one pass from the layer before to a layer.
+        """Return how many states besides the hidden one a layer gets from the layer before it.
 
-        `deep_rows`: behind this many layers rows are added, which come to the first stage.
+        `deep_rows` is the number of first layers after which rows are added; these rows enter the
+        first stage.
         """
         return max(0, deep_rows - number) if number else 0
 
@@ -331,7 +332,7 @@ class ModelKind(ABC):
     @property
     @abstractmethod
     def widths(self) -> Widths:
-        """Sizes of the layers; if these differ, of all mixers together."""
+        """Sizes of the layers; if they differ, the sizes of all mixers together."""
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a layer."""
@@ -344,7 +345,7 @@ class ModelKind(ABC):
     def forward_flops(
         self, numbers: range, ends: Ends, work: Workload
     ) -> Mapping[LayerKind, Flops]:
-        """Return the operations of one forward of a stage; its ends are counted with blocks."""
+        """Return the operations of one forward of a stage, with its ends among the blocks."""
         found: dict[LayerKind, Flops] = defaultdict(Flops)
         found[LayerKind.BLOCK] = self.end_flops(ends, work)
         for number in numbers:
@@ -365,7 +366,7 @@ class ModelKind(ABC):
         if layer.is_depth:
             norms = DEPTH_NORMS_BF16 if passes.are_bf16 else DEPTH_NORMS
             saved += DEPTH if passes.are_compiled else (*DEPTH, norms)
-        # Where tokens attend in windows, each rank keeps the keys of its own windows only.
+        # Where tokens attend in windows, each rank keeps only the keys of its own windows.
         if passes.cp > 1 and not layer.windowed:
             gathered = GATHERED if layer.latent is None else GATHERED_LATENT
             recurs = layer.recurrence is not None
@@ -377,22 +378,22 @@ class ModelKind(ABC):
         """Return the tensors that a layer saves if passes between products are compiled."""
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        """Return the tensors that it saves in addition if they are not."""
+        """Return the tensors that a layer also saves if these passes are not compiled."""
         return ()
 
     def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return what a layer computes again in its backward, besides what it saved."""
+        """Return the tensors that a layer recomputes in its backward."""
         return ()
 
     @property
     @abstractmethod
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a layer that saves nothing."""
+        """Tensors that are alive together in the forward of a layer that saves nothing."""
 
     @property
     @abstractmethod
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a layer."""
+        """Gradients that are alive together in the backward of a layer."""
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:

@@ -1,4 +1,4 @@
-"""What causal models have in common, attention; and language models: a vocabulary, experts, a head.
+"""What causal models share, attention, and language models: a vocabulary, experts, a head.
 
 Decides: the weights of attention, of experts and of both ends, and the work of the head.
 Relies on: how `models` compute, which tests compare.
@@ -29,7 +29,7 @@ from mimo_launch.spec.spec import LanguageModel, Moe
 
 @dataclass(frozen=True, slots=True)
 class CausalKind(ModelKind):
-    """A model whose tokens attend to those before them."""
+    """A model with tokens that attend to earlier tokens."""
 
     model: CausalModel
 
@@ -64,21 +64,21 @@ class CausalKind(ModelKind):
 
     def _saved_projected(self, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
         """Return what attention saves before its output; heads may be normed or rotated."""
-        # Values and gates are views into it.
+        # Values and gates are views of this tensor.
         fused = Saved(name="queries, keys and values, fused", query=self.model.query_parts, key=2)
         gated = (GATED_OUT,) if self.model.query_parts > 1 else ()
         moved = (ROTATED,) if rotated or normed else ()
         return (fused, *moved, *((HEAD_STATISTICS,) if normed else ()), *gated)
 
     def _saved_beside_attention(self, passes: Passes, *, normed: bool) -> tuple[Saved, ...]:
-        """Return what attention saves besides, where passes are not compiled."""
+        """Return what attention also saves if passes are not compiled."""
         norms = HEAD_NORMS_BF16 if passes.are_bf16 else HEAD_NORMS
         gated = (SIGMOID,) if self.model.query_parts > 1 else ()
         return (*((norms,) if normed else ()), *gated)
 
     @property
     def widths(self) -> Widths:
-        """Sizes of attention and MLPs together."""
+        """Sizes of a layer, with attention and MLP."""
         return self._plain_widths()
 
     def _plain_widths(self) -> Widths:
@@ -109,7 +109,7 @@ class LanguageKind(CausalKind):
 
     @property
     def vocab(self) -> int | Literal["digits"]:
-        """Number of its tokens, or the data set that has them."""
+        """Size of its vocabulary, or the data set that defines it."""
         return self.model.vocab
 
     @property
@@ -134,7 +134,7 @@ class LanguageKind(CausalKind):
 
     @property
     def mlp_width(self) -> int | None:
-        """Width inside the MLPs that are no experts, if there are any."""
+        """Width inside the MLPs, experts excluded, if there are any."""
         return self.model.mlp_width if self.model.has_mlps else None
 
     @property
@@ -150,7 +150,7 @@ class LanguageKind(CausalKind):
             return None
         if not self.model.mrope_interleaved:
             return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
-        # In turn, as long as height and width have pairs left; the rest is time's.
+        # The axes alternate as long as height and width have pairs left; the rest is for time.
         return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
 
     @property
@@ -168,14 +168,14 @@ class LanguageKind(CausalKind):
         return self.model.mtp
 
     def _weights_around_depth(self, share: Share) -> Iterator[Weight]:
-        """Yield three norms and a product, which stand around the block of a depth."""
+        """Yield the weights of the three norms and the product around the block of a depth."""
         width = self.model.hidden
         yield from (Weight((width,)),) * 3
         yield Weight((width, share.of(2 * width)), in_product=True)
 
     def _around_depth(self, block: Widths) -> Widths:
         """Return the sizes of a depth with this block."""
-        # One region more for its product; embedding and head are half a region each.
+        # One more region for its product; embedding and head are half a region each.
         return replace(block, is_depth=True, regions=block.regions + 2)
 
     @property
@@ -184,12 +184,12 @@ class LanguageKind(CausalKind):
         return self.model.tied
 
     def _dense_width(self, number: int) -> int:
-        """Return the width of the MLP of a layer, or of its shared expert, if any."""
+        """Return the width of a layer's MLP, or of its shared expert, if any."""
         model = self.model
         return model.moe.shared if model.moe and self.has_experts(number) else model.mlp_width
 
     def _expert_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the router of a layer and the experts of one rank; all ranks hold as many."""
+        """Yield the router of a layer and one rank's experts; all ranks hold equally many."""
         model = self.model
         if not model.moe or not self.has_experts(number):
             return
@@ -221,7 +221,7 @@ class LanguageKind(CausalKind):
         moe = self.moe
         if moe is None or not self.has_experts(number):
             return layer
-        # Without a shared expert the MLP is no tensor-parallel region.
+        # Without a shared expert the MLP is not a tensor-parallel region.
         regions = layer.regions - (moe.shared == 0)
         inner = moe.top_k * moe.width + moe.shared
         return replace(layer, inner=inner, regions=regions, experts=moe)
@@ -234,7 +234,7 @@ class LanguageKind(CausalKind):
 
     @property
     def _heads(self) -> int:
-        """How often the output layer is computed: for the next token, and for further ones."""
+        """How often the output layer is computed: for the next token and for further tokens."""
         return 1 + self.depths
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
@@ -245,5 +245,5 @@ class LanguageKind(CausalKind):
 
     @property
     def caps_logits(self) -> bool:
-        """Whether logits are capped, whose slope needs them in the backward."""
+        """Whether logits are capped; the backward of the cap needs the logits."""
         return False

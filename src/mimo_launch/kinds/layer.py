@@ -2,9 +2,9 @@
 
 Decides: a rank's part of a width that is cut over tp; what counts as an operation: 2 m n k for
 every matmul, including scores and values of attention (half if it is causal) and the matmuls of
-recurrences, and nothing else, as docs/estimates.md tells users.
+recurrences, and nothing else, as docs/estimates.md explains.
 Relies on: the spec's types of sizes.
-Leaves: which layers a model has to the kinds, which rank stands where to `layout`.
+Leaves: the choice of layers to the kinds, the placement of ranks to `layout`.
 """
 
 from collections import Counter
@@ -44,9 +44,8 @@ Role = Literal["body", "projector", "experts", "constant"]
 class Weight:
     """One parameter: its shape on a tp rank, its role, and whether it is trained.
 
-    `in_product` says that its gradient can be added up inside a matrix product
-    (`layers.linear`). The replicas of `experts` are those of their grid; a `constant` is
-    never trained.
+    `in_product` means that a matrix product can accumulate its gradient (`layers.linear`). The
+    replicas of `experts` are the replicas of their grid; a `constant` is never trained.
     """
 
     shape: tuple[int, ...]
@@ -66,11 +65,11 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """The ends of its module that a stage has, and the widths there.
+    """The ends of a module that a stage holds, and their widths.
 
-    `vocab` is the padded vocabulary, `row_width` the width of the rows that leave, `source_widths`
-    those of the rows that it reads, by module. `sends_text`: generators read the embedding of each
-    token with its row.
+    `vocab` is the padded vocabulary, `row_width` the width of the rows that it sends,
+    `source_widths` the widths of the rows that it reads, by module. `sends_text`: generators read
+    the embedding of each token with its row.
     """
 
     is_first: bool
@@ -81,7 +80,7 @@ class Ends:
     sends_text: bool = False
 
     def numbers_in(self, rows: tuple[int, ...]) -> int:
-        """Return the numbers in some rows of each module that is read."""
+        """Return how many numbers these rows hold, counted for each module that is read."""
         return sum(map(mul, rows, self.source_widths))
 
 
@@ -98,12 +97,12 @@ class LayerKind(StrEnum):
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
-    Tokens attend within `spans`, sequences, or images in patches; in layers with windows within
-    `windows`. The tokens of one of `blocks` attend to each other in both directions where others
-    are causal. All three are given by how many there are of each length in tokens. `held` are the
-    tokens of one cp rank with padding, of which `extra_tokens` stand beside patches. `rows` are
-    those that an encoder makes, `reads` those that it takes of each module that it reads. A step
-    has `forwards` of these.
+    Tokens attend within `spans`, which are sequences, or images in patches; in layers with windows,
+    within `windows`. Tokens in one of `blocks` attend to each other in both directions where other
+    tokens are causal. All three count items by their length in tokens. `held` is the number of
+    tokens of one cp rank with padding; `extra_tokens` of them are not patches. `rows` is the number
+    of rows that an encoder makes, `reads` the number of rows that it takes from each module it
+    reads. A step has `forwards` such forwards.
     """
 
     spans: Counter[int]
@@ -125,8 +124,8 @@ class Workload:
 class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
-    `linear` and `attention` (or Mamba's equivalent) are those of blocks, `head` is that of the
-    vocabulary, or of the velocities of a flow generator.
+    `linear` and `attention` (or Mamba's equivalent) are for blocks, `head` is for the vocabulary,
+    or for the velocities of a flow generator.
     """
 
     linear: float = 0.0
@@ -148,10 +147,10 @@ class Flops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """A layer with a state that goes along sequences, in numbers.
+    """A layer with a state that is carried along sequences, in numbers.
 
-    `state` numbers are a group's part of a token, such as its key; a head has `steps` numbers for
-    each token besides, and `between` are the operations between tokens, for one token.
+    `state` is how many numbers a group has per token, such as for its key; a head has `steps` more
+    numbers per token; `between` is the number of operations between tokens, for one token.
     """
 
     kind: LayerKind
@@ -164,9 +163,9 @@ class Recurrence:
 class LatentWidths:
     """Sizes of latent attention over all tp ranks.
 
-    `narrow` are the widths of which queries, keys and values are made, `entered` those with the
-    stream if it is one of them; `made` is that of keys and values without what rotates, `value` of
-    values alone. `products` are the elements of all its matrices.
+    `narrow` is the total width from which queries, keys and values are made; `entered` includes the
+    stream if it is a source. `made` is the width of keys and values without their rotating part,
+    `value` the width of values. `products` is the number of elements of all its matrices.
     """
 
     narrow: int
@@ -181,13 +180,13 @@ class Widths:
     """Sizes of a layer over all tp ranks.
 
     `query` and `key` are the widths of all query heads and of all key heads; the projection makes
-    `query_parts` of the former, with a gate of attention two. `inner` is the width inside the MLP,
-    whose first product has `ups` times as many outputs. In a layer with a `recurrence`, `query` is
-    the number of channels of its heads and `key` that of B or C. In a layer of `experts`, `inner`
+    `query_parts` times `query`, two with a gate of attention. `inner` is the width inside the MLP;
+    its first product has `ups` times as many outputs. In a layer with a `recurrence`, `query` and
+    `key` are the numbers of channels of its heads and of B or C. In a layer of `experts`, `inner`
     is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
-    `windowed`: tokens attend in windows of their image; `reach`: to as many of the last tokens. Of
-    `latent` attention `query` and `key` are the widths of queries and keys that attend. In front of
-    a layer that `is_depth` of multi-token prediction stands a product of two streams.
+    `windowed`: tokens attend in windows of their image; `reach`: only to this many last tokens. In
+    `latent` attention, `query` and `key` are the widths of queries and keys that attend. A layer
+    that `is_depth` of multi-token prediction follows a product of two streams.
     """
 
     stream: int
@@ -208,7 +207,7 @@ class Widths:
 
     @property
     def value(self) -> int:
-        """Width of the values of all query heads: what attention returns."""
+        """Width of the values of all query heads, which is the output width of attention."""
         return self.query if self.latent is None else self.latent.value
 
     @property
@@ -223,7 +222,7 @@ class Widths:
 
     @property
     def kind(self) -> LayerKind:
-        """The kind of the layer, by which devices have rates."""
+        """The kind of the layer; devices have a rate for each kind."""
         if self.recurrence is not None:
             return self.recurrence.kind
         return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
@@ -238,7 +237,7 @@ class Widths:
 
     @property
     def _features(self) -> int:
-        """Inputs and outputs of the linear layers that are not the stream."""
+        """Widths of the inputs and outputs of linear layers, except the stream."""
         if self.recurrence is not None:  # z, x, B, C, steps; and the output.
             return 3 * self.query + 2 * self.key + self.recurrence.steps * self.heads
         router = self.experts.experts + self.experts.gates_shared if self.experts else 0
@@ -247,12 +246,12 @@ class Widths:
         return attention + (self.ups + 1) * self.inner + router + joined
 
     def _mixing(self, work: Workload) -> float:
-        """Return the operations between tokens: attention, or a recurrence by chunks."""
+        """Return the operations between tokens: attention, or a recurrence in chunks."""
         if self.recurrence is not None:
             return work.tokens * self.recurrence.between
         spans = work.windows if self.windowed else work.spans
         pairs = sum(self._pairs(length) * number for length, number in spans.items())
-        # Half of a block is counted in its span.
+        # The span already counts half of a block.
         later = sum(length**2 / 2 * number for length, number in work.blocks.items())
         return 2 * (pairs + later) * (self.query + self.value)
 

@@ -1,6 +1,6 @@
-"""Talkers: decoders that say codec tokens, given rows of language.
+"""Talkers: decoders that generate codec tokens, given rows of language.
 
-Decides: their weights and work in front of the blocks and behind them.
+Decides: their weights and work before the blocks and after them.
 Relies on: `decoder` for the blocks.
 Leaves: the loss to `models.talker`.
 """
@@ -28,17 +28,17 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
 
     @property
     def input(self) -> Codes:
-        """The clips of codes that it learns to say."""
+        """The clips of codes that it learns to generate."""
         return self.model
 
     @property
     def reads_text(self) -> bool:
-        """Whether each row of language has the embedding of its token added."""
+        """Whether the embedding of the token is added to each row of language."""
         return self.model.reads_text
 
     @property
     def is_causal(self) -> bool:
-        """A frame sees the frames before it and the rows of its clip."""
+        """A frame attends to the frames before it and the rows of its clip."""
         return True
 
     @property
@@ -51,7 +51,7 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         yield from self._block_weights(self.model.mlp_width, share)
 
     def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights of codes and rows, of the final norm, and of the heads."""
+        """Yield the weights for codes and rows, of the final norm, and of the heads."""
         model = self.model
         if ends.is_first:
             # Codes are as wide as rows, and one map takes both to the stream.
@@ -64,7 +64,7 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
             yield from (head,) * model.codebooks
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
-        """Return the operations of the map in front of the blocks, and of the heads."""
+        """Return the operations of the map before the blocks, and of the heads."""
         model, patch, head = self.model, 0.0, 0.0
         if ends.is_first:
             patch = 2.0 * model.hidden * sum(ends.source_widths) * work.tokens
@@ -73,12 +73,12 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         return Flops(patch=patch, head=head)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        # Rotated queries and keys are put in order, and only these copies stay.
+        # Rotated queries and keys are reordered, and only these copies are kept.
         block = DecoderBlocksKind._saved_compiled(self, layer)
         return *(each for each in block if each is not ROTATED), IN_ORDER
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by the map in front of the blocks, and by the heads."""
+        """Return the numbers saved by the map before the blocks, and by the heads."""
         model, total = self.model, 0
         if ends.is_first and held.weights_train:
             total += held.stream_tokens * sum(ends.source_widths)

@@ -1,25 +1,25 @@
-"""Images cut into tiles: which patches of the tiles are the rows that language reads.
+"""Images cut into tiles: which patches of the tiles become the rows that language reads.
 
-Decides: the rows of an image: those of a tile that shows all of it, then, line by line, those of
-the other tiles together, without what only pads them; how many there are at most; that a learned
-row ends each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile,
-of half its lines and columns; a learned row ends the video.
+Decides: the rows of an image: first the rows of a tile that shows the whole image, then, line by
+line, the rows of the other tiles together, without padding; the most rows; that a learned row ends
+each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile, with half
+its lines and columns; a learned row ends the video.
 Relies on: nothing.
-Leaves: cutting pixels to `data`, what each row is made of to `models.tile_sources`.
+Leaves: cutting pixels to `data`, the patches of each row to `models.tile_sources`.
 """
 
 import math
 from dataclasses import dataclass, field
 
-# Tiles are shrunk together where their sides are this much longer than those of the most.
+# The tiles are shrunk if the sides of their grid exceed the limit from `most` by this factor.
 _SLACK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tiles behind the one that shows the whole image: `tall x wide` of them.
+    """The tiles after the one that shows the whole image: `tall x wide` of them.
 
-    Of all their patches together the `height x width` in the middle show the image.
+    Of all their patches together, the `height x width` in the middle show the image.
     """
 
     tall: int
@@ -30,12 +30,12 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of a video: one tile; the learned row stands behind the last one."""
+    """A frame of a video: one tile; the learned row comes after the last frame."""
 
     is_last: bool
 
 
-# How an image is shown; None is one tile, with the learned row behind it.
+# How an image is shown; None is one tile, followed by the learned row.
 Shown = Tiling | Frame | None
 
 
@@ -43,8 +43,8 @@ Shown = Tiling | Frame | None
 class TileRule:
     """Height and width of a tile in patches, and how many tiles may keep all their rows.
 
-    `side` is that of a tile in pixels, which may be more than its patches; `grids` are the grids of
-    tiles into which an image may be cut, by height and width. No number of rows depends on them.
+    `side` is the side of a tile in pixels, which may exceed its patches; `grids` are the grids of
+    tiles into which an image may be cut, by height and width. Neither affects the number of rows.
     """
 
     height: int
@@ -55,20 +55,20 @@ class TileRule:
 
     @property
     def patches(self) -> int:
-        """Patches of a tile."""
+        """Number of patches of a tile."""
         return self.height * self.width
 
     @property
     def pooled(self) -> tuple[int, int]:
-        """Lines and columns of rows of a frame."""
+        """Lines and columns of the rows of a frame."""
         return math.ceil(self.height / 2), math.ceil(self.width / 2)
 
     def num_tiles(self, shown: Shown) -> int:
-        """Return the number of tiles of an image; without others, one shows all of it."""
+        """Return the number of tiles of an image, including the one that shows the whole."""
         return 1 + shown.tall * shown.wide if isinstance(shown, Tiling) else 1
 
     def num_rows(self, shown: Shown) -> int:
-        """Return the number of rows of an image, learned ones included."""
+        """Return the number of rows of an image, including learned rows."""
         if shown is None:
             return self.patches + 1
         if isinstance(shown, Frame):
@@ -77,7 +77,7 @@ class TileRule:
         return self.patches + lines * (columns + 1)
 
     def shrunk(self, tiling: Tiling) -> tuple[int, int]:
-        """Return the lines and columns of rows that are made of the patches of the tiles."""
+        """Return the lines and columns of rows made from the patches of the tiles."""
         if self.most is not None:
             over = math.sqrt(tiling.height * tiling.width / (self.most * self.patches))
             if over > _SLACK:

@@ -1,4 +1,4 @@
-"""What encoders and flow generators have in common: blocks with biases; encoders a projector, too.
+"""What encoders and flow generators share: blocks with biases; encoders also a projector.
 
 Decides: their weights, operations and saved activations.
 Relies on: how `models` compute, which tests compare.
@@ -23,8 +23,8 @@ INPUT = (
 QKV = Saved(name="queries, keys and values, fused", query=1, key=2)
 PLAIN = (Saved(name="up", inner=1), Saved(name="its GELU", inner=1, for_weights=True))
 BLOCK = (*INPUT, QKV, *ATTENTION_OUT, *PLAIN)
-# Besides, where passes are not compiled: norms keep what they normalise in fp32, while the stream
-# itself is not kept.
+# In addition, if passes are not compiled: norms keep their input in fp32, while the stream itself
+# is not kept.
 BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
 FORWARD = (
     Saved(name="streams", stream=4, shared=True),
@@ -40,7 +40,7 @@ BACKWARD = (
 class PatchWork:
     """The work of the layers before an encoder's blocks for one patch.
 
-    `products` are multiplications in a forward, `saved` the numbers kept for the backward.
+    `products` counts multiplications in a forward, `saved` the numbers kept for the backward.
     """
 
     products: int
@@ -80,7 +80,7 @@ class BlocksKind(ModelKind):
 
     @property
     def has_block_bias(self) -> bool:
-        """Whether the layers behind attention, and those of MLPs, have biases."""
+        """Whether the layers after attention, and the layers of MLPs, have biases."""
         return True
 
     @property
@@ -130,7 +130,7 @@ class BlocksKind(ModelKind):
         )
 
     def _flops_of_maps(self, ends: Ends, work: Workload) -> float:
-        """Return the operations of the linear maps of the rows that it reads."""
+        """Return the operations of the linear maps for the rows that it reads."""
         return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
@@ -141,18 +141,18 @@ class BlocksKind(ModelKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive together in the forward of a block that saves nothing."""
         return FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a block."""
+        """Gradients that are alive together in the backward of a block."""
         return BACKWARD
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerEncoderKind(BlocksKind):
-    """An encoder of blocks and a projector to the width of its readers."""
+    """An encoder with blocks and a projector to the width of its readers."""
 
     model: TransformerEncoder
 
@@ -188,7 +188,7 @@ class TransformerEncoderKind(BlocksKind):
     def _map(
         self, row: int, inside: int, out: int, share: Share, *, bias: bool = True
     ) -> Iterator[Weight]:
-        """Yield the weights of one linear map, or of two with some width inside."""
+        """Yield the weights of one linear map, or of two with an inner width."""
         inner = share.of(inside)
         shapes: tuple[tuple[int, ...], ...] = ((out, share.of(row)), (out,))
         if inner:
@@ -220,7 +220,7 @@ class TransformerEncoderKind(BlocksKind):
         return work.rows
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by embedding, projector and what stands between."""
+        """Return the numbers saved by embedding, projector and the layers between them."""
         model, total = self.model, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * self.patch_work.saved
@@ -231,8 +231,8 @@ class TransformerEncoderKind(BlocksKind):
             rows = held.patches // model.patches_per_row
             total += rows * (model.row_width + inner + out // held.tp)
             if model.projector == "gated":
-                # Behind the first two maps, the norm and its activation; the gate's SiLU and what
-                # it gates.
+                # After the first two maps, the norm and its activation; the gate's SiLU and its
+                # product.
                 total += rows * (4 * out + inner)
         return total
 

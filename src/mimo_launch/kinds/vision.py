@@ -35,13 +35,13 @@ from mimo_launch.kinds.transformer_encoder import (
 )
 from mimo_launch.spec.spec import Images, VitModel, Windows
 
-# In place of queries, keys and values as they were made.
+# Instead of queries, keys and values in their original order.
 IN_WINDOWS = (
     Saved(name="queries, keys and values, by window", query=1, key=2),
     Saved(name="attention output, in the order of tokens", query=1, for_weights=True),
 )
 SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
-# Besides, where passes are not compiled.
+# In addition, if passes are not compiled.
 WIDE_NORM = Saved(name="queries and keys over their norm", query=1, key=1)
 WIDE_NORM_BF16 = Saved(name="queries and keys in fp32, thrice", query=6, key=6)
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
@@ -65,7 +65,7 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def learned_tokens(self) -> int:
-        """Number of learned tokens that each image has besides its patches."""
+        """Number of learned tokens that each image has in addition to its patches."""
         return self.model.learned_tokens
 
     @property
@@ -80,7 +80,7 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def usual_size(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of the images that it is made for, if these are alike."""
+        """Height and width, in patches, of the images that it is made for, if all are equal."""
         is_cut = self.turns_patches or self.model.interpolation == "cropped"
         return None if is_cut else self.learned_grid
 
@@ -94,7 +94,7 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def windows(self) -> Windows | None:
-        """The windows in which tokens of some layers attend, if there are any."""
+        """The windows in which tokens of some layers attend, if any."""
         return self.model.windows
 
     def layer_widths(self, number: int) -> Widths:
@@ -108,12 +108,12 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def has_block_bias(self) -> bool:
-        """Whether the layers behind attention, and those of MLPs, have biases."""
+        """Whether the layers after attention, and the layers of MLPs, have biases."""
         return self.model.block_bias
 
     @property
     def torch_only(self) -> tuple[str, ...]:
-        """The keys of the model that blocks of other libraries do not have, where they are set."""
+        """The keys set in the model that blocks of other libraries do not support."""
         return tuple(key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
 
     @property
@@ -127,12 +127,12 @@ class VisionKind(TransformerEncoderKind):
         return self.model.norm
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
-        """Return how many states besides the hidden one pass from the layer before to a layer."""
+        """Return how many states besides the hidden one a layer gets from the layer before it."""
         return sum(layer < number for layer in self.model.deepstack)
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether a norm stands between the last block and the projector."""
+        """Whether there is a norm between the last block and the projector."""
         return self.model.final_norm
 
     @property
@@ -162,7 +162,7 @@ class VisionKind(TransformerEncoderKind):
             yield Weight((out,), "projector")
 
     def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights of patches, tokens besides them, positions, norms."""
+        """Yield the weights of patches, learned tokens, positions and norms."""
         model, width = self.model, self.model.hidden
         yield Weight((width, model.patch_numbers))
         yield from (Weight((width,)),) * (model.patch_bias + model.class_token)
@@ -184,13 +184,13 @@ class VisionKind(TransformerEncoderKind):
             yield from self._map(row, row, ends.row_width, share)
 
     def _embedded(self, work: Workload) -> int:
-        """Return the number of patches: of tiles, not all are rows."""
+        """Return the number of patches, which exceeds the rows for tiles."""
         if self.model.tiles is not None:
             return work.tokens - work.spans.total() * self.model.learned_tokens
         return TransformerEncoderKind._embedded(self, work)
 
     def _projected(self, work: Workload) -> int:
-        """Return how often the projector runs: once for each row, or each patch of a tile."""
+        """Return how often the projector runs: once per row, or per patch of a tile."""
         return work.rows if self.model.tiles is None else self._embedded(work)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
@@ -201,10 +201,10 @@ class VisionKind(TransformerEncoderKind):
         return found + Flops(projector=deep + merge) if ends.is_last else found
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by embedding, projectors and what stands between."""
+        """Return the numbers saved by embedding, projectors and the layers between them."""
         total, row = TransformerEncoderKind.saved_at_ends(self, ends, held), self.model.row_width
         if ends.is_last:
-            # Patches of a row together, their norm, and both sides of the MLP.
+            # The patches of a row together, their norm, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
             of_patches = self.model.pooling == "linear"
@@ -236,12 +236,12 @@ class VisionKind(TransformerEncoderKind):
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive at once in the forward of a block that saves nothing."""
+        """Tensors that are alive together in the forward of a block that saves nothing."""
         return GATED_FORWARD if self.has_gate else FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive at once in the backward of a block."""
+        """Gradients that are alive together in the backward of a block."""
         return GATED_BACKWARD if self.has_gate else BACKWARD
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:

@@ -1,7 +1,7 @@
-"""Token ids that follow from the spec only.
+"""Token ids that follow from the spec alone.
 
 Decides: the vocabulary of the digits task, and the placeholder token of each encoder.
-Relies on: the spec's types only.
+Relies on: the spec's types.
 Leaves: making samples to `data`.
 """
 
@@ -13,7 +13,7 @@ PAD, BOS, EOS, ASK = 0, 1, 2, 3
 FIRST_DIGIT = 4
 FIRST_WORD = 14
 DIGITS_BASE_VOCAB = 24
-# Where strips are drawn, too, one more token asks for that.
+# One more token asks for a drawing, if strips are also drawn.
 DRAW = 24
 DIGIT_SIDE = 8
 IGNORE_LABEL = -100
@@ -38,9 +38,10 @@ def padded_vocab_size(spec: Spec) -> int:
 
 
 def placeholder_id(spec: Spec, encoder: str) -> int:
-    """Return the token that stands for a row of `encoder`: the one given, or one of the last ids.
+    """Return the placeholder token for a row of `encoder`: from the spec, or one of the last ids.
 
-    The last ids belong to the modules that language reads and that have no given one, in order.
+    The last ids belong, in order, to the modules that language reads and that have none in the
+    spec.
     """
     given = spec.modules[encoder].placeholder
     if given is not None:
@@ -59,7 +60,7 @@ def text_readers(spec: Spec) -> frozenset[str]:
 
 
 def num_last_placeholders(spec: Spec) -> int:
-    """Return the number of ids at the end of the vocabulary that stand for rows."""
+    """Return the number of ids at the end of the vocabulary that are placeholders for rows."""
     return len(_with_last_ids(spec))
 
 
