@@ -1,12 +1,12 @@
-"""Measures the constants with which `plan` estimates, on the machine and at the sizes of a spec.
+"""Measures the constants of `plan`'s estimates, on this machine and at the sizes of a spec.
 
 Decides: which measurement becomes which constant; medians over ranks, groups and channels.
 Relies on: `measure_device` and `links` for the parts, steps of `measure_steps` for the time that
 these do not explain.
 Leaves: the formulas that use the constants to `estimate.cost_model`.
 
-What cannot be measured with this spec (a network without several hosts, transfers without a
-pipeline) keeps its value.
+Constants that this spec cannot measure (the network on one host, transfers without a pipeline) keep
+their values.
 """
 
 import platform
@@ -39,15 +39,16 @@ from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 
 _MICRO, _MILLI, _GIGA = 1e-6, 1e-3, 1e9
-# Kernels of the measured rates explain a step within this factor, unless they wait for the host.
+# A step takes at most this many times as long as its kernels, unless they wait for the host.
 _LONGER = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """What a calibration found: all constants, the names of those that were measured.
+    """The result of a calibration: all constants, and the names of the measured ones.
 
-    `step_seconds` is the median of the timed steps, `estimated_seconds` what the constants give.
+    `step_seconds` is the median of the timed steps, `estimated_seconds` the estimate from the
+    constants.
     """
 
     constants: Calibration
@@ -58,7 +59,7 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What one rank has measured apart from steps."""
+    """One rank's measurements apart from steps."""
 
     host: str
     rates: dict[str, float]
@@ -69,7 +70,7 @@ class _Parts:
 def calibrate(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | Calibrated:
-    """Return the constants, or the signal that ended it.
+    """Return the constants, or the signal that ended the measurements.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
@@ -91,7 +92,7 @@ def calibrate(
     found: dict[str, Any] = dict(of_ranks.constants(options.calibration))
     constants = replace(options.calibration, **found)
     found |= of_ranks.overheads(constants)
-    # The memory of a CUDA context is what the GPU has in use apart from the allocator and NCCL.
+    # A CUDA context takes the GPU memory in use that neither the allocator nor NCCL holds.
     report = build_report(session.plan, replace(constants, context_memory=0.0))
     contexts = [
         own.used - own.allocated[1] - alike.memory.device
@@ -117,7 +118,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Measurements:
-    """What all ranks have measured: parts of steps, and whole steps."""
+    """The measurements of all ranks: parts of steps, and whole steps."""
 
     session: RankSession
     parts: Sequence[_Parts]
@@ -125,13 +126,13 @@ class _Measurements:
 
     @cached_property
     def by_rank(self) -> list[list[RankStep]]:
-        """The steps of all ranks on one clock."""
+        """The steps of all ranks, aligned to one clock."""
         return aligned(self.measured)
 
     def constants(self, given: Calibration) -> Iterator[tuple[str, float]]:
-        """Yield every constant that does not depend on the others.
+        """Yield every constant that does not depend on other constants.
 
-        The speed of FP8 is relative to a block in bf16: the measured one, or else the `given` one.
+        The speed of FP8 is relative to a block in bf16: the measured rate, or else the `given` one.
         """
 
         def rate(name: str) -> float | None:
@@ -143,7 +144,7 @@ class _Measurements:
         for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
             value = rate(name)
             if value is not None:
-                # Rates are kept for bf16 and scaled by the speed of the precision where used.
+                # Constants are for bf16; their users scale them by the speed of the precision.
                 yield name, value / here
                 if name.endswith("_linear"):
                     yield name.replace("linear", "attention"), value / here
@@ -165,7 +166,7 @@ class _Measurements:
             yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
 
     def links(self) -> Iterator[tuple[str, float]]:
-        """Yield the constants of links inside of a host, and between hosts."""
+        """Yield the constants of links inside a host and between hosts."""
         hosts = [part.host for part in self.parts]
         together = [link for part in self.parts for link in part.collectives]
         alone = [link for part in self.parts for link in part.channels]
@@ -186,7 +187,7 @@ class _Measurements:
             yield "network_bandwidth", network
 
     def overheads(self, constants: Calibration) -> dict[str, float]:
-        """Return what an action and a step take beyond what the other constants explain."""
+        """Return the time of an action and of a step that the other constants do not explain."""
         layer_overhead = self.layer_overhead(constants)
         constants = replace(
             constants, action_overhead=0.0, step_overhead=0.0, layer_overhead=layer_overhead
@@ -214,14 +215,14 @@ class _Measurements:
         }
 
     def layer_overhead(self, constants: Calibration) -> float:
-        """Return the time of the host for one pass of a layer, in microseconds.
+        """Return the host's time for one pass of a layer, in microseconds.
 
-        It is that of ranks whose forwards and backwards take longer than their kernels; on others
-        it is at most what they take. Processors have no kernels to start.
+        Ranks with forwards and backwards longer than their kernels show it; on other ranks, the
+        time of a pass is an upper bound. Processors have no kernels to start.
         """
         if self.session.device.type != "cuda":
             return 0.0
-        # A unit, so that the time of the host counts passes.
+        # With an overhead of 1, the estimated time of the host is the number of passes.
         unit = replace(constants, action_overhead=0.0, layer_overhead=1.0)
         starting: list[float] = []
         most = [constants.layer_overhead]
@@ -236,7 +237,7 @@ class _Measurements:
         return _median(starting) or min(most)
 
     def costs(self, constants: Calibration) -> Iterator[list[tuple[StageCost, int]]]:
-        """Yield for each rank what its stages cost, and how often they run."""
+        """Yield for each rank the costs of its stages, and how often they run."""
         session = self.session
         sample = nominal_step_data(session.spec).samples[0]
         model = CostModel(session.spec, session.layout, sample, constants)
@@ -245,7 +246,7 @@ class _Measurements:
 
 
 def _computing(step: RankStep) -> tuple[float, int]:
-    """Return the seconds of a step's forwards and backwards on a rank, and how many there are."""
+    """Return the seconds and the number of a rank's forwards and backwards in a step."""
     times = [end - start for (action, *_), start, end in step.slots if action.kind.is_compute]
     return sum(times), len(times)
 

@@ -33,7 +33,7 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """Seconds of a tiny transfer, and GB/s beyond them where a large one took longer."""
+    """Seconds of a tiny transfer, and the GB/s of a large one after that latency, if measurable."""
 
     ranks: tuple[int, ...]
     seconds: float
@@ -41,9 +41,9 @@ class MeasuredLink:
 
 
 def collectives(session: RankSession) -> list[MeasuredLink]:
-    """Time an all-gather in every group of this rank, of the size that its module gathers there.
+    """Time an all-gather in every group of this rank, with the size that its module gathers there.
 
-    Bandwidth is what each rank receives, by time. Ranks: collective over groups.
+    Bandwidth counts the bytes that each rank receives. Ranks: collective over groups.
     """
     found, device = [], session.device
     for name, module in session.modules.items():
@@ -64,7 +64,7 @@ def collectives(session: RankSession) -> list[MeasuredLink]:
 
 
 def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[str, ...], int]:
-    """Return the bytes that a module gathers at once over each group of axes."""
+    """Return the bytes that a module gathers in one all-gather over each group of axes."""
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     size = kind_of(spec.modules[module.name].model).widths
@@ -81,7 +81,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[st
 
 
 def channels(session: RankSession) -> list[MeasuredLink]:
-    """Send over every channel of this rank's program; the receivers return the times.
+    """Time a send over every channel of this rank's program; only receivers return times.
 
     Ranks: collective over the world.
     """
@@ -106,7 +106,7 @@ def channels(session: RankSession) -> list[MeasuredLink]:
 
 
 def _transfer_seconds(session: RankSession, channel: Channel, size: int) -> float:
-    """Return the median time of a message, without the first one."""
+    """Return the median time of a message; the first one does not count."""
     device = session.device
     data = torch.randn(max(1, size // 4), device=device)
     sends = channel.src == session.rank
@@ -126,5 +126,5 @@ def _within(session: RankSession, size: int) -> int:
 
 
 def _bandwidth(size: float, seconds: float, latency: float) -> float | None:
-    """Return GB/s; None where a large transfer takes hardly longer than a tiny one."""
+    """Return GB/s; None if a large transfer takes hardly longer than a tiny one."""
     return size / seconds / _GIGA if seconds > 0.1 * latency else None

@@ -1,10 +1,10 @@
 """Times one device alone: a layer of each kind, the head, plain passes over memory.
 
-Decides: the work that is timed: one layer of each kind in the spec's own shapes, as one tp rank
+Decides: which work to time: one layer of each kind in the shapes of the spec, as one tp rank
 holds it, on the tokens of one microbatch on one cp rank, forward and backward; that weights and
 inputs are random numbers; that the median of repeats counts.
-Relies on: the layers of `models`, built a second time without sharding and without other ranks;
-`comm.step_clock` for times of the device.
+Relies on: the layers of `models`, built again without sharding and without other ranks;
+`comm.step_clock` for device times.
 Leaves: transfers to `links`, the constants to `calibrate`.
 """
 
@@ -40,16 +40,16 @@ from mimo_launch.spec.spec import ExpertGrid, Spec
 from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
-# How much longer than a call the device is held back before it.
+# The device is held back before a call for the call's time on the host times this factor.
 _LEAD = 1.5
-# Constants of `Calibration`.
+# The constant of `Calibration` for each kind of layer.
 CONSTANTS = {
     LayerKind.BLOCK: "language_linear",
     LayerKind.MAMBA: "mamba",
     LayerKind.DELTANET: "deltanet",
     LayerKind.EXPERTS: "experts",
 }
-# Passes of AdamW: it reads weight, gradient and two moments, and writes all but the gradient.
+# Passes of AdamW over memory: it reads weight, gradient and two moments; writes all but gradient.
 ADAMW_PASSES = 7
 _TERA, _GIGA = 1e12, 1e9
 _MOST_WEIGHTS = {"cuda": 1 << 27, "cpu": 1 << 22}
@@ -59,8 +59,9 @@ _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """Return the median time of a call, after some calls to warm up.
 
-    On a GPU that is the time of its kernels: before each call the device is held back for as long
-    as the host takes to start them. In steps the host runs ahead, or else its own time counts.
+    On a GPU this is the time of its kernels: before each call the device is held back while the
+    host starts them. In real steps the host runs ahead; where it does not, its own time counts
+    (`layer_overhead`).
     """
     for _ in range(WARM_UP):
         run()
@@ -79,7 +80,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 def alone(module: RankModule) -> ParallelContext:
     """Return a context that computes one tp rank's part without other ranks.
 
-    Transformer Engine asks the group for its part, so it gets whole layers.
+    Transformer Engine takes its part from the group, so it gets whole layers.
     """
     tp = module.context.tp
     part = SINGLE if module.context.backend == "transformer_engine" else replace(tp, handle=None)
@@ -97,7 +98,7 @@ def alone(module: RankModule) -> ParallelContext:
 
 
 def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
-    """Fill weights with small numbers: zeros would save power, and run faster than training."""
+    """Fill weights with small numbers: zeros would save power and run faster than training."""
     network.to(context.device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.02)
@@ -105,7 +106,7 @@ def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
 
 
 def there_and_back(network: nn.Module, hidden: Tensor, batch: object) -> Callable[[], None]:
-    """Return a function that runs forward and backward, from losses or a random gradient."""
+    """Return a function that runs forward, and backward from losses or a random gradient."""
 
     def forward() -> Tensor:
         made: Tensor | StageLosses = network(hidden, batch)
@@ -157,10 +158,10 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
 
 
 def _own_experts(spec: Spec) -> Spec:
-    """Return a spec with only the experts that one rank holds, or its parts of them.
+    """Return a spec with only the experts, or parts of experts, that one rank holds.
 
-    When loads are balanced, they receive as many tokens as the rank sends. The other parts of a
-    layer are whole, for the tokens of one tp rank.
+    With balanced loads, they receive as many tokens as the rank sends. The rest of a layer is
+    whole, for the tokens of one tp rank.
     """
     language, model = spec.language, spec.language.model
     moe, grid = kind_of(model).moe, language.experts or ExpertGrid()
@@ -196,7 +197,7 @@ def _tokens(
 ) -> tuple[Workload, LanguageInput]:
     """Return one microbatch of one cp rank, with random labels below `labels` if it is given.
 
-    Each sequence is cut into `shards` parts, of which one is returned.
+    Each sequence is cut into `shards` parts; the microbatch has one part of each.
     """
     layout, device = session.layout, session.device
     seq = layout.seq // module.context.cp.size // shards
@@ -216,8 +217,8 @@ def _tokens(
 def compute_rates(session: RankSession) -> dict[str, float]:
     """Return the rates of this rank's modules, in TFLOP/s and GB/s, by names of `Calibration`.
 
-    Blocks and the head run in the precision of the spec; blocks in FP8 have their own name
-    (`language_fp8`). Ranks: local.
+    Blocks and the head run in the precision of the spec; the rate of FP8 blocks is `language_fp8`.
+    Ranks: local.
     """
     rates: dict[str, float] = {}
     for name, module in session.modules.items():
@@ -242,7 +243,7 @@ def compute_rates(session: RankSession) -> dict[str, float]:
 
 
 def _adamw(session: RankSession) -> float:
-    """Return GB/s of the optimizer on as many weights as this rank holds, within limits."""
+    """Return the optimizer's GB/s on as many weights as this rank holds, up to a limit."""
     held_here = (p for module in session.modules.values() for p in module.parameters())
     device, held = session.device, sum(local_tensor(p).numel() for p in held_here)
     size = max(1, min(held, _MOST_WEIGHTS[device.type]))
@@ -255,7 +256,7 @@ def _adamw(session: RankSession) -> float:
 def _vit_block(session: RankSession, module: RankModule) -> float | None:
     """Return the rate on one cp rank's images or clips; None without any, or for custom models.
 
-    For those with windows, layers attend to whole images as well.
+    Encoders with windows attend to whole images in some layers, too.
     """
     spec, layout, context = session.spec, session.layout, alone(module)
     if kind_of(spec.modules[module.name].model).is_custom:

@@ -1,8 +1,8 @@
 """Times steps of a spec: the same steps that `train` runs, on samples in memory.
 
-Decides: what is timed and when it begins; how many steps differ: their samples are read once and
-used in turn, so that a bench never waits for storage or decoders; when an estimate of the plan can
-be compared with what was measured.
+Decides: what is timed and when timing begins; how many different steps there are: their samples are
+read once and used in turn, so that a bench never waits for storage or decoders; when an estimate of
+the plan can be compared with the measurement.
 Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples; `estimate`
 for FLOPs and estimates.
 Leaves: where the time went to `time_shares`, the constants of `plan` to `calibrate`.
@@ -60,8 +60,8 @@ from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
 from mimo_launch.train.step import StepRunner
 
-# Steps differ in lengths and images. More of them would fill memory, and the warm-up would not
-# reach all of them.
+# Steps differ in lengths and images. More steps would fill memory, and the warm-up would not cover
+# all of them.
 NUM_STEPS = 4
 
 
@@ -80,11 +80,11 @@ class Rotation:
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
         """Return the samples of one of the steps, under the number `step`."""
         self._progress.enter(Phase.READING, step + 1)
-        # A step of training begins without the views of an earlier pass.
+        # A training step begins without the views of an earlier pass.
         return replace(self._steps[step % NUM_STEPS], data=self.data_of(step), views=None)
 
     def data_of(self, step: int) -> StepData:
-        """Return what the samples of a step look like."""
+        """Return the lengths and sizes of a step's samples."""
         return replace(self._steps[step % NUM_STEPS].data, step=step)
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
@@ -139,7 +139,7 @@ def bench(
 def measure(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
 ) -> int | tuple[list[Measured], Rotation]:
-    """Run and time steps; return what every rank has measured, or the signal that ended it.
+    """Run and time steps; return the measurements of all ranks, or the signal that ended them.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
@@ -205,9 +205,9 @@ def speed_of(
     seconds: float,
     peak: float | None,
 ) -> Speed:
-    """Return the speed of a step of `seconds`, with the mean work of the timed steps.
+    """Return the speed of a step that takes `seconds`, with the mean work of the timed steps.
 
-    `peak` is that of the device in TFLOP/s, or None.
+    `peak` is the peak of the device in TFLOP/s, or None.
     """
     per_step = [step_flops(spec, layout, data) for data in timed]
     mean = {name: sum(each[name] for each in per_step) / len(timed) for name in per_step[0]}
@@ -232,7 +232,7 @@ def rank_results(
     *,
     known: bool,
 ) -> list[RankResult]:
-    """Return what each rank did beside what was `expected`; times only for a `known` device."""
+    """Return each rank's measurements and `expected` values; times only for a `known` device."""
     shares, bubbles = shares_of(layout, by_rank), bubbles_of(by_rank)
     estimates = {rank: alike for alike in expected.ranks for rank in alike.ranks}
     results = []

@@ -49,7 +49,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a bench ran and with what; the version of a missing package is None."""
+    """The hardware and software of a bench; the version of a missing package is None."""
 
     device: str
     device_kind: str
@@ -61,7 +61,7 @@ class Machine:
 class Speed:
     """Speed of the median step. `tokens` counts all positions, `tflop` the work of each module.
 
-    `mfu` is None where the peak of the device is not known.
+    `mfu` is None if the peak of the device is not known.
     """
 
     tokens: int
@@ -90,8 +90,8 @@ class Shares:
 class Memory:
     """Peak memory of one rank in bytes, measured and as the plan estimates it.
 
-    Measured: what the GPU's allocator gave out and held, all memory of the GPU in use, and the
-    resident set of the process. Estimated: tensors, and all memory.
+    Measured: the memory that the GPU's allocator gave out and that it held, all GPU memory in use,
+    and the resident set of the process. Estimated: tensors, and all memory.
     """
 
     allocated: int | None
@@ -104,7 +104,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """One rank: where its time went, and its memory. A rank without work has no bubble.
+    """One rank: shares of its time, and its memory. A rank without work has no bubble.
 
     `estimated_bubble` is the plan's estimate, if it knows the device.
     """
@@ -119,7 +119,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """The whole result. `skipped` steps had numbers that are not finite, and updated nothing.
+    """The whole result. `skipped` steps had non-finite numbers, and updated nothing.
 
     `estimated_step_s` is the plan's estimate, if it knows the device.
     """

@@ -5,13 +5,13 @@ waiting.
 Relies on: `comm.step_clock` for times; the layout for the peers that a rank waits for.
 Leaves: measuring to `measure_steps`, showing to `cli`.
 
-A rank that waits in a transfer cannot know how long its data were on the way. The timeline of its
+A rank that waits in a transfer cannot know how long its data was in transit. The timeline of its
 peer shows it: before the peer was ready to send, the rank waited; after that, data moved. A rank
-waits in a collective until the last of its ranks is there. Time that no span covers is waiting,
-too: for the host, or for sends to leave. Waiting inside a forward or backward (for tp ranks, or for
-FSDP's weights and gradients) looks like computing and counts as computing, except in the exchanges
-that move tokens to experts: the rank that spends the shortest time in one came last, so data moved
-for that time, and the others waited for the rest.
+waits in a collective until the last rank arrives. Time that no span covers is also waiting: for the
+host, or for sends to leave. Waiting inside a forward or backward (for tp ranks, or for FSDP's
+weights and gradients) looks like computing and counts as computing, except in the exchanges that
+move tokens to experts: the rank with the shortest time in an exchange came last, so data moved for
+that time, and the others waited for the rest.
 """
 
 from collections import Counter
@@ -27,13 +27,13 @@ from mimo_launch.schedule.actions import Slot
 from mimo_launch.schedule.channels import channels, component_of, is_sender, message
 
 Span = tuple[float, float]
-# An exchange of tokens, and its number among those of the same ranks in the step.
+# An exchange of tokens, and its number among the exchanges of the same ranks in the step.
 _Named = tuple[TokenExchange, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one rank has measured; `began` is the time on its host when the timed steps began.
+    """One rank's measurements; `began` is the time on its host when the timed steps began.
 
     `allocated` holds the peaks of the GPU's allocator, in tensors and reserved; `used` is all
     memory of the GPU in use.
@@ -52,7 +52,7 @@ class Measured:
 class RankStep:
     """One step of one rank: its slots in order, the exchanges of tokens inside them, its sections.
 
-    `meetings` has the name of each exchange, the same on all its ranks, and its seconds here.
+    `meetings` has the name of each exchange, equal on all its ranks, and its seconds on this rank.
     """
 
     slots: list[tuple[Slot, float, float]] = field(default_factory=list)
@@ -77,7 +77,7 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
             step.slots.append((what, start + shift, end + shift))
             continue
         step.sections[what] = (start + shift, end + shift)
-        if what is Section.STEP:  # The last to end.
+        if what is Section.STEP:  # This section ends last.
             steps.append(step)
             step = RankStep()
             times.clear()
@@ -96,7 +96,7 @@ def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
 
 
 def step_seconds(by_rank: Sequence[Sequence[RankStep]]) -> list[float]:
-    """Return the time of each step, from the end of the step before to its own, on the last rank.
+    """Return the time of each step, from the end of the previous step to its end on the last rank.
 
     The first step begins when the first rank begins it.
     """
@@ -124,9 +124,9 @@ def shares_of(layout: Layout, by_rank: Sequence[Sequence[RankStep]]) -> list[Sha
 
 @dataclass(frozen=True)
 class _JobStep:
-    """One step of all ranks, which counts what the time of a rank was spent on.
+    """One step of all ranks; counts where the time of a rank went.
 
-    Waiting is left over for `idle`.
+    The rest of the time is waiting, for `idle`.
     """
 
     layout: Layout
@@ -149,7 +149,7 @@ class _JobStep:
 
     @cached_property
     def shortest(self) -> dict[_Named, float]:
-        """For each exchange the shortest time that any of its ranks spent in it."""
+        """The shortest time of any rank in each exchange."""
         shortest: dict[_Named, float] = {}
         for step in self.ranks:
             for name, seconds in step.meetings:
@@ -157,7 +157,7 @@ class _JobStep:
         return shortest
 
     def count_slots(self, rank: int, spent: dict[str, float]) -> None:
-        """Add the times of a rank's slots to what they were spent on."""
+        """Add the times of a rank's slots to `spent`, by what they were spent on."""
         for slot, start, end in self.ranks[rank].slots:
             if slot[0].kind.is_compute:
                 spent["compute"] += end - start
@@ -176,15 +176,15 @@ class _JobStep:
                 spent["bridge" if action.stage is None else "p2p"] += moving / len(slot)
 
     def count_exchanges(self, rank: int, spent: dict[str, float]) -> None:
-        """Count exchanges of tokens, which happen inside of computes."""
+        """Count exchanges of tokens, which happen inside computes."""
         for name, seconds in self.ranks[rank].meetings:
             spent["compute"] -= seconds
             spent["all_to_all"] += self.shortest[name]
 
     def count_sections(self, rank: int, spent: dict[str, float]) -> None:
-        """Count what follows the program: sums of gradients and the optimizer."""
+        """Count the sections after the program: sums of gradients and the optimizer."""
         sections = self.ranks[rank].sections
-        # The ranks that sum terms of gradients with this one: its tp ranks, a tied embedding's.
+        # The ranks that sum gradient terms with this one: its tp ranks, ranks of a tied embedding.
         partners = {
             other
             for group in groups_of(self.layout, rank)
@@ -205,7 +205,7 @@ class _JobStep:
 def bubbles_of(by_rank: Sequence[Sequence[RankStep]]) -> list[float | None]:
     """Return the share of the programs' time in which each rank does not compute.
 
-    A program's time goes from the first slot of any rank to the end of the last one, as in `plan`.
+    As in `plan`, a program's time runs from the first slot of any rank to the end of the last one.
     None for a rank without work.
     """
     total, busy = 0.0, [0.0] * len(by_rank)

@@ -1,9 +1,9 @@
-"""What `plan` prints: the first screen, with the answer, and with `--full` or `--rank` all tables.
+"""What `plan` prints: a first screen with the answer, or with `--full` or `--rank` all tables.
 
-Decides: the form of the first screen: at most some 40 lines, readable at 60 columns; which tables
+Decides: the form of the first screen: about 40 lines at most, readable at 60 columns; which tables
 users see, and where long lists are cut.
 Relies on: `drawing.rows` for the facts, `drawing.answer_text` for the words of the first screen;
-`drawing.plan_tables` for tables that a page has, too.
+`drawing.plan_tables` for tables that the page has, too.
 Leaves: the output stream and its width to the command.
 """
 
@@ -79,7 +79,7 @@ _MARKS = {"computing": "#", "communicating": "+", "waiting": ".", "updating": "=
 def parts_of(
     report: Report | RankReport, width: int, *, full: bool, fits: bool
 ) -> Iterator[RenderableType]:
-    """Return what is shown of a job, with `full` in all tables if it fits, or of one rank."""
+    """Return the output about a job, with `full` as all tables if it fits, or about one rank."""
     if isinstance(report, RankReport):
         return rank_parts(report, width)
     if not fits:
@@ -121,7 +121,7 @@ def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def fitting_screen(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the answer for a spec that does not fit, and changes by which it does, if sought."""
+    """Yield the answer for a spec that does not fit, and changes that make it fit, if sought."""
     width = min(width, _WIDEST)
     yield ""
     yield from _facts(report, width)
@@ -197,7 +197,7 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     if report.losses:
         yield from _part(LOSS_TERMS_TITLE, text_table(loss_table(report.losses)))
     schedule = report.schedule
-    # "Bubble" is said of estimated time alone, which is what a step takes.
+    # "Bubble" means estimated time only, as in a real step; here times are in model units.
     idle = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(schedule_title(schedule), f"idle units by role: {idle}")
     encoders = tuple(report.header.nominal_rows)

@@ -1,4 +1,4 @@
-"""Defines a finding: what is wrong, where in the YAML, why, what to write; the page of its code.
+"""Defines a finding (what is wrong, where in the YAML, why, what to write) and its code's page.
 
 Decides: the parts of every message about a spec, and the fields of its row in `validate --json`;
 how a YAML path becomes a place in the file or on the command line; the form of a page, which
@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 MAX_TEXT = 1000
-# Of a value in a headline, which is to be read at a glance.
+# The longest quoted value in a headline, which must be readable at a glance.
 MAX_QUOTED = 120
 _QUOTED = re.compile(r"`([^`]*)`")
 
@@ -25,7 +25,7 @@ YamlPath = tuple[str | int, ...]
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """Return a text, without its middle if it is long."""
+    """Return a text, without its middle if it is longer than `most`."""
     half = (most - 3) // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
@@ -39,7 +39,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Related:
-    """A second place that takes part in a finding, with a short label."""
+    """A second place that belongs to a finding, with a short label."""
 
     path: YamlPath
     label: str
@@ -67,7 +67,7 @@ class Diagnostic:
     column: int | None = None
 
     def __post_init__(self) -> None:
-        # Messages quote the file, in which one word may fill the whole file.
+        # Messages quote the file, where one word may be as long as the file.
         brief = _QUOTED.sub(lambda found: f"`{shortened(found[1], MAX_QUOTED)}`", self.headline)
         object.__setattr__(self, "headline", brief)
         for name in ("headline", "why", "help"):
@@ -79,7 +79,7 @@ class Diagnostic:
         return self.severity is Severity.ERROR
 
 
-# A `--set` whose path leads nowhere has the path (SET_ROOT, number).
+# A `--set` with a path that leads nowhere gets the path (SET_ROOT, number).
 SET_ROOT = "--set"
 
 
@@ -149,7 +149,7 @@ class SpecSource:
         return SourcePlace()
 
     def place_of(self, diagnostic: Diagnostic) -> SourcePlace:
-        """Return the place of a diagnostic; a given line and column win over its path."""
+        """Return the place of a diagnostic; its line and column, if set, override its path."""
         if diagnostic.line is not None:
             return SourcePlace(span=SourceSpan(diagnostic.line, diagnostic.column or 1))
         return self.place(diagnostic.path, at_key=diagnostic.at_key)
@@ -186,7 +186,7 @@ def to_json(diagnostics: Sequence[Diagnostic], source: SpecSource) -> list[dict[
     ]
 
 
-# The code; error or warning, and what is wrong; why; a fragment with the fault, and one without.
+# The code; error or warning, and what is wrong; why; a fragment with the fault, and a fixed one.
 _FORM = re.compile(
     r"# (?P<name>[a-z0-9-]+)\n\n"
     r"\*(?P<severity>error|warning)\* - (?P<summary>[^\n]+)\n\n"
@@ -202,7 +202,7 @@ class Code:
 
     Attributes:
         name: Names the wrong pattern.
-        is_warning: Whether a command continues in spite of it.
+        is_warning: Whether a command continues despite it.
         summary: One sentence that says what is wrong.
         page: The whole page, as Markdown that reads well as plain text.
     """

@@ -1,8 +1,8 @@
 """The exit codes of all commands.
 
-Decides: the numbers. A lost host or a process that was killed has one of its own (EX_TEMPFAIL of
-sysexits.h), so that a script can start the run again elsewhere, but not one that would fail again.
-Leaves: which code a failed run has to `launcher.verdict`; the page is docs/exit-codes.md.
+Decides: the numbers. A lost host or a killed process has a separate code (EX_TEMPFAIL of
+sysexits.h), so that a script restarts only runs that may succeed elsewhere.
+Leaves: the choice of a failed run's code to `launcher.verdict`; the page is docs/exit-codes.md.
 """
 
 from enum import IntEnum

@@ -32,7 +32,7 @@ def num_ranks_text(number: int) -> str:
 
 
 def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return (first, last) of each run of increasing numbers without a gap."""
+    """Return the (first, last) of each run of consecutive numbers."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -43,7 +43,7 @@ def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def some(items: Sequence[T], most: int, *, sep: str, text: Callable[[T], str] = str) -> str:
-    """Return the first `most` items as text, and the number of the others."""
+    """Return the first `most` items as text, and the number of omitted items."""
     more = len(items) - most
     return sep.join(map(text, items[:most])) + (f"{sep}and {more} more" if more > 0 else "")
 
@@ -74,7 +74,7 @@ def percent(share: float) -> str:
 
 
 def role_text(role: Sequence[str]) -> str:
-    """Return what a rank holds: `vision + language.1,3`; a module alone where its stage is 0."""
+    """Return what a rank holds: `vision + language.1,3`; stage 0 has no number."""
     held: dict[str, list[str]] = {}
     for part in role:
         module, _, stage = part.rpartition(".")
@@ -104,7 +104,7 @@ def tokens_text(number: int) -> str:
 
 
 def figure(value: float) -> str:
-    """Return a number with three digits, or more in front of the point."""
+    """Return a number with three digits, or more before the point."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}"
 

@@ -1,7 +1,7 @@
 """Formats diagnostics as text for people.
 
 Decides: the form of every message: headline, place, excerpt, why, help, where to read more; that
-words wrap to the width of a terminal, but no code does.
+text wraps to the width of a terminal, but code does not.
 Relies on: a `SpecSource` for places; the caller decides on colour and width.
 Leaves: rows for programs to `diagnostic`; streams, terminals and exit codes to `cli`.
 """
@@ -25,12 +25,12 @@ _UNSEEN = ("Cc", "Zl", "Zp")
 # Marks that change the direction of the text after them.
 _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _ANSI = {"error": "1;31", "warning": "1;33", "place": "36", "bold": "1"}
-# Nobody reads more findings at once, or longer lines.
+# A user reads no more findings at a time, and no longer lines.
 MOST_SHOWN, MAX_LINE = 100, 160
 _KEPT_BEFORE = 60
 # Where the text of a note begins.
 _INDENT = 11
-# What a line never breaks inside of: code in backticks, options with their value, commands.
+# A line never breaks inside code in backticks, an option with its value, or a command.
 _ATOM = re.compile(r"(?:pip install(?: '[^']*')+|mimo-launch explain |--set |`[^`]*`|\S)+")
 
 
@@ -41,7 +41,7 @@ def render(
     color: bool = False,
     width: int | None = None,
 ) -> str:
-    """Return all diagnostics of one file, in order of place, and a last line that counts them.
+    """Return all diagnostics of one file, in order of place, and a last line with their count.
 
     With a `width`, sentences wrap to it.
     """
@@ -69,8 +69,8 @@ def visible(text: str) -> str:
 def filled(text: str, width: int | None, column: int, indent: int) -> str:
     """Return a text that begins at `column` of a line, wrapped between words to `width` columns.
 
-    Further lines begin with `indent` blanks. Code stays whole: an indented text, and what stands in
-    backticks, if it fits into no line.
+    Further lines begin with `indent` blanks. An indented text is code and stays whole; so does code
+    in backticks, even if it is longer than a line.
     """
     if width is None or text.startswith(" ") or column + _columns(text) <= width:
         return text
@@ -102,7 +102,7 @@ def location(place: SourcePlace, source: SpecSource) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of the text about one file: in colour or not, wrapped to a width or not."""
+    """Formats the text about one file, with or without colour and a width to wrap to."""
 
     source: SpecSource
     color: bool
@@ -148,7 +148,7 @@ class _Form:
     def _excerpt(
         self, spans: Sequence[tuple[SourceSpan, str, str]], severity: str
     ) -> Iterator[str]:
-        """Yield source lines in order, each with its underlines below."""
+        """Yield source lines in order, each with its underlines below it."""
         lines = self.source.lines
         shown = [span for span in spans if 1 <= span[0].line <= len(lines)]
         width = max(2, *(len(str(span.line)) for span, _, _ in shown)) if shown else 2

@@ -1,1 +1,1 @@
-"""What several commands share: console, options, progress bars, findings."""
+"""Code that several commands share: console, options, progress bars, findings."""

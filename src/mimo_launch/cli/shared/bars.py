@@ -1,7 +1,7 @@
 """Progress bars at the bottom of a terminal while a command works.
 
 Decides: stdout and stderr are not redirected, since forked workers, and a file as stderr, would get
-the drawing; what the console writes in the meantime appears above the bar.
+the drawing; output of the console in the meantime appears above the bar.
 Relies on: Rich.
 Leaves: the content to its users.
 """
@@ -55,7 +55,7 @@ class Bars(Live):
 
 
 class CountScreen:
-    """A bar that counts to `total` on a terminal, above which a command says more; else nothing.
+    """A bar that counts to `total` on a terminal, with messages above it; elsewhere nothing.
 
     With `plain` it draws no bar.
     """

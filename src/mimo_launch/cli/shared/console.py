@@ -1,9 +1,9 @@
-"""Streams, colour, verbosity and width of the screen of one run of the command line.
+"""Streams, colour, verbosity and screen width of one run of the command line.
 
-Decides: answers go to stdout, everything else to stderr; which of them are coloured. Control
-characters in names and messages from outside are escaped, never sent to the terminal.
-If the reader of the output leaves, a command that only answers ends, but a run goes on.
-Lines are wrapped between words where there is a screen; files and pipes get them as they are.
+Decides: answers go to stdout, everything else to stderr; what is coloured. Control characters in
+names and messages from outside are escaped, never sent to the terminal. If the reader of the output
+leaves, a command that only answers ends, but a run goes on. Lines wrap between words on a screen;
+files and pipes get them unchanged.
 Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`; COLUMNS and the terminal.
 Leaves: bars to `bars`, which imports Rich: `--help` must not; wrapping findings to `diag.text`.
 """
@@ -23,15 +23,15 @@ from typing import IO, Any, NoReturn, TextIO, cast
 
 import typer
 
-# The errors of a write when the pipe has no reader, the terminal is gone, or the stream is closed.
+# Errors of a write when the pipe has no reader, the terminal is gone, or the stream is closed.
 _NO_READER = (errno.EPIPE, errno.EIO, errno.EBADF)
-# In a painted text colours stay, except the one that hides text.
+# A painted text keeps its colours, except the code that hides text.
 _CONTROL = re.compile(
     r"(?P<color>\x1b\[(?!(?:[\d;]*;)?8[;m])[\d;]*m)|[\x00-\x08\x0b-\x1f]|[\x7f-\x9f]"
 )
 
 PARTS_AT_ONCE = 2**12
-# Wide enough for the tables of a usual spec where there is no screen.
+# Without a screen: wide enough for the tables of a usual spec.
 WIDTH_WITHOUT_SCREEN = 100
 
 
@@ -45,7 +45,7 @@ class Color(StrEnum):
 
 @dataclass(slots=True)
 class Console:
-    """Where a command writes; commands get it by `console_of`.
+    """The output of a command, which gets it from `console_of`.
 
     `needs_no_reader` says that the command goes on if no one reads its answers. `above` writes
     above the bar on the terminal, if there is one.
@@ -57,7 +57,7 @@ class Console:
     above: Callable[[str], None] | None = None
 
     def answer_in_parts(self, parts: Iterator[str]) -> None:
-        """Write what the user asked for to stdout, never all of it in memory.
+        """Write the answer to stdout part by part, never holding all of it in memory.
 
         Raises: OSError as `answer`.
         """
@@ -66,14 +66,14 @@ class Console:
         self.answer("")
 
     def answer(self, text: str, *, ends_line: bool = True, painted: bool = False) -> None:
-        """Write what the user asked for to stdout; `painted` says that its colours are ours.
+        """Write the answer to stdout; `painted` says that this program set its colours.
 
-        Raises: OSError if that fails, unless no one reads and the command needs no reader.
+        Raises: OSError if that fails, unless there is no reader and the command needs none.
         """
         try:
             text = _encodable(text, sys.stdout, painted=painted)
             if not self._wrote_above(text, sys.stdout):
-                # Echo searches long texts for colours much slower.
+                # Without `color`, echo searches long texts for colours, which is much slower.
                 typer.echo(text, nl=ends_line, color=not painted or self.colors(sys.stdout))
         except OSError as error:
             if not (self.needs_no_reader and give_up(sys.stdout, error)):
@@ -82,7 +82,7 @@ class Console:
     def note(self, text: str, *, painted: bool = False) -> None:
         """Write diagnostics and remarks to stderr, if possible.
 
-        `painted` says that the colours of the text are ours.
+        `painted` says that this program set the colours of the text.
         """
         stream = sys.stderr
         try:
@@ -109,7 +109,7 @@ class Console:
         return True
 
     def colors(self, stream: IO[str], environ: Mapping[str, str] | None = None) -> bool:
-        """Return whether to colour output to `stream`; the flag overrides the environment."""
+        """Return whether to colour output to `stream`; `--color` overrides the environment."""
         environ = os.environ if environ is None else environ
         if self.color is not Color.AUTO:
             return self.color is Color.ALWAYS
@@ -121,7 +121,7 @@ class Console:
 
 
 class Unread:
-    """A wrapper of a stream that ignores that its reader has left."""
+    """A wrapper that ignores errors after the reader of a stream has left."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -130,7 +130,7 @@ class Unread:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write. Raises: OSError for any reason but a reader that has left."""
+        """Write. Raises: OSError, unless the reader has left."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -139,7 +139,7 @@ class Unread:
         return len(text)
 
     def flush(self) -> None:
-        """Flush. Raises: OSError for any reason but a reader that has left."""
+        """Flush. Raises: OSError, unless the reader has left."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -155,7 +155,7 @@ def run_output() -> IO[str]:
 def open_closed_streams() -> None:
     """Redirect stdout and stderr to nowhere if they were closed at the start, as with `2>&-`.
 
-    Python then has None for them, and the next open file would get their descriptor.
+    Python then sets them to None, and the next open file would get their descriptor.
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
@@ -169,18 +169,18 @@ def open_closed_streams() -> None:
 def escape_controls(text: str, *, painted: bool = False) -> str:
     """Escape the control characters of a text as JSON and Python do.
 
-    Line ends stay, and the colours of a text that we `painted`: what others said in it went
-    through `diag.text.visible`.
+    Line ends stay, and so do colours if this program `painted` the text: text from outside in it
+    has passed `diag.text.visible`.
     """
     if text.replace("\n", "").isprintable():
-        return text  # Found much sooner than by the search.
+        return text  # This check is much faster than the search.
 
     def escaped(found: re.Match[str]) -> str:
         if painted and found["color"]:
             return found[0]
-        if found["color"]:  # Its first character is the one that commands.
+        if found["color"]:  # Only its first character is a control character.
             return f"\\x1b{found[0][1:]}"
-        # `json.dumps` escapes all but those above 0x7e, for which `\u` is valid in JSON, too.
+        # `json.dumps` escapes all but characters above 0x7e; `\u` is valid JSON for those, too.
         number = ord(found[0])
         return f"\\x{number:02x}" if number < ord(" ") else f"\\u{number:04x}"
 
@@ -188,7 +188,7 @@ def escape_controls(text: str, *, painted: bool = False) -> str:
 
 
 def _encodable(text: str, stream: TextIO, *, painted: bool) -> str:
-    """Return a text that a stream can encode: names of files may contain bytes that are no text."""
+    """Return a text that a stream can encode: file names may contain bytes that are not text."""
     encoding, text = stream.encoding or "utf-8", escape_controls(text, painted=painted)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -196,7 +196,7 @@ def _encodable(text: str, stream: TextIO, *, painted: bool) -> str:
 def give_up(stream: TextIO, error: OSError) -> bool:
     """Return whether the reader of `stream` has left; if so, redirect the stream to nowhere.
 
-    Otherwise its buffer would cause an error at the end of the process.
+    Without that, flushing its buffer would cause an error at the end of the process.
     """
     if error.errno not in _NO_READER:
         return False
@@ -214,17 +214,17 @@ def console_of(ctx: typer.Context) -> Console:
 
 
 def screen_width() -> int | None:
-    """Return the columns of the screen; None if there is none, nor COLUMNS."""
+    """Return the columns of the screen; None if there is no screen and no COLUMNS."""
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def table_width() -> int:
-    """Return the columns for tables: those of the screen, or as many as tables need."""
+    """Return the columns for tables: the width of the screen, or as many as tables need."""
     return screen_width() or WIDTH_WITHOUT_SCREEN
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return the columns of the terminal that a stream writes to; None if it writes to none."""
+    """Return the columns of the terminal that a stream writes to; None if it is no terminal."""
     if not stream.isatty():
         return None
     try:
@@ -250,12 +250,12 @@ def wrapped(line: str, indent: int = 0) -> str:
 
 
 def reflowed(page: str) -> str:
-    """Return a page of Markdown whose paragraphs fill the screen, if that is too narrow for it."""
+    """Return a Markdown page, with paragraphs rewrapped if the screen is too narrow for it."""
     width = screen_width()
     if width is None or max(map(len, page.splitlines()), default=0) <= width:
         return page
     return "\n\n".join(
-        # Code is indented, and stays as it is.
+        # Code is indented, and stays unchanged.
         each if each.startswith(" ") else wrapped(" ".join(each.splitlines()))
         for each in page.split("\n\n")
     )

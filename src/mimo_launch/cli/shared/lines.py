@@ -49,7 +49,7 @@ def step_line(event: StepFinished) -> str:
 
 
 def no_gradient_line(step: int, module: str) -> str:
-    """Return what a step does to a module to which no sample of it gives a gradient."""
+    """Return a line about a module that gets no gradient from any sample of a step."""
     return (
         f"note: step {step} has no gradient for {module}: weight decay and moments act all the "
         "same (said once; `grad_norms` in metrics.jsonl is 0 in each such step)"
@@ -61,7 +61,7 @@ def _named(losses: Mapping[str, float]) -> str:
 
 
 def eval_line(event: EvalFinished) -> str:
-    """Return one evaluation as a line of text, with a second one if it has no loss."""
+    """Return one evaluation as a line of text, and a second line if it has no loss."""
     accuracy = (
         "" if event.digit_accuracy is None else f"  digit accuracy {event.digit_accuracy:.1%}"
     )

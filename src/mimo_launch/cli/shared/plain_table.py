@@ -1,7 +1,7 @@
 """A table without borders that breaks no word, and tables as text.
 
-Decides: the widths of columns where cells must wrap; that a table whose words do not fit side by
-side goes on below, with its first column again.
+Decides: the widths of columns where cells must wrap; that a table too wide for the screen continues
+below, with its first column again.
 Relies on: Rich, for wrapping and colour.
 Leaves: the words and the width to the callers.
 """
@@ -31,11 +31,11 @@ class PlainTable:
         return len(self._rows)
 
     def add_row(self, *cells: str) -> None:
-        """Add a row; cells that are left out at its end are empty."""
+        """Add a row; missing cells at its end are empty."""
         self._rows.append((*cells, *[""] * (len(self._columns) - len(cells))))
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield one table, or several below each other where the screen is narrow."""
+        """Yield one table, or several below each other if the screen is narrow."""
         room, words = options.max_width, []
         for cells in self._cells():
             # A short cell, such as `1.71 GB`, is one word.
@@ -56,7 +56,7 @@ class PlainTable:
         yield from zip(self._columns, *self._rows, strict=True)
 
     def _part(self, columns: Sequence[int], words: Sequence[int], room: int) -> Table:
-        """Return a table of some columns, of which the widest wrap first, none below its words."""
+        """Return a table of some columns; the widest wrap first, but words never break."""
         lengths = [max(map(cell_len, cells)) for cells in self._cells()]
         widths = {column: lengths[column] for column in columns}
         while sum(widths.values()) + _GAP * (len(widths) - 1) > room:
@@ -73,7 +73,7 @@ class PlainTable:
 
 
 def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list[int]]:
-    """Return the columns that stand side by side, with the first one in front of all others."""
+    """Return the columns of each partial table, which begins with the first column."""
     lead, *others = columns
     parts = [[lead]]
     for column in others:
@@ -86,7 +86,7 @@ def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list
 
 
 def printed(parts: Iterable[RenderableType], width: int, *, colors: bool = False) -> str:
-    """Return parts as text of a width, each below the one before."""
+    """Return parts as text of a width, each below the previous one."""
     buffer = StringIO()
     rich = Console(
         file=buffer,

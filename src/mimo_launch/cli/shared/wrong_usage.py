@@ -1,7 +1,7 @@
-"""Says what a wrong command line was meant to be.
+"""Suggests what to write in place of a wrong command line.
 
-Decides: which words are options, values and settings of the spec; that a line is offered only if
-the command takes it, and otherwise words.
+Decides: which words are options, values and settings of the spec; that a command line is suggested
+only if the command accepts it, and otherwise an explanation.
 Relies on: `foreign_usage` for words of other launchers; `spec.overrides`, through a `--set` of the
 same name, for settings of the spec.
 Leaves: printing to `app`, which imports this file only after an error.
@@ -24,19 +24,19 @@ from mimo_launch.cli.shared.foreign_usage import (
 from mimo_launch.spec.load import load_spec, load_text
 from mimo_launch.spec.meant import meant
 
-# Stands in for a spec that cannot be read.
+# Replaces a spec that cannot be read.
 _NO_SPEC = "version: 1\nmodules: {language: {}}\n"
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
 
 
 def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
-    """Return what to write in place of a wrong command line; "" if nobody knows.
+    """Return what to write in place of a wrong command line; "" if unknown.
 
-    `commands` are those of click, by name.
+    `commands` are click's commands, by name.
     """
     here = _Line(commands)
     try:
-        # Values in another unit follow from other settings of the line, which are then known.
+        # Values in another unit depend on other settings of the line, which a reading finds.
         for _ in range(3):
             here = _Line(commands, known=here.settings)
             here.read(list(args))
@@ -54,16 +54,16 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
 
 
 class _OnlyWords(Exception):
-    """No command line does what was meant."""
+    """No command line does what the user meant."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """A command line while it is written anew: options in front, a command, and the rest.
+    """A command line during its translation: options in front, a command, and the rest.
 
-    `words` say what no option does, `why` what is not quite the same, `unknown` what is no word of
-    any trainer. `settings` are those of the spec, as written there and here; `known` are those
-    that an earlier reading found.
+    `words` explain what no option can express, `why` what differs slightly, and `unknown` lists
+    words of no known trainer. `settings` map settings as the user wrote them to `--set` lines;
+    `known` are the settings from an earlier reading.
     """
 
     commands: Mapping[str, Any]
@@ -78,7 +78,7 @@ class _Line:
     plans_only: bool = False
 
     def is_taken(self) -> bool:
-        """Return whether the program takes what is written."""
+        """Return whether the program accepts the translated line."""
         if "--version" in self.front or {"--help", "-h"} & {*self.rest}:
             return True
         try:
@@ -112,7 +112,7 @@ class _Line:
             self._plan_instead()
 
     def _without_command(self, args: list[str]) -> list[str]:
-        """Find the command, perhaps by another name, and return the words around it."""
+        """Find the command, perhaps under another name, and return the words around it."""
         theirs = {word: ours for ours, words in COMMANDS.items() for word in words.split()}
         for place, word in enumerate(args):
             if word in ("help", "version") and len(args) <= 2:
@@ -128,11 +128,11 @@ class _Line:
                 line = shlex.join(["mimo-launch", "train", *args[place:]])
                 raise _OnlyWords(f"name a command: `{line}` trains, `plan` shows what it would do")
             if not word.startswith("-") and not (place and args[place - 1].startswith("-")):
-                raise _OnlyWords("")  # A slip of a command.
+                raise _OnlyWords("")  # A misspelt command.
         return self._front_of(args)
 
     def _front_of(self, args: list[str]) -> list[str]:
-        """Keep the options of all commands in front; return the others."""
+        """Move options that all commands share to the front; return the other words."""
         left = []
         for place, word in enumerate(args):
             is_color = word.startswith("--color") or "--color" in args[place - 1 : place]
@@ -155,7 +155,7 @@ class _Line:
         }
 
     def _our_option(self, name: str) -> str:
-        """Return an option of the command that differs at most in its strokes and capitals."""
+        """Return the command's option that differs from `name` only in dashes and case, if any."""
         known = self._options()
         if name in known:
             return name
@@ -163,7 +163,7 @@ class _Line:
         return plain if name.startswith("-") and len(name) > 2 and plain in known else ""
 
     def _take(self, name: str, value: str | None, args: list[str]) -> None:
-        """Keep an option of the command, with its value as it is written here."""
+        """Keep an option of the command, with its value translated."""
         option = self._options()[name]
         if option.is_flag or option.count:
             self.rest.append(name)
@@ -183,14 +183,14 @@ class _Line:
             self.settings[line] = line
 
     def _value_of(self, name: str, args: list[str]) -> str:
-        """Take the next word as the value of an option; if it is none, say so."""
+        """Take the next word as the value of an option; note if the value is missing."""
         if args and not args[0].startswith("--"):
             return args.pop(0)
         self.words.append(f"`{name}` takes a value")
         return "..."
 
     def _translate(self, word: str, args: list[str], spec: str) -> None:
-        """Write another option as what stands for it here."""
+        """Translate an option that the command does not have."""
         name, equals, value = word.partition("=")
         plain = name.lstrip("-").replace("-", "_")
         found = next((each for words, each in OPTIONS.items() if plain in words.split()), None)
@@ -201,7 +201,7 @@ class _Line:
             self._set(name.lstrip("-").replace("-", "_"), value, spec)
             return
         if "{}" in template and not equals:
-            # The name of a format alone, as in `--html`, asks for a file of any name.
+            # The name of a format without a file, as in `--html`, asks for a file of any name.
             is_file = plain not in FORMATS or (args and Path(args[0]).suffix[1:] in FORMATS)
             value = self._value_of(word, args) if is_file else f"{self.command}.{plain}"
         head, _, tail = template.partition(" ")
@@ -220,7 +220,7 @@ class _Line:
             self.words.append(template.replace("{}", shlex.quote(value)))
 
     def _first_of(self, templates: Sequence[str]) -> str | None:
-        """Return the first template that the command can take; None if it can take none."""
+        """Return the first template that the command accepts; None if it accepts none."""
         known = self._options()
         for template in templates:
             head = template.partition(" ")[0]
@@ -234,13 +234,13 @@ class _Line:
         return None
 
     def _takes(self, head: str) -> bool:
-        """Return whether the command takes a run, or any argument at all."""
+        """Return whether the command takes a run, or for `{}` any argument."""
         parameters = self.commands[self.command].params if self.command else ()
         named = [each.metavar for each in parameters if each.param_type_name == "argument"]
         return bool(named) if head == "{}" else "RUN" in named
 
     def _plan_instead(self) -> None:
-        """Name `plan` in place of the command, without options that say how a run is started."""
+        """Replace the command by `plan`, and drop options that `plan` does not have."""
         before, self.rest = self.rest, []
         theirs, self.command = self._options(), "plan"
         while before:
@@ -251,12 +251,12 @@ class _Line:
                 self.rest += [word, *value]
 
     def renamed(self) -> list[str]:
-        """Return what stands for each setting that is not as it is written here."""
+        """Return the `--set` for each setting that the user wrote in another way."""
         changed = [each for each in self.settings.items() if each[0] != each[1]]
         return [f"`{asked}` is `--set {shlex.quote(line)}`" for asked, line in changed] + self.why
 
     def set_twice(self) -> str:
-        """Return that two words mean one setting, with different values; "" if none do."""
+        """Return a message if two words set one setting to different values, else ""."""
         found: dict[str, tuple[str, str]] = {}
         for asked, line in self.settings.items():
             path = line.partition("=")[0]
@@ -266,15 +266,16 @@ class _Line:
         return ""
 
     def _set(self, path: str, value: str, spec: str, asked: str = "") -> None:
-        """Write a setting of the spec as the `--set` that is meant, or say what it is here.
+        """Translate a setting of the spec into a `--set`, or explain it.
 
-        `asked` is the setting as it was written, if in other words.
+        `asked` is the setting as the user wrote it, if different.
         """
         if "--set" not in self._options():
             raise _OnlyWords("")
         line = f"{path}={value}"
         asked = asked or line
-        # In a section that has no such key a word of another trainer stays to be read.
+        # Settings from an earlier reading may decide what this one means. Words of other trainers
+        # are set in `train`, too: it has no such keys, so they stay for that decision.
         lines = [
             each
             for theirs, ours in self.known.items()
@@ -296,7 +297,7 @@ class _Line:
             self.settings[asked] = line
             return
         said = min((item.help for item in faults), key=lambda each: each.startswith("add "))
-        if said.startswith("add "):  # A key beside it, which is not there.
+        if said.startswith("add "):  # Another key is missing.
             self.words.append(f"`--set {shlex.quote(line)}` is meant, and another key: {said}")
             return
         offers = re.findall(r"`--set ([^`]+)`", said)
@@ -305,7 +306,7 @@ class _Line:
             self.why += re.findall(r"` (\([^`]+\))$", said)
             self._set(*meant_for.partition("=")[::2], spec, asked)
             return
-        if said.startswith(("none of", "did you mean")):  # Rather a slip of an option.
+        if said.startswith(("none of", "did you mean")):  # Probably a misspelt option.
             self.unknown.append(f"nothing here is sure to mean `{path}`")
             return
         if said.startswith("delete it: "):
