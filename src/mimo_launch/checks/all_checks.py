@@ -226,7 +226,7 @@ _SIZES = (
 _SIZE_RULES = tuple(rule for rule in RULES if rule.run in _SIZES)
 
 
-# Rules that look at files, which takes time; a change of the layout changes nothing there.
+# Rules that look at files, which takes time; another layout of a spec keeps them.
 _OF_FILES = (
     init_from.init_from_is_checkpoint,
     init_from.init_from_is_same_model,
@@ -244,7 +244,7 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 def is_legal(spec: Spec, *, files: bool = True) -> bool:
     """Return whether no rule finds an error, without working out what would help.
 
-    Without `files`, for another layout of a spec that has been checked.
+    Without `files`, rules about files are skipped: for another layout of a checked spec.
     """
     rules = RULES if files else _LAYOUT_RULES
     return not any(found.is_error for found in run_rules(spec, rules))

@@ -2,7 +2,7 @@
 
 Decides: what Transformer Engine cannot do; which sizes 8-bit products take.
 Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and
-a ring that cuts each document into chunks of its own; cuBLASLt, whose 8-bit products take sizes in
+a ring that cuts each document into its own chunks; 8-bit products of cuBLASLt, which take sizes in
 steps of 16.
 Leaves: whether it is installed to `packages`, whether it works on a host to the workers, whether
 GPUs multiply in 8 bits to `launcher.gpus`.
@@ -75,9 +75,9 @@ def backend_can(spec: Spec, name: str) -> Findings:
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What blocks of Transformer Engine do not have: `of` says whether a model needs it.
+    """A feature that blocks of Transformer Engine lack: `of` says whether a model needs it.
 
-    `key` is the place of the model's section that asks for it, and `label` what stands there.
+    `key` is the key of the model that asks for it, and `label` describes the value there.
     """
 
     of: Callable[[ModelKind], bool]
@@ -148,7 +148,7 @@ _LACKS = (
 
 
 def _in_blocks(name: str, kind: ModelKind) -> Findings:
-    """Yield what a model's blocks have and those of Transformer Engine do not."""
+    """Yield findings about features of a model's blocks that Transformer Engine lacks."""
     path = ("modules", name, "model")
     for lack in _LACKS:
         if lack.of(kind):
@@ -237,7 +237,7 @@ def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, Y
 
 
 def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
-    """Check the number of tokens that a rank of language multiplies at once.
+    """Check the number of tokens in a product on a rank of language.
 
     Encoders pad their lists of patches instead.
     """

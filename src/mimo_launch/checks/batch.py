@@ -2,7 +2,7 @@
 
 Decides: which batch, microbatch and dp sizes go together.
 Relies on: `layout` for groups of microbatches, `data.sample_sizes` for the longest sample.
-Leaves: widths and heads to `widths`; what to change rather than the batch to `shares`.
+Leaves: widths and heads to `widths`; what to change rather than the batch to `proposals`.
 """
 
 from math import gcd, lcm
@@ -40,7 +40,7 @@ def batch_splits(spec: Spec) -> Findings:
 
 
 def groups_split(spec: Spec) -> Findings:
-    """`encoder_microbatches` and that of generators divide `microbatches`, where they act."""
+    """`encoder_microbatches` and `generator_microbatches` divide `microbatches`, if used."""
     encoders = grouped_encoders(spec)
     generators = [name for name in spec.generators if shares_ranks(spec, name)]
     microbatches = spec.schedule.microbatches
@@ -75,7 +75,7 @@ def groups_split(spec: Spec) -> Findings:
 
 
 def encoder_share_is_even(spec: Spec, name: str) -> Findings:
-    """Fan-in and fan-out: each encoder replica encodes equally many samples of a group."""
+    """Fan-in and fan-out: each encoder replica encodes the same number of samples of a group."""
     if name == LANGUAGE:
         return
     replicas, dp = spec.modules[name].grid.dp, spec.language.grid.dp

@@ -164,7 +164,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
 
 
 def digits_are_seen(spec: Spec, name: str) -> Findings:
-    """Handwritten digits make no sound."""
+    """Handwritten digits are images, so no encoder of audio reads them."""
     if kind_of(spec.modules[name].model).clips is None or not isinstance(spec.data, DigitsData):
         return
     yield Diagnostic(

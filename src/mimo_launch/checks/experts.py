@@ -1,4 +1,4 @@
-"""Checks of mixtures of experts and of the grid they stand on.
+"""Checks of mixtures of experts and of their grid.
 
 Decides: which sizes of experts a grid can cut.
 Relies on: a grid that fills the ranks of its module.

@@ -1,6 +1,6 @@
 """Checks of multi-token prediction.
 
-Decides: which sequences are too short for it, and where a token would see what it is to predict.
+Decides: which sequences are too short for it, and where a token would see what it must predict.
 Relies on: the spec's types only.
 Leaves: layers that a backend does not have to `backends`.
 """

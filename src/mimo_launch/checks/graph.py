@@ -1,9 +1,9 @@
 """Checks of `reads`: the graph of modules that rows pass through.
 
 Decides: which modules may read which, and that each one is read or has a loss.
-Relies on: `kinds` for which of them take rows.
+Relies on: `kinds` for which modules take rows.
 Leaves: the role of each kind beside language to `ranks`, placeholders to `vocabulary`, rows that
-come together to `joined_rows`.
+are added to each other to `joined_rows`.
 """
 
 from collections.abc import Iterable
@@ -47,10 +47,10 @@ def reads_modules(spec: Spec, name: str) -> Findings:
 
 
 def reads_in_order(spec: Spec) -> Findings:
-    """No module gets rows that were made of its own."""
+    """No module gets rows that were made from its own rows."""
     graph: dict[str, list[str]] = {name: [] for name in spec.modules}
     for name, reads in graph.items():
-        with suppress(MissingPartError):  # Its own part of the file cannot be read.
+        with suppress(MissingPartError):  # The module is faulty.
             reads += [each for each in spec.modules[name].reads or () if each in graph]
     while True:
         try:
@@ -104,7 +104,7 @@ def _without(spec: Spec, reader: str, source: str) -> str:
 
 
 def _seeing(spec: Spec) -> list[str]:
-    """Return the modules that read images or clips, those that no connector reads first."""
+    """Return the modules that see images or clips, without those that others read if any remain."""
     kinds = {name: kind_of(module.model) for name, module in spec.modules.items()}
     seeing = [n for n, kind in kinds.items() if kind.input is not None and not kind.computes_loss]
     taken = {
@@ -173,7 +173,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
 
 
 def loss_is_behind_language(spec: Spec, name: str) -> Findings:
-    """A module with a loss stands behind language."""
+    """A module with a loss comes after language."""
     kind, path = kind_of(spec.modules[name].model), ("modules", name)
     if kind.reads_tokens or name in spec.generators or not kind.computes_loss:
         return
@@ -189,9 +189,9 @@ def loss_is_behind_language(spec: Spec, name: str) -> Findings:
 
 
 def behind_language_for_one(spec: Spec, name: str) -> Findings:
-    """Behind language a generator reads one module, and a connector serves one generator.
+    """After language, a generator reads one module, and a connector serves one generator.
 
-    Such a connector reads nothing that is shown.
+    Such a connector reads no encoder that comes before language.
     """
     module, path = spec.modules[name], ("modules", name)
     kind = kind_of(module.model)
@@ -212,7 +212,7 @@ def behind_language_for_one(spec: Spec, name: str) -> Findings:
         return
     served = _served(spec, name)
     shown = [each for each in reads if each in spec.encoders]
-    # A module that reads such a one is behind language, too, but not at fault.
+    # A module that reads an encoder after language is after language, too, but not at fault.
     if not served and LANGUAGE in reads:
         yield Diagnostic(
             code="wrong-kind-for-role",
@@ -247,7 +247,7 @@ def behind_language_for_one(spec: Spec, name: str) -> Findings:
 
 
 def _served(spec: Spec, name: str) -> list[str]:
-    """Return the modules with a loss that get rows made of those of a module behind language."""
+    """Return the modules with a loss that read a module, directly or through other modules."""
     found, left = dict[str, None](), [name]
     while left:
         one = left.pop()
@@ -267,7 +267,7 @@ def rows_have_reader(spec: Spec, name: str) -> Findings:
         return
     language = spec.sources_of(LANGUAGE)
     if name in spec.generators:
-        # One that reads language itself is of the wrong kind for its role.
+        # An encoder that reads language itself gets another finding: the wrong kind for its role.
         first = [n for n in spec.generators if LANGUAGE in spec.sources_of(n)]
         if all(kind_of(spec.modules[n].model).computes_loss or _served(spec, n) for n in first):
             yield Diagnostic(
@@ -291,7 +291,7 @@ def rows_have_reader(spec: Spec, name: str) -> Findings:
 
 
 def module_list(names: Iterable[str]) -> str:
-    """Return names of modules as `reads` has them."""
+    """Return names of modules as `reads` lists them."""
     return f"[{', '.join(names)}]"
 
 

@@ -18,7 +18,7 @@ from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import text_of
 
-# Keys of custom models that are not compared: what they change is seen in the tensors.
+# Keys of custom models that are not compared: the tensors show what they change.
 OWN_KEYS = ("kind", "parameters", "options")
 
 
@@ -45,7 +45,7 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
 
 
 def init_from_is_same_model(spec: Spec, name: str) -> Findings:
-    """The checkpoint in `init_from` has the module, and the same model in it."""
+    """The checkpoint in `init_from` has the module, with the same model."""
     module = spec.modules[name]
     found = None if module.init_from is None else saved_spec(Path(module.init_from))
     saved = None if found is None else found.get("modules")
@@ -66,14 +66,14 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
     try:
         there = model_from_data(saved[name]["model"])
     except (ValueError, LookupError, TypeError):
-        return  # It is of another release; `checkpoint` compares tensors.
+        return  # The checkpoint is from another release; `checkpoint` compares tensors.
     is_own = kind_of(there).is_custom and kind_of(module.model).is_custom
     for key in type(there).model_fields:
         if is_own and key in OWN_KEYS:
             continue
         here = value_of(module.model, key) if hasattr(module.model, key) else None
         if key == "video" and None in (here, value_of(there, key)):
-            continue  # Weights of a run without videos may begin to see some.
+            continue  # Weights of a run without videos may start a run with videos.
         if here != value_of(there, key):
             yield Diagnostic(
                 code="init-from-unlike-model",

@@ -1,7 +1,7 @@
 """Checks of the Hugging Face folder that a module starts from.
 
-Decides: before any process starts, that its model is that of the module, in the same sizes, and
-that its files list the tensors of it.
+Decides: before any process starts, that it has the module's model, in the same sizes, and that its
+files list the model's tensors.
 Relies on: `hugging_face` for the meaning of a configuration and of tensors' names.
 Leaves: checkpoints to `init_from`; the shapes of tensors, and damaged files, to `checkpoint`.
 """
@@ -38,7 +38,7 @@ _SHOWN = 4
 
 
 def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) -> Findings:
-    """The model in a Hugging Face folder, which the spec names at a path, is that of the module."""
+    """The model in a Hugging Face folder, named at `named_at`, is the module's model."""
     model = spec.modules[name].model
     types = model_types(model.kind)
     if not types:
@@ -98,7 +98,7 @@ class _Start:
         return self.spec.modules[self.name]
 
     def unlike_value(self, key: str, there: Any) -> Findings:
-        """Compare one value; a vocabulary may be larger than that of the folder."""
+        """Compare one value; a vocabulary may be larger than the folder's."""
         module, name = self.module, self.name
         of_text = key == "vocab" and kind_of(module.model).reads_tokens
         at_most = key == "layers" and self.part.may_end_early
@@ -121,7 +121,7 @@ class _Start:
         )
 
     def unlike_tied(self, there: bool) -> Findings:
-        """Compare `tied`, which the spec decides where the files lack a layer of their own."""
+        """Compare `tied`, which the spec decides if the files have no output layer."""
         part, headers = self.part, self.headers
         names = {inner for each in headers if (inner := part.inner_name(each)) is not None}
         if kind_of(self.module.model).is_tied and names and HEAD not in names:
@@ -185,7 +185,7 @@ class _Start:
         )
 
     def adapter(self) -> Findings:
-        """The folder has no adapter, whose weights would be lost."""
+        """The folder has no adapter: its weights would be lost."""
         if has_adapter(self.folder):
             yield Diagnostic(
                 code="init-from-not-supported",
@@ -218,7 +218,7 @@ class _Start:
         return Related(path=self.named_at, label="weights are taken from here")
 
     def unlike_tensors(self, *, same: bool) -> Findings:
-        """The headers of the files are intact, and list the ends of the model and its layers.
+        """The headers of the files are intact, and list the tensors of the model.
 
         In files of the `same` model every tensor is taken, or left out by rule.
         """

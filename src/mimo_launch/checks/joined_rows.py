@@ -1,8 +1,8 @@
-"""Checks of rows that are added to others, in a connector or behind layers of language.
+"""Checks of rows that are added to others, in a connector or after layers of language.
 
 Decides: which images and clips of the data the rows of a connector may come from; which layers of
 an encoder send rows, and how many layers language needs for them.
-Relies on: `data.sample_sizes` for rows per image, `graph` for who reads an encoder.
+Relies on: `data.sample_sizes` for rows per image, `graph` for the readers of an encoder.
 Leaves: which modules may read which to `graph`, adding the rows to `models`.
 """
 
@@ -19,7 +19,7 @@ from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
 
 
 def widths_merge(spec: Spec) -> Findings:
-    """Modules whose rows are added to each other make equally many of each image."""
+    """Modules make the same number of rows of an image if these are added to each other."""
     for name, module in spec.encoders.items():
         sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
         if kind_of(module.model).reads_in_turn:
@@ -53,9 +53,9 @@ def widths_merge(spec: Spec) -> Findings:
 def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
     """Yield the rows that each of `sources` makes of the same image, for several images.
 
-    Of images that are drawn these are the widest and the narrowest of each height: rows are linear
-    in the width between them, so modules that agree on both always agree. Of shards they are some
-    usual sizes; the index sees all.
+    For drawn images, these are the widest and the narrowest of each height: rows are linear in the
+    width between them, so modules that agree on both always agree. For shards, they are some usual
+    sizes; the index sees all.
     """
     if isinstance(spec.data, WebdatasetData):
         for usual in usual_sizes(spec):
@@ -94,7 +94,7 @@ def shards_show_graph(spec: Spec) -> Findings:
 
 
 def _sees_clips(spec: Spec, name: str) -> bool:
-    """Return whether the rows of a module are made of clips, by the first one behind it."""
+    """Return whether a module's rows are made of clips, by the first module that it reads."""
     kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
     return _sees_clips(spec, sources[0]) if kind.input is None and sources else bool(kind.clips)
 
@@ -119,7 +119,7 @@ def deepstack_in_order(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def deepstack_is_added(spec: Spec, name: str, model: VitModel) -> Findings:
-    """Only language adds rows behind layers; behind its last layer no loss would see them."""
+    """Only language adds rows after layers; after its last layer no loss would see them."""
     number, layers = model.deep_rows, spec.language.model.layers
     if not number:
         return

@@ -25,8 +25,8 @@ from mimo_launch.spec.spec import Spec
 class Checked:
     """A spec that passed every check, warnings aside, or None; and the findings in file order.
 
-    `unfit` is one whose only errors are that it does not fit into the memory of GPUs. `plan` is
-    that of either, kept because its programs take time; None if memory was not asked for.
+    `unfit` is a spec without errors except that it does not fit into the memory of GPUs. `plan` is
+    the plan of either, kept because its programs take time; None if memory was not asked for.
     """
 
     spec: Spec | None

@@ -29,7 +29,7 @@ MAX_REMEDIES = 3
 def memory_findings(plan: Plan, constants: Calibration) -> Iterator[Diagnostic]:
     """Yield a finding for ranks of the same modules that need about the memory of a GPU, or more.
 
-    It is about those that need the most; the others are named.
+    It is about the ranks that need the most, and names the others.
     """
     nodes = plan.spec.nodes
     if nodes is None or (limit := nodes.memory) is None:
@@ -44,7 +44,7 @@ def memory_findings(plan: Plan, constants: Calibration) -> Iterator[Diagnostic]:
 
 
 def fits(spec: Spec, constants: Calibration) -> bool:
-    """Return whether `memory_findings` would yield nothing, without the time that help takes."""
+    """Return whether `memory_findings` would yield nothing, without spending time on help."""
     limit = None if spec.nodes is None else spec.nodes.memory
     return limit is None or not any(_near(Estimator.of(Plan.of(spec), constants), limit))
 
@@ -60,7 +60,7 @@ def _near(estimator: Estimator, limit: int) -> Iterator[tuple[RankClass, MemoryR
 def _finding(
     estimator: Estimator, found: list[tuple[RankClass, MemoryRow]], limit: int
 ) -> Diagnostic:
-    """Return the finding about classes of ranks, of which the first needs the most."""
+    """Return the finding about classes of ranks; the first class needs the most."""
     (alike, memory), *others = found
     is_error = memory.total > (1 + TOLERANCE) * limit
     near = "close to" if memory.total <= limit else "which may not fit into"
@@ -100,7 +100,8 @@ def _finding(
 def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
     """Return changes that save memory on the ranks `alike`, which need `memory`; the best first.
 
-    Where some changes leave room for the tolerance, or else fit, those that do not are left out.
+    If some changes leave room for the tolerance, others are left out; or else, if some fit, those
+    that do not.
     """
     nodes = estimator.spec.nodes
     limit = memory.total if nodes is None or nodes.memory is None else nodes.memory
@@ -130,8 +131,8 @@ def _names(alike: RankClass) -> tuple[str, ...]:
 def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
     """Yield legal changes that save memory on some ranks.
 
-    To full recomputation, or full sharding, of modules that do not use it; then to the largest
-    groups of microbatches that are smaller than now, and leave room if any do.
+    First come full recomputation and full sharding of modules that do not use it; then the largest
+    groups of microbatches that are smaller than now, and that leave room if any do.
     """
     spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
@@ -169,9 +170,9 @@ def _grouped(spec: Spec, key: str, size: int) -> Spec | None:
 def _largest_that_fits(
     estimator: Estimator, alike: RankClass, key: str, sizes: list[int]
 ) -> tuple[int, Estimator]:
-    """Return the largest of legal group sizes that leaves room on some ranks, with its estimator.
+    """Return the largest legal group size that leaves room on some ranks, with its estimator.
 
-    That is the largest of all if none does: less memory means smaller products.
+    If none does, return the largest of all, since smaller groups mean smaller products.
     """
 
     def at(size: int) -> Estimator:

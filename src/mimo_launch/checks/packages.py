@@ -109,7 +109,7 @@ def torchs_layers(spec: Spec, name: str) -> str:
 
 
 def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
-    """The module of a class can be found, and defines it."""
+    """The Python module of a class can be found, and defines the class."""
     module, _, wanted = model.kind.partition(":")
     parts = module.split(".")
     found: ModuleSpec | None = None

@@ -25,7 +25,7 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     if not model.attends or model.rope_theta is None:
         return
     if isinstance(model, DecoderModel) and model.mla is not None:
-        return  # `latent_attention_fits` says it.
+        return  # `latent_attention_fits` reports it.
     size, turning = model.head_size, model.rotary_size
     if turning != size and (turning < 2 or turning % 2):
         # Rounded up, as the number of dimensions is rounded down.
@@ -52,7 +52,7 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
 
 
 def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """Every pair of a head that turns does so with one axis."""
+    """Every pair of a head that turns is turned by one axis."""
     if model.mrope is None or model.rope_theta is None:
         return
     pairs, given = model.rotary_size // 2, sum(model.mrope)
@@ -73,7 +73,7 @@ def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
 
 
 def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Findings:
-    """A part of each query and key rotates, and every head has keys and values of its own."""
+    """A part of each query and key rotates, and every head has its own keys and values."""
     mla, path = model.mla, ("modules", name, "model")
     if mla is None:
         return
@@ -117,7 +117,7 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
 
 
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
-    """There are wavelengths between those that stay and those that turn slower."""
+    """Some wavelengths lie between the ones that stay and the ones that turn slower."""
     scaling = model.rope_scaling
     if scaling is None or scaling.rope_type == "linear":
         return
@@ -158,7 +158,7 @@ def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
-    """2-D rotary positions turn pairs by row and as many by column."""
+    """2-D rotary positions turn the same number of pairs by row and by column."""
     if not model.turns_patches:
         return
     size = model.hidden // model.heads
@@ -189,7 +189,7 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
 
 
 def _learned_token(model: VitModel) -> tuple[str, str]:
-    """Return the key of a token besides the patches of an image, and what it is called."""
+    """Return the key of a token besides the patches of an image, and its name in messages."""
     return ("class_token", "a class token") if model.class_token else ("registers", "a register")
 
 

@@ -21,7 +21,7 @@ from mimo_launch.layout.samples import grouped_encoders, shares_ranks
 from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.spec import Grid, MissingPartError, Spec
 
-# Findings that another grid ends.
+# Findings that another grid resolves.
 _OF_GRIDS = (
     "grid-size-mismatch",
     "heads-over-tp",
@@ -35,7 +35,7 @@ _OF_GRIDS = (
     "deltanet-groups-over-grid",
 )
 _OF_HOSTS = "group-crosses-nodes"
-# Findings that fewer or other shares of the batch end.
+# Findings that fewer or other shares of the batch resolve.
 _OF_BATCHES = ("batch-not-divisible", "encoder-share-uneven")
 _MOST_TRIED = 200
 
@@ -46,7 +46,7 @@ Offer = tuple[str, Spec]
 def with_grids(
     spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
 ) -> list[Diagnostic]:
-    """Return findings whose help is the nearest grid on which no rule has a new finding."""
+    """Return the findings; help offers the nearest grid on which no rule has a new finding."""
     faulty = {str(item.path[1]) for item in findings if item.code in _OF_GRIDS}
     grids = {name: _nearest(spec, name, rules) for name in sorted(faulty)}
     found = []
@@ -61,7 +61,7 @@ def with_grids(
         if item.code != "grid-size-mismatch":
             help_ = f"write `{shown}`"
         elif other.startswith("`ranks"):
-            # Another rank is the smaller change if the model would be cut in another way.
+            # Other ranks are the smaller change if the grid cuts the model in another way.
             written = spec.modules[str(item.path[1])].grid
             alike = [getattr(grid, a) == getattr(written, a) for a in AXES if a != "dp"]
             help_ = f"`{shown}`, or {other}" if all(alike) else f"{other}, or `{shown}`"
@@ -91,7 +91,7 @@ def _nearest(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
             continue
         if after <= before:
             return grid
-        # It cuts the model; what it leaves to mend is elsewhere, such as in the batch.
+        # It cuts the model; its new findings are about something else, such as the batch.
         some = some or grid
     return some
 
@@ -102,15 +102,15 @@ def faults(spec: Spec, rules: Sequence[Rule]) -> set[tuple[str, YamlPath]]:
 
 
 def nearest_grids(written: Grid, num_ranks: int) -> list[Grid]:
-    """Return the grids on some ranks that are worth a try, the nearest first.
+    """Return the grids on this many ranks that are worth a try, the nearest first.
 
-    Raises: MissingPartError if a size of the grid is wrong: then none is nearest.
+    Raises: MissingPartError if a size of the written grid is wrong: then none is nearest.
     """
     return sorted(grids_of(num_ranks), key=lambda each: _distance(written, each))[:_MOST_TRIED]
 
 
 def grids_of(num_ranks: int) -> list[Grid]:
-    """Return every grid on some ranks, those with a smaller tp first, then cp, then pp."""
+    """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
     sizes = divisors(num_ranks)
     return [
         Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
@@ -120,7 +120,7 @@ def grids_of(num_ranks: int) -> list[Grid]:
 
 
 def _distance(written: Grid, grid: Grid) -> tuple[int, int, float]:
-    """Order grids: few axes changed besides dp, rather to a smaller size, and by little."""
+    """Return a key to sort grids: axes changed besides dp, axes made larger, size of the change."""
     steps = [log2(getattr(grid, axis) / getattr(written, axis)) for axis in AXES if axis != "dp"]
     changed = sum(step != 0 for step in steps)
     return changed, sum(step > 0 for step in steps), sum(map(abs, steps))
@@ -129,7 +129,7 @@ def _distance(written: Grid, grid: Grid) -> tuple[int, int, float]:
 def with_shares(
     spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
 ) -> list[Diagnostic]:
-    """Return findings whose help offers each way that ends them and leads to no new finding."""
+    """Return the findings; help offers each way to resolve them without a new finding."""
     found = []
     for item in findings:
         if item.code not in _OF_BATCHES:
@@ -156,7 +156,7 @@ def with_shares(
 def with_hosts(
     spec: Spec, findings: Sequence[Diagnostic], rules: Sequence[Rule]
 ) -> list[Diagnostic]:
-    """Return findings whose help is the nearest grid with no group over two hosts, if any is."""
+    """Return the findings; help offers the nearest grid with no group over two hosts, if any."""
     crossing = dict.fromkeys(str(item.path[1]) for item in findings if item.code == _OF_HOSTS)
     grids = {name: _inside_hosts(spec, name, rules) for name in crossing}
     return [
@@ -168,7 +168,7 @@ def with_hosts(
 
 
 def _inside_hosts(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
-    """Return the nearest grid of a module on the same ranks whose groups stay inside hosts."""
+    """Return the nearest grid of a module on the same ranks with all groups inside hosts."""
     module, before = spec.modules[name], faults(spec, rules)
     gpus = 1 if spec.nodes is None else spec.nodes.gpus
     inner = module.order[: 1 + max(module.order.index(axis) for axis in ("tp", "cp"))]
@@ -205,7 +205,7 @@ def _grids(spec: Spec, name: str) -> Iterator[Offer]:
     module, ranks = spec.modules[name], spec.modules[name].rank_range
     for grid in nearest_grids(module.grid, len(ranks)):
         if grid.cp != module.grid.cp:
-            continue  # It cuts long sequences, not batches.
+            continue  # Cp cuts long sequences, not batches.
         yield f"`{show_grid(grid)}` for `{name}`", _changed(spec, name, grid=grid)
     unit = module.grid.num_ranks // module.grid.dp
     for dp in range(min(module.grid.dp - 1, len(ranks) // unit), 0, -1):

@@ -21,7 +21,7 @@ from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
 _MANY_RANKS = 100_000
-# What GPUs are sold as and what CUDA reports differ by less.
+# The nominal memory of a GPU and the memory that CUDA reports differ by less.
 _ROUNDED = 0.10
 
 
@@ -210,7 +210,7 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
 
 
 def _inside_host(module: ModuleSpec, axis: str, gpus: int) -> str:
-    """Return how the groups of an axis would lie inside hosts of some ranks."""
+    """Return what to choose so that the groups of an axis lie inside hosts of `gpus` ranks."""
     inner = module.order[: module.order.index(axis) + 1]
     sizes = [f"{each} {getattr(module.grid, each)}" for each in inner]
     together = prod(getattr(module.grid, each) for each in inner)
@@ -224,7 +224,7 @@ def _inside_host(module: ModuleSpec, axis: str, gpus: int) -> str:
 
 
 def gpu_holds_memory(spec: Spec) -> Findings:
-    """A GPU that is named has the memory that is said; a rank may have less of it."""
+    """A GPU that is named has the memory that the spec gives; a rank may have less of it."""
     nodes = spec.nodes
     if nodes is None or nodes.gpu is None or nodes.gpu_memory is None:
         return

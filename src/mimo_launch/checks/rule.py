@@ -31,7 +31,7 @@ class ModuleRule:
 
 @dataclass(frozen=True, slots=True)
 class ModelRule(Generic[M]):
-    """A check of modules whose model is an `of`, and which gets the model as third argument."""
+    """A check of modules with a model of type `of`; it gets the model as third argument."""
 
     of: type[M]
     run: Callable[[Spec, str, M], Findings]
@@ -106,9 +106,9 @@ def no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) 
 
 
 def chosen(section: Strict) -> set[str]:
-    """Return the keys of a section that were written with another value than their default.
+    """Return the keys of a section that have another value than their default.
 
-    The spec of a run, which is saved with every default, has the same as the one that was written.
+    So a saved spec, which has every default, gives the same keys as the spec that the user wrote.
     """
     fields = type(section).model_fields
     return {

@@ -51,7 +51,7 @@ def interleaved_has_stages(spec: Spec) -> Findings:
 def interleaved_runs_whole(spec: Spec) -> Findings:
     """Interleaving runs microbatches in groups that are a multiple of pp.
 
-    Not so in other graphs than a star, where all work has one order.
+    Graphs other than stars need no such groups: all work has one order there.
     """
     if spec.schedule.kind != "interleaved" or not spec.is_star:
         return
@@ -80,7 +80,7 @@ def bubbles_are_filled(spec: Spec) -> Findings:
     """Bubble filling needs a pipeline and an encoder on its ranks (a warning)."""
     if spec.schedule.kind != "bubble_filling":
         return
-    # In other graphs than a star it also sets how far encoders on shared ranks run ahead.
+    # In graphs other than stars it also sets how far encoders on shared ranks run ahead.
     is_piped = spec.language.grid.pp > 1 or not spec.is_star
     if is_piped and any(runs_in_phases(spec, name) for name in spec.encoders):
         return
@@ -99,7 +99,7 @@ def bubbles_are_filled(spec: Spec) -> Findings:
 def bubbles_need_no_gather(spec: Spec, name: str) -> Findings:
     """Replicas at different places of a pipeline cannot gather weights at every forward.
 
-    In other graphs than a star they can: all replicas run in one order.
+    In graphs other than stars they can: all replicas run in one order.
     """
     module = spec.modules[name]
     fills = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1 and spec.is_star

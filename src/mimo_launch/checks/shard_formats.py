@@ -1,9 +1,9 @@
-"""What a file is that is named as a shard and is no plain tar file, and what to do instead.
+"""Recognises files that are named as shards but are not plain tar files, and says what to do.
 
 Decides: which addresses and formats are known: an address by how it begins, a file by its name,
 or else by its first bytes.
-Relies on: the first block of a file. A tar file without members is sound, a long one of zeros is
-not: a copy that was cut off leaves one.
+Relies on: the first block of a file. A tar file without members is sound, but a long file of
+zeros is not: a copy that was cut off leaves one.
 Leaves: whether the records inside are good to the index.
 """
 

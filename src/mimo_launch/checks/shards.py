@@ -1,7 +1,7 @@
 """Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is checked without reading records: names, small JSON files, the first headers.
-Relies on: `data.webdataset.shard_names` for names, `shard_formats` for what is no shard,
+Relies on: `data.webdataset.shard_names` for names, `shard_formats` for other files,
 `hugging_face.image_processor`.
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
@@ -33,7 +33,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
-# Number of members whose headers are read: a millisecond or two.
+# Number of members to read the headers of, in a millisecond or two.
 _LOOKED_AT = 64
 _MOST_LISTED = 3
 # Number of shards that are opened, for one header each.
@@ -198,7 +198,7 @@ def processors_have_encoders(spec: Spec) -> Findings:
 
 
 def first_suffixes(data: WebdatasetData) -> tuple[Path | None, list[str]]:
-    """Return the first shard with members, and the suffixes of its first; None without one."""
+    """Return the first shard with members, if any, and the suffixes of its first members."""
     for shard in shard_files(data.shards)[:_MOST_OPENED]:
         try:
             with tarfile.open(shard, "r:") as tar:

@@ -1,7 +1,7 @@
 """Checks of encoders and of processors that cut images into tiles.
 
-Decides: what tiles cannot be combined with; that all encoders see as many images, where processors
-make several of one.
+Decides: what tiles cannot be combined with; that all encoders see the same number of images, where
+processors make several of one.
 Relies on: `kinds` for what language does with images; `hugging_face.image_processor`.
 Leaves: whether a processor makes the same tiles to `data.webdataset.readers`.
 """
@@ -35,7 +35,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
-    """Yield the keys that do not fit to tiles, why, and what to write instead."""
+    """Yield the keys that do not fit tiles, why, and what to write instead."""
     path: YamlPath = ("modules", name, "model")
     if model.positions != "learned" or model.image is None:
         why = "`image`, the grid of learned positions, is the size of a tile"
@@ -71,7 +71,7 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
 
 
 def processors_cut_alike(spec: Spec) -> Findings:
-    """Of an image that becomes several, each encoder sees as many; a generator makes one."""
+    """If an image becomes several, each encoder sees the same number; a generator makes one."""
     if not isinstance(spec.data, WebdatasetData):
         return
     cuts: dict[str, Cut | None] = {}
@@ -79,7 +79,7 @@ def processors_cut_alike(spec: Spec) -> Findings:
         if kind_of(module.model).images is not None:
             try:
                 cuts[name] = recipe_of(spec, name).cut
-            except ProcessorError:  # It is said of this module by itself.
+            except ProcessorError:  # Another check reports it for this module.
                 return
     first = next((name for name in spec.encoders if cuts.get(name) is not None), None)
     for name, cut in cuts.items():

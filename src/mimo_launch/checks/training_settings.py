@@ -1,4 +1,4 @@
-"""Checks of training settings: those that contradict each other, and those that do nothing.
+"""Checks of training settings that contradict each other or do nothing.
 
 Decides: which settings are reported as having no effect (warnings).
 Relies on: which keys the user wrote; a default never counts, written or not.
@@ -188,7 +188,7 @@ def lr_schedule_used(spec: Spec) -> Findings:
 
 
 def optimizer_settings_used(spec: Spec) -> Findings:
-    """Settings of AdamW have no effect with sgd, nor those of weight decay without it."""
+    """Settings of AdamW have no effect with sgd, nor settings of weight decay without it."""
     own = [module.optimizer.weight_decay for module in spec.modules.values()]
     if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
         yield no_effect(
@@ -216,7 +216,7 @@ def eval_shards_used(spec: Spec) -> Findings:
 
 
 def evaluation_ends(spec: Spec) -> Findings:
-    """`samples: all` needs a held-out set of a size of its own (a warning)."""
+    """`samples: all` needs a held-out set with its own size (a warning)."""
     if spec.eval and spec.eval.samples == "all" and not isinstance(spec.data, WebdatasetData):
         yield Diagnostic(
             code="evaluation-of-made-up-data",

@@ -20,7 +20,7 @@ from mimo_launch.spec.spec import (
 
 
 def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
-    """A talker behind a connector gets rows of that, without embeddings of tokens."""
+    """A talker after a connector gets the connector's rows, without embeddings of tokens."""
     sources = spec.sources_of(name)
     if model.reads_text and LANGUAGE not in sources and sources:
         yield no_effect(
@@ -67,7 +67,7 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
-    """Tokens of silence are left out or not, and a mean is of several tokens."""
+    """`fixed_length` has no effect with `unpadded`, nor a mean over one token."""
     path = ("modules", name, "model")
     if model.fixed_length and model.unpadded:
         why = "`unpadded` leaves out the tokens of silence"
@@ -78,7 +78,7 @@ def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
 
 
 def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """Axes take turns where there are some; without a base nothing rotates."""
+    """`mrope_interleaved` needs `mrope`; without `rope_theta` nothing rotates."""
     if model.rope_theta is None:
         for key in ("mrope", "rotary_factor", "rotary_interleaved"):
             if getattr(model, key) != type(model).model_fields[key].default:
@@ -109,7 +109,7 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
 
 
 def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """A gate of a shared expert has one."""
+    """`shared_gate` needs a shared expert."""
     if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
         yield no_effect(
             ("modules", name, "model", "moe", "shared_gate"),
@@ -119,7 +119,7 @@ def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
 
 
 def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
-    """Each scaling of rotary embeddings uses a factor and keys of its own."""
+    """Each scaling of rotary embeddings uses a factor and its own keys."""
     scaling = model.rope_scaling
     if scaling is None:
         return

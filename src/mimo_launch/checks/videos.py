@@ -1,6 +1,6 @@
 """Checks of encoders that read videos.
 
-Decides: where videos may be read, and that their time is told in a way that the spec allows.
+Decides: where videos may be read, and that their time is given in a way that the spec allows.
 Relies on: names of the first members of shards.
 Leaves: processors to `shards`, weights to `init_from_folder`, videos themselves to the index.
 """
@@ -29,7 +29,7 @@ from mimo_launch.spec.spec import (
 
 
 def videos_can_be_read(spec: Spec, name: str, model: VitModel) -> Findings:
-    """One encoder reads videos, whose time is told somewhere."""
+    """One encoder reads videos, and the text or an axis gives their time."""
     if model.video is None:
         return
     for headline, why, help_ in _faults(spec, name, model):
@@ -101,14 +101,14 @@ def _line_break(spec: Spec) -> tuple[str, str] | None:
     data = spec.data
     if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
         return None
-    with suppress(TokenizerError):  # A check of its own says so.
+    with suppress(TokenizerError):  # Another check reports it.
         if (text := line_break(Path(data.tokenizer))) is not None:
             return data.tokenizer, text
     return None
 
 
 def video_settings_used(spec: Spec) -> Findings:
-    """Settings of videos have an effect where one is read (a warning)."""
+    """Settings of videos have an effect only where videos are read (a warning)."""
     if isinstance(spec.data, WebdatasetData) and not video_readers(spec):
         for key in ("video", "video_marker"):
             if key in chosen(spec.data):

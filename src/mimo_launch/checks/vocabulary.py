@@ -39,7 +39,7 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
     vocab = kind_of(spec.language.model).vocab
     if vocab == "digits":
         return
-    if isinstance(spec.data, WebdatasetData):  # Its tokens are those of the tokenizer.
+    if isinstance(spec.data, WebdatasetData):  # Its tokens come from the tokenizer.
         return
     num_encoders = len(spec.sources_of(LANGUAGE))
     is_digits = isinstance(spec.data, DigitsData)
@@ -80,13 +80,13 @@ def tokenizer_is_usable(spec: Spec) -> Findings:
 
 
 def template_shows_media(spec: Spec) -> Findings:
-    """The chat template says where images and clips stand, if no `placeholder` does."""
+    """The chat template says where images and clips go, if no `placeholder` does."""
     data = spec.data
     if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
         return
     if all(spec.modules[name].placeholder is not None for name in spec.sources_of(LANGUAGE)):
         return
-    # Here, because they import the package of tokenizers, which other specs do not need.
+    # Imported here: they need the package of tokenizers, which other specs do not.
     from mimo_launch.data.webdataset.chat_template import TemplateRefused
     from mimo_launch.data.webdataset.media_rows import ShardInputs
     from mimo_launch.data.webdataset.media_text import MarkerUnclear
@@ -105,7 +105,7 @@ def template_shows_media(spec: Spec) -> Findings:
     except TemplateRefused as error:
         why = str(error)
     except (TokenizerError, ProcessorError):
-        return  # Other checks say so.
+        return  # Other checks report it.
     yield Diagnostic(
         code="tokenizer-not-usable",
         headline=f"the chat template in {data.tokenizer} cannot be used",
@@ -165,7 +165,7 @@ def placeholder_is_token(spec: Spec, name: str) -> Findings:
 
 
 def placeholder_is_free(spec: Spec, name: str) -> Findings:
-    """A given placeholder is in the vocabulary, no other encoder's, and no word."""
+    """A given placeholder is in the vocabulary, and not another encoder's or a word."""
     given, path = spec.modules[name].placeholder, ("modules", name, "placeholder")
     if given is None:
         return
@@ -235,7 +235,7 @@ PIXEL_VALUES = 17
 
 
 def ends_are_codes(spec: Spec, name: str) -> Findings:
-    """`start` and `end` are two codes of the vocabulary, beside others that are said."""
+    """`start` and `end` are two codes of the vocabulary, which has others to say."""
     model = kind_of(spec.modules[name].model).codes
     if model is None:
         return

@@ -49,7 +49,7 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
 
 
 def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel) -> Findings:
-    """Each key/value head serves equally many query heads."""
+    """Each key/value head serves the same number of query heads."""
     if not model.attends or model.heads % model.num_kv_heads == 0:
         return
     yield Diagnostic(
@@ -139,7 +139,7 @@ def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str)
 
 
 def _smaller(axis: str, fits: list[int]) -> str:
-    """Return the help of a size that a grid cannot cut, where no grid on the same ranks can."""
+    """Return help for a size that no grid on the same ranks can cut."""
     return f"choose another {axis}: {', '.join(map(str, fits))}".removesuffix(": ")
 
 
@@ -223,7 +223,7 @@ def recurrent_layers_have_sizes(spec: Spec, name: str, model: HybridModel) -> Fi
 
 
 def recurrent_heads_over_groups(spec: Spec, name: str, model: HybridModel) -> Findings:
-    """Each group serves equally many heads."""
+    """Each group serves the same number of heads."""
     for key, sizes in _recurrent(model):
         words = _WORDS[key]
         if sizes.heads % sizes.groups == 0:
@@ -278,7 +278,7 @@ def recurrent_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
 
 
 def splits(groups: int, tp: int, cp: int) -> bool:
-    """Return whether groups are shared out over tp, and those of a tp rank over cp."""
+    """Return whether groups are shared out over tp, and the groups of a tp rank over cp."""
     if groups % tp and tp % groups:
         return False
     mine = max(1, groups // tp)

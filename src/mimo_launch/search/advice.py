@@ -38,7 +38,7 @@ LEAST_STEP = 0.01
 # A setting that gains less than this is left out in the end; a part of all plans is kept for that.
 LEAST_SETTING = 0.003
 FOR_SIMPLER = 0.15
-# Of a spec that does not fit, several changes are offered, each with many settings at first.
+# For a spec that does not fit, several changes are offered, each with many settings at first.
 FOR_SIMPLER_THAT_FIT = 0.4
 # No plan may take a larger part of what is left.
 MOST_AT_ONCE = 0.25
@@ -49,12 +49,12 @@ _STAGES_PER_PLAN = 8
 _ACTIONS_PER_PLAN = 256
 _LAYERS_PER_PLAN = 200
 MAX_WASTES = 3
-# Grids that are tried beside another change.
+# Grids that are tried together with another change.
 _MAX_NEAR = 4
 
 
 def first_changes(spec: Spec, work: Mapping[str, float]) -> Iterator[Change]:
-    """Yield changes of one idea each, in turn placements, settings and grids.
+    """Yield changes of one idea each: a placement, a setting and a grid in turn.
 
     `work` is the GPU time of each module in a step.
     """
@@ -97,7 +97,7 @@ class Search:
 
     @classmethod
     def of(cls, base: Estimator, estimates: Estimates, gpu_memory: int) -> "Search":
-        """Return a search that has planned nothing; changes fit as well as a spec that does."""
+        """Return a new search; changes may need as much memory as a spec that fits."""
         world = base.layout.world_size
         most = next((n for size, n in _MOST_PLANS if world <= size), _PLANS_OF_MANY)
         stages = (stage for module in base.layout.modules for stage in module.stages)
@@ -117,7 +117,7 @@ class Search:
     def that_fit(self) -> list[Planned]:
         """Return changes of a spec that does not fit itself, the fastest first.
 
-        One of a kind, without settings that it neither needs to fit nor is faster by.
+        There is one of each kind, without settings that neither make it fit nor faster.
         """
         spec = self.base.spec
         as_it_is = Change("memory", {}, spec)
@@ -130,12 +130,12 @@ class Search:
         return _fastest(self.simplest(each, LEAST_GAIN) for each in kinds.values())
 
     def simplest(self, planned: Planned, loss: float = LEAST_SETTING) -> Planned:
-        """Return a change without settings that make it hardly faster, or do nothing after it.
+        """Return a change without settings that hardly make it faster, or no longer do anything.
 
-        It may take longer by a share of `loss` for that.
+        In return a step may take longer by a share of `loss`.
         """
         most, before = (1 + loss) * planned.estimates.step_seconds, None
-        while planned is not before:  # Without one setting another may be needed no more.
+        while planned is not before:  # Without one setting another may no longer be needed.
             before = planned
             for path in before.change.settings:
                 own = planned.change
@@ -145,7 +145,7 @@ class Search:
         return self._if_as_fast(self._without_idle(planned.change), most) or planned
 
     def _if_as_fast(self, change: Change | None, most: float) -> Planned | None:
-        """Plan a change; return it if it fits and takes so many seconds at most."""
+        """Plan a change; return it if it fits and a step takes at most `most` seconds."""
         if change is None:
             return None
         self._plan(change)
@@ -153,7 +153,7 @@ class Search:
         return found if found is not None and found.estimates.step_seconds <= most else None
 
     def _without_idle(self, change: Change) -> Change | None:
-        """Return a change that takes settings back which do nothing any more."""
+        """Return a change that resets the settings that no longer do anything."""
         spec, data = self.base.spec, dump_spec(change.spec)
         settings = dict(change.settings)
         for path in idle_settings(change.spec) - idle_settings(spec):
@@ -190,7 +190,7 @@ class Search:
         return work
 
     def gain(self, planned: Planned) -> float:
-        """Return by what share a change raises the speed."""
+        """Return the share by which a change raises the speed."""
         return self.estimates.step_seconds / planned.estimates.step_seconds - 1
 
     def _best(self) -> list[Planned]:
@@ -233,7 +233,7 @@ def _fastest(found: Iterable[Planned]) -> list[Planned]:
 
 
 def _text(change: Change) -> str:
-    """Return what two changes have in common that make the same spec."""
+    """Return a text that two changes share if they make the same spec."""
     return change.spec.model_dump_json()
 
 
@@ -278,7 +278,7 @@ def advise(search: Search, lost: list[Waste], constants: Calibration) -> list[Ad
             continue
         taken.add(planned.change.kind)
         simplest = search.simplest(planned)
-        # What is left of another kind of change can be one that is offered already.
+        # Simplified, a change of another kind can equal one that is already offered.
         if all(_text(simplest.change) != _text(each.change) for each in answers.values()):
             answers[number] = simplest
     advice = [Advice(waste, answers.get(number)) for number, waste in enumerate(shown)]
@@ -286,7 +286,7 @@ def advise(search: Search, lost: list[Waste], constants: Calibration) -> list[Ad
 
 
 def _lost(estimates: Estimates, among: Iterable[Waste], like: Waste) -> float:
-    """Return the seconds of all GPUs that a kind of loss takes from the modules of one."""
+    """Return the seconds of all GPUs that the modules of `like` lose to its kind of loss."""
     of_same: Iterator[Waste] = (
         each
         for each in among

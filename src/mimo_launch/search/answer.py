@@ -29,7 +29,7 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedChange:
-    """A change that was planned: every key that it changes, by path, and what it should give.
+    """A change that was planned: every key that it changes, by path, and its expected gain.
 
     `gain` is the share by which speed rises; `needed_bytes` is the memory of the fullest ranks.
     """
@@ -55,9 +55,9 @@ class OfferedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostTime:
-    """A waste of time, and the change that helps most; None if none was found, or none sought.
+    """A waste of time, and the change that helps most; None if none was found or sought.
 
-    `share` is that of the step on each of `ranks`, `of_all` that of all GPU time.
+    `share` is the part of the step on each of `ranks`, `of_all` the part of all GPU time.
     """
 
     what: str
@@ -87,9 +87,9 @@ class LostTime:
 class PlanAnswer:
     """The first screen of `plan`.
 
-    `sample` is `mean` or `largest`: what every sample of the step is taken to be. `planned` is the
-    number of changes that were planned to find the best ones, `tried` the same by what they change
-    first.
+    `sample` is `mean` or `largest`: the assumed size of every sample of the step. `planned` is the
+    number of changes that were planned to find the best ones, and `tried` divides it by what they
+    change first.
     """
 
     sample: str
@@ -109,7 +109,7 @@ class PlanAnswer:
 def answer_of(
     estimator: Estimator, estimates: Estimates, *, tokens: int | None = None, seeks: bool = True
 ) -> PlanAnswer:
-    """Return the answer for a job, in which `tokens` are to be trained; `seeks` changes or none."""
+    """Return the answer for a job that trains on `tokens`; seek changes if `seeks`."""
     world = estimator.layout.world_size
     tightest = max(estimates.ranks, key=lambda row: row.total_bytes)
     lost = wastes(estimator.spec, estimates, estimator.constants, world)

@@ -1,7 +1,7 @@
-"""A change to a spec: another layout of the same models and batch, and its words.
+"""A change to a spec: another layout of the same models and batch, and how to describe it.
 
-Decides: what a change is, the order of its settings, and the words for each of them: all that it
-writes into a spec is said, so that no line is a surprise.
+Decides: what a change is, the order of its settings, and the words for each of them. They name
+everything that it writes into a spec, so that no line is a surprise.
 Relies on: `spec.load` to apply settings to a spec; the changed spec for what a setting means there.
 Leaves: which changes there are to `setting_changes` and `grid_changes`.
 
@@ -25,7 +25,7 @@ Settings = Mapping[str, Any]
 Idea = tuple[str, Settings]
 Ideas = Iterator[Idea]
 
-# What is said of a setting of modules: of its value, and their names.
+# Words for a setting of modules, from its value and their names.
 _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     "recompute": lambda value, names: (
         f"recompute {names}" if value == "full" else f"no recomputing of {names}"
@@ -48,7 +48,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """What is changed, in words."""
+        """The changes in words."""
         words = (self._words_of_ranks(), self._words_of_modules(), self._words_of_step())
         return ", ".join(word for part in words for word in part)
 
@@ -89,7 +89,7 @@ class Change:
                 yield words(value, listed(names))
 
     def _modules_with(self, key: str) -> list[str]:
-        """Return the modules of which a key is set."""
+        """Return the modules with a new value of a key."""
         return [name for name in self.spec.modules if f"modules.{name}.{key}" in self.settings]
 
     def _words_of_step(self) -> Iterator[str]:
@@ -128,9 +128,9 @@ def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
 
 
 def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
-    """Return a spec with other settings; None if they are no spec, or change nothing.
+    """Return a spec with other settings; None if the result is not a spec, or they change nothing.
 
-    Of a grid, keys that `settings` do not name stay as they are.
+    In a grid, keys that `settings` do not name stay as they are.
     """
     data = dump_spec(spec)
     different: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
 
 
 def _sizes(before: Any, after: Any) -> Any:
-    """Return what a setting becomes; of a grid the sizes that are, or were, more than 1."""
+    """Return what a setting becomes; for a grid, the sizes that are, or were, more than 1."""
     if not isinstance(after, dict):
         return after
     before = before or {}

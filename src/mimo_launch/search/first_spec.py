@@ -1,11 +1,11 @@
-"""The first placement of given models on a number of GPUs: by a simple rule, or better if one is.
+"""The first placement of given models on a number of GPUs: by a simple rule, or a better one.
 
 Decides: the rule. All modules share all ranks. The language model gets the smallest tp * pp that
 fits into memory, tp before pp, and dp for the rest; an encoder is data parallel. A step has the
-fewest microbatches that fit, four per pipeline stage at least; encoders work on all of them at once
-if that fits. Where nothing fits, activations are recomputed; then experts are split over the ranks
-of a host; then the weights of language are fully sharded. Another placement is better where the
-memory of a GPU is known and the estimates say so, or where nothing fits by the rule.
+fewest microbatches that fit, four per pipeline stage at least; encoders work on all of them
+together if that fits. If nothing fits, activations are recomputed; then experts are split over the
+ranks of a host; then the weights of language are fully sharded. Another placement is better if the
+memory of a GPU is known and the estimates say so, or if nothing fits by the rule.
 Relies on: `checks` for what is legal and fits, `advice` for other placements, settings and their
 estimates.
 Leaves: the models and the data of a spec to `cli.init_draft`.
@@ -35,7 +35,7 @@ LEAST_GAIN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLayout:
-    """The choices of the rule; `encoder_microbatches` None: all of a step at once.
+    """The choices of the rule; `encoder_microbatches` None: all of a step together.
 
     `ep` is the expert-parallel size of the language model.
     """
@@ -89,7 +89,7 @@ class NothingFits(Exception):
 def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
     """Return the first layout that fits, for the data of a spec without any placement.
 
-    Ranks per host and the memory of a GPU are those of its section `nodes`. Raises: NothingFits;
+    Its section `nodes` gives the ranks per host and the memory of a GPU. Raises: NothingFits;
     ValueError if the data are no spec, whatever the layout.
     """
     # Weights to start from do not change what fits, and looking at them takes time.
@@ -191,14 +191,14 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
 
 
 def _better(data: Mapping[str, Any], layout: FirstLayout, *, rule_fits: bool) -> FirstSpec | None:
-    """Return a spec that is faster than a layout, or that fits if that one does not."""
+    """Return a spec that is faster than a layout, or that fits if the layout does not."""
     placed = layout.applied(dict(data))
     estimator = Estimator.of(Plan.of(spec_from_data(placed)))
     estimates = estimator.estimates()
     if estimates.gpu_memory is None:
         return None
     search = Search.of(estimator, estimates, estimates.gpu_memory)
-    # What is computed, as its precision, is not for a layout to choose.
+    # A layout must not choose what is computed, such as its precision.
     found = [
         each
         for each in (search.run() if rule_fits else search.that_fit())
@@ -211,7 +211,7 @@ def _better(data: Mapping[str, Any], layout: FirstLayout, *, rule_fits: bool) ->
     for path, value in best.change.settings.items():
         place, last = setting_at(better, path)
         if value is None:
-            place.pop(last, None)  # The default, which nobody writes.
+            place.pop(last, None)  # The default, which needs no line.
         else:
             place[last] = value
     return FirstSpec(

@@ -1,7 +1,7 @@
-"""What `plan` says of a spec that does not fit into its GPUs: changes by which it does.
+"""What `plan` says of a spec that does not fit into its GPUs: changes that make it fit.
 
 Decides: how many changes are given, and in which order.
-Relies on: `advice` for changes, `answer` for what is said of each.
+Relies on: `advice` for changes, `answer` for the facts about each.
 Leaves: showing them to `cli`.
 """
 
@@ -18,7 +18,7 @@ from mimo_launch.spec.gpus import GPUS, MEASURED
 class WhatFits:
     """Changes of a spec that does not fit, the fastest first.
 
-    `tried` counts those that were planned by what they change first.
+    `tried` counts the planned changes by what they change first.
     """
 
     changes: tuple[OfferedChange, ...]
@@ -26,7 +26,7 @@ class WhatFits:
 
 
 def what_fits(estimator: Estimator) -> WhatFits:
-    """Return changes by which a spec fits that needs more memory than a GPU has."""
+    """Return changes that make a spec fit that needs more memory than a GPU has."""
     estimates = estimator.estimates()
     search = Search.of(estimator, estimates, estimates.gpu_memory or GPUS[MEASURED].memory)
     found = in_order(search.that_fit())[:MAX_WASTES]
@@ -35,9 +35,9 @@ def what_fits(estimator: Estimator) -> WhatFits:
 
 
 def in_order(fastest_first: Iterable[Planned]) -> list[Planned]:
-    """Return changes of which no two set the same keys; of equally fast ones the shortest first.
+    """Return changes, no two of which set the same keys; equally fast ones start with the shortest.
 
-    Two are as fast if their times differ by less than estimates are exact.
+    Two are equally fast if their times differ by less than the error of estimates.
     """
     by_keys: dict[frozenset[str], Planned] = {}
     for each in fastest_first:

@@ -1,6 +1,6 @@
 """Changes of ranks and grids, by which a step may be faster.
 
-Decides: which placements and grids are tried, those nearest to the ones of now first, and the
+Decides: which placements and grids are tried, the nearest to the current ones first, and the
 microbatches that go with them.
 Relies on: the spec, and the GPU time of each module.
 Leaves: other settings to `setting_changes`.
@@ -18,7 +18,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Grid, Spec
 
 _MAX_GRIDS = 10
-# Shorter sequences are cut over cp only if they are now.
+# Shorter sequences are cut over cp only if they already are.
 _LONG = 16_384
 
 
@@ -34,7 +34,7 @@ def grid_ideas(spec: Spec) -> Ideas:
 
 
 def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
-    """Yield other ranks of modules: all on all ranks, or all encoders or one on ranks of their own.
+    """Yield other ranks of modules: all on all ranks, or all encoders or one on separate ranks.
 
     `work` is the GPU time of each module in a step.
     """
@@ -61,13 +61,13 @@ def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
             grid = shape.model_copy(update={"dp": dp})
             yield from _apart(spec, grid, world, others)
             if len(others) == len(spec.encoders) > 1:
-                # One encoder apart, the one with most work first; the others share language's.
+                # One separate encoder, the one with most work first.
                 for name in sorted(others, key=lambda name: -work.get(name, 0.0)):
                     yield from _apart(spec, grid, world, [name])
 
 
 def _apart(spec: Spec, grid: Grid, world: int, names: Collection[str]) -> Ideas:
-    """Yield some modules on the ranks that a grid of language leaves, all others on its own."""
+    """Yield some modules on the ranks that language leaves, all others on language's ranks."""
     own = grid.num_ranks
     left = world - own
     settings = _microbatches(spec, grid, behind=True)
@@ -84,17 +84,17 @@ def _apart(spec: Spec, grid: Grid, world: int, names: Collection[str]) -> Ideas:
 def _placed(
     spec: Spec, grid: Grid, ranks: range, places: Mapping[str, range], at_once: int
 ) -> dict[str, Any] | None:
-    """Return the settings of a placement: language on some ranks, every other module on its own.
+    """Return the settings of a placement: language on `ranks`, every other module on its `places`.
 
-    Those on ranks without language work on so many samples `at_once`, the others on all of a step.
-    None if one of them has no grid on its ranks.
+    Modules on ranks without language work on `at_once` samples together, the others on all of a
+    step. None if a module has no grid on its ranks.
     """
     settings: dict[str, Any] = {"idle_ranks": None}
     settings[f"modules.{LANGUAGE}.ranks"] = show_ranks(ranks)
     settings[f"modules.{LANGUAGE}.grid"] = grid.model_dump()
     for name, rest in places.items():
         module, samples = spec.modules[name].grid, spec.batch.global_ if rest == ranks else at_once
-        # As little tp as now, or as much as leaves replicas an equal share of samples.
+        # The least tp with equal shares of samples for all replicas: 1, or no less than now.
         unit = module.cp * module.pp
         sizes = [
             tp for tp in divisors(len(rest)) if tp >= module.tp and len(rest) % (tp * unit) == 0
@@ -110,7 +110,7 @@ def _placed(
 
 
 def _as_now(spec: Spec, num_ranks: int) -> Iterator[Grid]:
-    """Yield the grid of language with other replicas on some ranks, if they fit."""
+    """Yield language's grid with the dp that fills `num_ranks`, if there is one."""
     grid = spec.language.grid
     dp, rest = divmod(num_ranks, grid.tp * grid.cp * grid.pp)
     if rest == 0 and dp and spec.batch.global_ % dp == 0:
@@ -118,7 +118,7 @@ def _as_now(spec: Spec, num_ranks: int) -> Iterator[Grid]:
 
 
 def grids_on(spec: Spec, name: str, num_ranks: int) -> list[Grid]:
-    """Return other grids of a module on some ranks: those nearest to that of now first."""
+    """Return other grids of a module on this many ranks, the nearest to the current one first."""
     module, per_host = spec.modules[name], spec.nodes.gpus if spec.nodes else num_ranks
     now, cuts = module.grid, {module.grid.cp}
     if name == LANGUAGE and (now.cp > 1 or spec.batch.seq >= _LONG):
@@ -137,7 +137,7 @@ def grids_on(spec: Spec, name: str, num_ranks: int) -> list[Grid]:
 
 
 def _distance(grid: Grid, now: Grid) -> float:
-    """Return how far a grid is from that of now: the sum of the factors between their sizes.
+    """Return how far a grid is from the current one: the sum of the factors between their sizes.
 
     A deeper pipeline counts twice: it waits longer, and a shallower one rarely does not fit.
     """
@@ -146,14 +146,14 @@ def _distance(grid: Grid, now: Grid) -> float:
 
 
 def _factor(one: int, other: int) -> float:
-    """Return by what factor two sizes differ, 1 for none."""
+    """Return the factor by which two sizes differ, 1 if they are equal."""
     return max(one, other) / min(one, other)
 
 
 def _microbatches(spec: Spec, grid: Grid, *, behind: bool) -> dict[str, Any]:
-    """Return a number of microbatches for a grid of language; `behind` other ranks' encoders.
+    """Return the microbatches for a grid of language; `behind` says that encoders use other ranks.
 
-    Enough to fill the pipeline, and none larger than now.
+    There are enough to fill the pipeline, and none is larger than now.
     """
     share = spec.batch.global_ // grid.dp
     now = spec.batch.global_ // (spec.language.grid.dp * spec.schedule.microbatches)

@@ -1,7 +1,7 @@
 """Changes of settings on the same ranks and grids: for a faster step, or to need less memory.
 
 Decides: which values are tried: microbatches, schedules, recomputing, sharding, split experts;
-which of them save memory, and their order: those that cost least time first.
+which of them save memory, and their order: the ones that cost least time first.
 Relies on: the spec; `changes` for what a change is.
 Leaves: grids and ranks to `grid_changes`; whether a change is legal and fits, and what it gains or
 costs, to `advice`.
@@ -39,7 +39,7 @@ def setting_ideas(spec: Spec) -> Ideas:
 
 
 def _microbatches(spec: Spec) -> Ideas:
-    """Yield other numbers of microbatches, in a step and for encoders at once."""
+    """Yield other numbers of microbatches, in a step and in a group for encoders."""
     schedule, language = spec.schedule, spec.language
     share, own = spec.batch.global_ // language.grid.dp, schedule.microbatches
     legal = divisors(share)
@@ -89,16 +89,16 @@ def in_phases(spec: Spec) -> bool:
 
 
 def groups_for(spec: Spec, microbatches: int) -> Settings:
-    """Return the microbatches at once that encoders in front need; nothing for those in phases."""
+    """Return the group of microbatches that encoders on other ranks need; nothing in phases."""
     if in_phases(spec):
         return {}
     return {"schedule.encoder_microbatches": _least_group(spec, microbatches)}
 
 
 def _least_group(spec: Spec, microbatches: int) -> int | None:
-    """Return the fewest microbatches that give each replica of an encoder in front a sample.
+    """Return the fewest microbatches that divide their samples evenly over each encoder's replicas.
 
-    None if one is enough, or nothing is.
+    None if one is enough, or no number is.
     """
     samples = spec.batch.global_ // microbatches
     sizes = [spec.modules[name].grid.dp for name in spec.encoders]
@@ -108,7 +108,7 @@ def _least_group(spec: Spec, microbatches: int) -> int | None:
 
 
 def recomputing_changes(spec: Spec) -> Iterator[Change]:
-    """Yield full recomputation of each module, and full sharding beside it."""
+    """Yield full recomputation of each module, without and with full sharding."""
     for name, module in spec.modules.items():
         recompute = {f"modules.{name}.recompute": "full"}
         sharding = {f"modules.{name}.sharding": "full"} if module.grid.dp > 1 else {}
@@ -118,7 +118,7 @@ def recomputing_changes(spec: Spec) -> Iterator[Change]:
 
 
 def smaller_changes(spec: Spec, first: Change) -> Iterator[Change]:
-    """Yield the same change with settings that need less memory, those that cost least first."""
+    """Yield the same change with settings that need less memory, the cheapest first."""
     own, pp = first.spec, first.spec.language.grid.pp
     cut = {
         f"modules.{name}.sequence_parallel": True

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what of it is lost.
+"""Where the time of a step goes, and which part of it is lost.
 
 Decides: what counts as a loss, its words, and which losses are too small to be mentioned.
 Relies on: the rows of `estimate.estimates`, and nothing else, so that all numbers agree.
@@ -16,7 +16,7 @@ from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 # Losses of a smaller share of all GPU time are not mentioned.
 LEAST = 0.01
-# A loss is said of the modules, and the kinds of data, that have this share of its largest part.
+# A loss names the modules, and the kinds of data, with this share of its largest part.
 LEAST_PART = 0.2
 
 
@@ -24,8 +24,8 @@ LEAST_PART = 0.2
 class TimeShares:
     """Seconds of a step, mean over all ranks: `computing` without `communicating`.
 
-    `waiting` is for others and for transfers, and all the time of idle ranks; `updating` has all
-    that follows the schedule. The parts of `communicating`: `between_layers` over tp and cp,
+    `waiting` is for others and for transfers, and all the time of idle ranks; `updating` is all
+    time after the schedule. The parts of `communicating`: `between_layers` over tp and cp,
     `of_experts` for their tokens, `of_replicas` for weights and gradients. Parts of `computing`:
     in `recomputing` forwards run again, in `starting` kernels wait for the host to start them.
     """
@@ -115,7 +115,7 @@ class _Holders:
         return self.mean(lambda row: sum(share(s) for s in row.stages if s.module == module))
 
     def kinds(self, all_holders: Iterable["_Holders"]) -> Iterator[_Kind]:
-        """Yield what these ranks can lose; those of `all_holders` are what they may wait for."""
+        """Yield what these ranks can lose; they may wait for ranks of `all_holders`."""
         yield "waits", SHARES["waiting"], self.waiting(all_holders)
         yield "communicates", SHARES["communicating"], self.exchanging()
         again = {name: self.mean_of(name, lambda stage: stage.recomputing) for name in self.modules}

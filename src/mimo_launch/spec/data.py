@@ -139,7 +139,7 @@ Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
 
 
 class VideoSettings(Strict):
-    """Which frames of videos are read, where no processor says it or the spec overrides it."""
+    """Which frames of videos are read, if no processor says it or the spec overrides it."""
 
     fps: Rate | None = Field(
         None,

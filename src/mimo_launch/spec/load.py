@@ -3,7 +3,7 @@
 Decides: which checkpoint gives the spec of a run, and from which runs the weights of a module came.
 Relies on: `yaml_source`, `overrides` and `parse`; the file that completes a checkpoint, which holds
 the resolved spec of its run.
-Leaves: checks that need two keys at once to `checks`, tensors to `checkpoint`.
+Leaves: checks of more than one key to `checks`, tensors to `checkpoint`.
 """
 
 from collections.abc import Iterator, Sequence

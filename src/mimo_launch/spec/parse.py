@@ -3,7 +3,7 @@
 Decides: which parts are sound. Each section is validated by itself; a faulty part is left out of
 the result, and reading it there raises `MissingPartError`, so that checks of the rest still run.
 Relies on: the models for types and defaults, `findings` for words.
-Leaves: files to `load`, everything that needs two keys at once to `checks`.
+Leaves: files to `load`, checks of more than one key to `checks`.
 """
 
 import re

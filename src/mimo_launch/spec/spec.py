@@ -3,7 +3,7 @@
 Decides: the whole spec, and how modules read each other; the reference page and the JSON Schema are
 generated from here.
 Relies on: `module` and `sections`; names of all files of this room can be imported from here, too.
-Leaves: everything that needs two keys at once to `checks`.
+Leaves: checks of more than one key to `checks`.
 """
 
 from functools import lru_cache

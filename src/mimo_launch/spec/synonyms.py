@@ -196,7 +196,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """What a word of another trainer means.
+    """The meaning of a word of another trainer.
 
     `values` maps their values to ours, if they differ: "" for the default. `derive` computes ours
     from theirs and the data of the spec, and `formula` says how. `note` is the help if no key has
