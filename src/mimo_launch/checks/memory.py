@@ -100,8 +100,8 @@ def _finding(
 def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[str]:
     """Return changes that save memory on the ranks `alike`, which need `memory`; the best first.
 
-    If some changes leave room for the tolerance, others are left out; or else, if some fit, those
-    that do not.
+    If some changes leave room for the tolerance, the others are left out; if none does but some
+    fit, those that do not fit are left out.
     """
     nodes = estimator.spec.nodes
     limit = memory.total if nodes is None or nodes.memory is None else nodes.memory

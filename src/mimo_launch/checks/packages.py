@@ -1,10 +1,10 @@
 """Checks that what a spec uses is installed: optional packages, and the classes of custom models.
 
-Decides: which setting needs which package; that a run that cannot log as the spec says does not
-start; what `validate` and `plan` learn about a class without importing it: where the files of its
+Decides: which setting needs which package; that a run does not start if it cannot log as the spec
+says; what `validate` and `plan` learn about a class without importing it: where the files of its
 package are, and which names its source defines.
-Relies on: Python's finders, which find a package without importing it; for classes with the current
-folder first, like `python -m`.
+Relies on: Python's finders, which find a package without importing it; for classes, the current
+folder comes first, as with `python -m`.
 Leaves: whether a package works to the run; importing a class, and whether it builds stages, to
 `models.custom_stages`.
 """

@@ -2,10 +2,10 @@
 
 Decides: which grid is nearest to the one that was written; what is offered rather than another
 batch, and in which order: groups of microbatches, fewer microbatches, another grid on the same
-ranks or fewer ranks, and the batch last, apart from them, since what is learned depends on it.
+ranks or fewer ranks, and last, separately, another batch, since training depends on it.
 Relies on: the rules about sizes, which judge every candidate.
-Leaves: the model as it is: another number of heads would be another model; the batch that fits to
-`batch`.
+Leaves: the batch that fits to `batch`. It never changes the model: another number of heads would
+be another model.
 """
 
 from collections.abc import Iterator, Sequence

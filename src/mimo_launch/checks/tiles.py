@@ -18,7 +18,7 @@ from mimo_launch.spec.spec import DigitsData, Spec, VitModel, WebdatasetData
 
 
 def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
-    """A tile is an image of the grid of learned positions, each patch of which may be a row."""
+    """A tile is an image with the grid of learned positions; each of its patches may be a row."""
     if model.tiles is None:
         return
     # All, or none if a part is missing.

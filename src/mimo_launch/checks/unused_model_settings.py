@@ -1,6 +1,6 @@
 """Checks of settings of models that do nothing, because of other settings (warnings).
 
-Decides: which keys of a model have no effect beside which others.
+Decides: which keys of a model have no effect because of which others.
 Relies on: which keys the user wrote; a default never counts.
 Leaves: settings of training and data to `training_settings`.
 """

@@ -21,7 +21,7 @@ from mimo_launch.spec.wording import listing
 AXES = ("tp", "cp", "dp", "pp")
 # The one module that every spec has.
 LANGUAGE = "language"
-# More than any machine has, and about as many as can be planned.
+# More ranks than any machine has; about the largest numbers that can be planned.
 MAX_RANKS, MAX_LAYERS = 2**18, 4096
 _RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 

@@ -78,7 +78,7 @@ class CustomModel(EncoderModel):
 
 
 def nearest_class_path(value: str) -> str:
-    """Return the class path that a user may have meant, as by `pkg/mod.py:Name`; "" if none."""
+    """Return the class path that a text such as `pkg/mod.py:Name` may mean, or ""."""
     module, _, name = value.strip().removesuffix("()").rpartition(":")
     if not module:
         module, _, name = name.rpartition(".")

@@ -188,7 +188,7 @@ def our_values(
 
 
 def _takes(field: FieldInfo, value: Any) -> bool:
-    """Return whether a key takes a value as it is."""
+    """Return whether a key takes a value unchanged."""
     if models_in(field.annotation)[0]:
         return isinstance(value, dict)
     try:

@@ -1,7 +1,7 @@
 """Puts types and values into words, for messages and the reference page, and values into YAML.
 
-Decides: the words for a type, a value that was found and a near miss; YAML of one line, in which
-`spec` reads every number back as the same number.
+Decides: the words for types, found values and near misses; one-line YAML, from which `spec` reads
+every number back as the same number.
 Relies on: JSON Schema fragments, so that it never depends on the wording of pydantic's errors.
 Leaves: the messages to `findings`, lines and comments to the commands.
 """
