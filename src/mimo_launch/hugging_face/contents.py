@@ -109,7 +109,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """Data that the parts of a folder share: settings, tensors, and the fate of images."""
+    """Data that the parts of a folder share: settings, tensors, and what becomes of images."""
 
     config: Config
     headers: Mapping[str, TensorHeader]

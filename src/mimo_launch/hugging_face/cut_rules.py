@@ -1,8 +1,8 @@
-"""The rules by which an image is cut into tiles, which are images by themselves or parts of one.
+"""The rules by which an image is cut into tiles, which are separate images or parts of one.
 
 Decides: the grid of tiles for an image of a given size, and the sizes to which it is resized first;
 for tiles of LLaVA-OneVision the patches that show the image.
-Relies on: `resize_rules` for what is too large; `kinds.tiles` for the tiles of one image.
+Relies on: `resize_rules` for limits on size; `kinds.tiles` for the tiles of one image.
 Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tokenizer`.
 
 A `Cut` turns one image into several: its tiles, then the whole image. Each is a separate image to
@@ -99,7 +99,7 @@ class Enlarged:
 class NearestAspect:
     """The rule of InternVL: the grid of `least` to `most_tiles` tiles with the nearest aspect.
 
-    Of equally near grids, the one with most tiles, if the image has more than half its pixels.
+    Of equally near grids, the largest with less than twice the image's pixels, else the smallest.
     """
 
     shrinks_grid: ClassVar[bool] = False
@@ -201,7 +201,7 @@ def grids_of(config: Mapping[str, Any]) -> tuple[Size, ...]:
 
 
 def best_grid(height: int, width: int, grids: Iterable[Size]) -> Size:
-    """Return the grid, in pixels, that keeps most pixels of an image and wastes fewest pixels.
+    """Return the grid, in pixels, that keeps most pixels of an image and wastes fewest of the grid.
 
     Of equal grids the first is taken. Raises: ImageTooThin.
     """

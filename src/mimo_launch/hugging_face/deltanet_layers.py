@@ -57,7 +57,7 @@ def mixer_keys(config: Config, behind: str) -> dict[str, Any]:
 
 
 def mixer_config(model: HybridModel) -> Config:
-    """Return the mixers of our model as transformers 5 writes them, with sizes that it lacks."""
+    """Return our model's mixers as transformers 5 writes them; missing sizes get defaults."""
     sizes = model.deltanet or DeltaNetSizes.model_validate({"heads": 32, "key_heads": 16})
     held = sizes.architecture()
     return {

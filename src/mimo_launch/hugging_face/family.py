@@ -109,7 +109,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """A name of our part: the name of the tensor, with our rows or entry."""
+        """A unique name: the name of the tensor, with our rows or entry."""
         if self.stacked is not None:
             return f"{self.name}[{self.stacked.number}, {self.first_row}::{self.stacked.step}]"
         if self.num_rows is not None:

@@ -32,7 +32,7 @@ def _sides(config: Config) -> tuple[int, int]:
 
 
 def _shuffle(config: Config) -> int:
-    """Return the side, in patches, of what becomes a row. Raises: ConfigError."""
+    """Return the side, in patches, of the square that becomes a row. Raises: ConfigError."""
     patches, rows = _sides(config)
     return patches // max(1, rows)
 

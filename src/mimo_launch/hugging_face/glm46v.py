@@ -39,7 +39,7 @@ _TYPES = Refusals(tuple(_of_type(part, usual) for part, usual in _PARTS.items())
 
 
 def _no_videos(_: Config) -> None:
-    """Return nothing: how it reads videos is not known here."""
+    """Return None, because it is not known how the model reads videos."""
 
 
 @dataclass(frozen=True, kw_only=True)

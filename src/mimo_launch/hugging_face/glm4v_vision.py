@@ -27,7 +27,7 @@ _ACTIVATIONS = {"silu": "swiglu"}
 _SIZES = Settings({
     "layers": ("depth", 24), "hidden": ("hidden_size", 1536), "heads": ("num_heads", 12),
     "patch": ("patch_size", 14), "channels": ("in_channels", 3),
-    # The width of the merger is `intermediate_size`.
+    # `intermediate_size` is the width of the merger.
     "mlp": ("out_hidden_size", 4096), "shuffle": ("spatial_merge_size", 2),
     "temporal_patch": ("temporal_patch_size", 2),
 })  # fmt: skip

@@ -29,7 +29,7 @@ def _whole(model_type: str, name: str) -> TowerAndDecoder:
     tower: Family[VitModel] = replace(
         vit.BY_TYPE[vit.SIGLIP],
         model_type=f"{model_type}_vision",
-        # A SigLIP with pooling may lack this norm; here it is always present.
+        # A SigLIP with pooling lacks this norm; here it is always present.
         keys=lambda config: (
             vit.keys(_SIGLIP, _SIZES | config) | {"interpolation": "nearest", "final_norm": True}
         ),

@@ -1,7 +1,7 @@
 """The steps from an image to the input of an encoder, as in a Hugging Face folder or by default.
 
 Decides: the steps, and which image processors are supported.
-Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them;
+Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them,
 with the defaults of its classes.
 Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a recipe.
 """
@@ -112,7 +112,7 @@ class ImageRecipe:
 
     @property
     def only_size(self) -> tuple[int, int] | None:
-        """Height and width of every image, if all are alike."""
+        """Height and width of every image, if all are equal."""
         if self.crop is None and isinstance(self.resize, Exact):
             return self.resize.height, self.resize.width
         return self.crop

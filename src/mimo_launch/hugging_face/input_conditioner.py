@@ -30,7 +30,7 @@ class Conditioner:
     def behind(
         self, mean: Sequence[float], std: Sequence[float]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation of one step that equals a step with these, then this one."""
+        """Return mean and deviation of one step equal to a step with these values, then this."""
         pairs = list(zip(mean, std, strict=True))
         means = (m + s * own for (m, s), own in zip(pairs, self.mean, strict=True))
         return tuple(means), tuple(s * own for (_, s), own in zip(pairs, self.std, strict=True))
@@ -50,7 +50,7 @@ def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
         try:
             config = read_config(Path(start))
         except ConfigError:
-            return None  # `checks.init_from_folder` says so.
+            return None  # `checks.init_from_folder` reports it.
         if config.get("model_type") != RADIO:
             return None
         said = (config.get("norm_mean") or MEAN, config.get("norm_std") or STD)

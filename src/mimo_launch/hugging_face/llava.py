@@ -47,7 +47,7 @@ _TOWERS = {
 LAYERS = {"projector.up": f"{_PROJECTOR}linear_1", "projector.down": f"{_PROJECTOR}linear_2"}
 
 
-# For a tower where each state after some layer becomes one row.
+# For a tower whose states after some layer become rows, one row each.
 FIXED: dict[str, Any] = {
     "final_norm": False, "shuffle": 1, "projector": "mlp",
     "projector_activation": activation_of_projector, **PLAIN_PROJECTOR,

@@ -14,7 +14,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.family import Place
 
-# Returns the place of a model's tensor, from the numbers in our name, such as layer and expert.
+# Returns the place of a tensor from a model and the numbers in our name, such as layer and expert.
 Found = Callable[..., Place]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

@@ -2,7 +2,7 @@
 
 Decides: what the settings of the whole and of its projector mean, also under their old names.
 Relies on: `whole_models`; `radio` for the tower, `nemotron_h` for the text part.
-Leaves: the audio tower, a Parakeet, and videos, which none of our modules computes.
+Leaves: the audio tower, a Parakeet, which none of our modules computes; videos are not supported.
 
 Source: `transformers` 5.24, models/nemotron_h_omni. Names of tensors are as in NVIDIA's folders;
 transformers writes them, too.

@@ -52,7 +52,7 @@ def _of_part(config: Config, kind: str) -> Iterator[str]:
 
 
 def _of_whole(config: Config) -> Iterator[str]:
-    """Yield the types most like one that is not read, and its parts that would be read."""
+    """Yield the types most like an unknown one, and its parts that would be read."""
     ours = {each.model_type for each in own_folders.FAMILIES}
     known = [name for name in dict.fromkeys([*PARTS, *FAMILIES]) if name not in ours]
     like = close_matches(str(config.get("model_type")), known)[:_LIKE]

@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import ConnectorModel, FlowModel, Model, TalkerModel
 
-# Prefix of the weights for rows of other modules; the name of the module comes next.
+# Prefix of weights that read rows of another module; the name of that module comes next.
 READS = "reads."
 
 

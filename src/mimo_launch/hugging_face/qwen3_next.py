@@ -3,7 +3,7 @@
 Decides: what its configuration means: one of its layers, a mixer and experts or an MLP, is two
 layers of a hybrid model. `decoder_sparse_step` and `mlp_only_layers` select layers with experts.
 Relies on: `deltanet_layers` for mixers, `qwen3_next_tensors` for names.
-Leaves: the blocks that it shares with Qwen3.5 to the same names there.
+Leaves: the names of blocks that it shares with Qwen3.5 to `qwen3_5_tensors`.
 
 Source: `transformers` 5.24, models/qwen3_next; the published folders for `mtp.*`.
 """

@@ -37,7 +37,7 @@ def place(name: str, model: HybridModel) -> Place:
 
 
 def _of_a_head(sizes: DeltaNetSizes) -> Mapping[str, Mapping[str, int]]:
-    """Return how many rows of each of our tensors a key head has in each tensor of the files."""
+    """Return, by tensor of the files, the rows of a key head for each of our tensors, in order."""
     heads = sizes.heads // sizes.groups
     values = heads * sizes.head_dim
     return {

@@ -44,7 +44,7 @@ class Refusals:
         return Refusals(self.rules + other.rules)
 
     def without(self, *keys: str) -> "Refusals":
-        """Return the rules without these keys, which mean something else in a family."""
+        """Return the rules except those for these keys, which mean something else in a family."""
         return Refusals(tuple(rule for rule in self.rules if rule.key not in keys))
 
     def after(self, prepared: Callable[[Config], Config]) -> "Refusals":
@@ -125,6 +125,6 @@ def left_out(parts: str) -> Refusal:
 
 
 def listed(values: Collection[Any]) -> str:
-    """Return values as Markdown, as `config.json` has them."""
+    """Return values as Markdown, written as in `config.json`."""
     texts = [f"`{short(value)}`" for value in values]
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

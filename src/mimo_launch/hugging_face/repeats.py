@@ -32,7 +32,7 @@ def repeats(part: Part[Any], model: Any) -> dict[str, str]:
 def unlike(
     folder: Path, part: Part[Any], headers: Headers, pairs: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names in files of `pairs` that both exist and hold different values.
+    """Yield, by names in files, the `pairs` that both exist and hold different values.
 
     For large tensors only blocks are compared, including the first and the last.
     """

@@ -29,7 +29,7 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class ShortEdge:
-    """Resize so that the shorter edge has this length."""
+    """Resize the shorter edge to this length."""
 
     length: int
 

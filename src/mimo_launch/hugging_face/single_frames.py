@@ -2,7 +2,7 @@
 
 Decides: which frames are taken from a video, and their height and width, with the numbers of the
 video processors of LLaVA-OneVision, InternVL and SmolVLM; what their settings mean.
-Relies on: `frame_rules` for videos, `resize_rules` for what is too large.
+Relies on: `frame_rules` for videos, `resize_rules` for limits on size.
 Leaves: pixels to `video_processor`.
 
 Source: `transformers` 5.24, video_utils.py, models/internvl and models/smolvlm.
@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.resize_rules import limit
 
 Size = tuple[int, int]
 _MOST_SIDE = 4096
-# Seconds that SmolVLM leaves out at the beginning and at the end of a long video.
+# Seconds that SmolVLM skips at the beginning and at the end of a long video.
 _SKIPPED = 1
 
 
@@ -62,7 +62,7 @@ class EvenSampling:
 
 @dataclass(frozen=True, slots=True)
 class ShiftedSampling(EvenSampling):
-    """The same, but starting at frame `shift` or the middle of a step. The rule of InternVL."""
+    """Even sampling that starts at frame `shift` or mid-step. The rule of InternVL."""
 
     shift: float | None = None
 
@@ -148,7 +148,7 @@ class ExactFrames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareFrames(ExactFrames):
-    """The same, but first the longer side becomes `longest`, the other one an even number.
+    """Frames of one size that are first resized: longer side to `longest`, other to an even number.
 
     The rule of SmolVLM.
     """

@@ -3,7 +3,7 @@
 Decides: what they mean as a `VideoRecipe`, and which video processors are supported.
 Relies on: processor_config.json, video_preprocessor_config.json or preprocessor_config.json, as
 transformers 4 and 5 write them, with the defaults of its classes in 5.23.
-Leaves: which frames, of which size, to `frame_rules` and `single_frames`.
+Leaves: the choice and size of frames to `frame_rules` and `single_frames`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The steps from a video to the inputs of an encoder.
 
 Decides: how frames are grouped and timed, and what a spec may change.
-Relies on: `frame_rules` and `single_frames` for which frames, of which size; `video_words`.
+Relies on: `frame_rules` and `single_frames` for the choice and size of frames; `video_words`.
 Leaves: settings of folders to `video_processor`; frames themselves to `decode_video`.
 """
 
@@ -35,7 +35,7 @@ class TakenVideo:
 
     A group is a temporal patch; the last frame is repeated to fill one. `told` encodes what the
     text says of each group (see `video_words`); `later` is its distance in positions from the first
-    group, None for the first of its image. `before` holds the intermediate sizes of frames.
+    group, None for the first group of an image. `before` holds the intermediate sizes of frames.
     """
 
     indices: tuple[int, ...]
@@ -65,7 +65,7 @@ class VideoRecipe:
 
     @property
     def group(self) -> int:
-        """Frames of a temporal patch."""
+        """Number of frames of a temporal patch."""
         return self.frame_size.group
 
     @property

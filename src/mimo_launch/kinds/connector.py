@@ -26,7 +26,7 @@ class ConnectorKind(TransformerEncoderKind):
 
     @property
     def input(self) -> None:
-        """It reads rows only."""
+        """It reads only rows, so it has no input from samples."""
         return
 
     @property
@@ -46,7 +46,7 @@ class ConnectorKind(TransformerEncoderKind):
 
     @property
     def rows_of_each(self) -> int | None:
-        """Its queries, if it has any."""
+        """The number of its queries, if it has any."""
         return self.model.queries
 
     def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Finds the kind of a model of the spec.
 
-Decides: that every class of this room with one of the spec's models as `model` is a kind.
+Decides: that every class of this room with a `model` from the spec is a kind.
 Relies on: a file per kind.
 Leaves: everything about a kind to its file.
 """
