@@ -1,10 +1,10 @@
-"""Evaluates held-out loss and accuracy, and what a model makes of samples: answers, images, clips.
+"""Evaluates held-out loss and accuracy, and generates answers, images and clips for samples.
 
 Decides: that the text before an answer is continued one greedy token at a time; that a token of the
-answer counts as right if the model generates it at that place before it ends, and the accuracy is
-over all answers; which rank has what a replica of a generator made: its first one.
-Relies on: the data set for answers and the token that ends them; the programs of the plan that
-decode and draw, on rows that an evaluation forward left.
+answer counts as right if the model generates it at that position before it ends, and the accuracy
+is over all answers; that the first rank of a generator's replica has the replica's output.
+Relies on: the data set for answers and the token that ends them; the plan's programs for decoding
+and drawing, on rows that an evaluation forward left.
 Leaves: when to evaluate to `loop`, judging pictures to the data set.
 """
 
@@ -37,20 +37,20 @@ from mimo_launch.train.rank_session import RankSession
 def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: int) -> EvalFinished:
     """Return held-out loss and accuracy of answers after `step` steps, equal on all ranks.
 
-    Each sample counts once; padding fills the last global batch, and those that cannot be read are
-    left out. Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
+    Each sample counts once. Padding fills the last global batch; unreadable samples are left out.
+    Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
     losses_of = {loss.name: loss for loss in session.layout.losses if loss.is_evaluated}
     names = list(losses_of)
-    # Right tokens of answers, tokens of answers; images that were recognised, and all that were
-    # judged; right codes; then the sum of each loss over its terms.
+    # Right answer tokens, all answer tokens; recognised images, judged images; right codes; then
+    # the sum of each loss over its terms.
     sums = torch.zeros(5 + len(names), dtype=torch.float64, device=session.device)
     terms, seen = dict.fromkeys(names, 0), 0
     kinds = {n: kind_of(session.spec.modules[each.module].model) for n, each in losses_of.items()}
     for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
-        inputs = reader.read("heldout", ids, step - 1)  # Which counts steps from 0.
+        inputs = reader.read("heldout", ids, step - 1)  # The reader counts steps from 0.
         result = session.executor.run_forward(program, inputs)
         right = total = 0
         if (end := reader.dataset.answer_end) is not None:
@@ -87,9 +87,10 @@ def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: i
 def _recognised(
     session: RankSession, dataset: Dataset, forwarded: StepState, inputs: ReadStep
 ) -> tuple[int, int]:
-    """Return how many images that generators make of a batch are recognised, and how many judged.
+    """Return how many images generated for a batch are recognised, and how many are judged.
 
-    Those of this rank's replicas, counted on one rank of each; what nobody judges is not made.
+    Counts the images of this rank's replicas, on one rank of each. If the data set judges none, no
+    image is generated.
     """
     if not dataset.judges:
         return 0, 0
@@ -102,7 +103,7 @@ def _recognised(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The tokens of an answer to a sample, given by its position in the step, and the true ones."""
+    """The generated and the true answer to a sample, which is given by its position in the step."""
 
     sample: int
     said: tuple[int, ...]
@@ -131,12 +132,12 @@ def greedy_answers(
         places = torch.arange(text.tokens.shape[1], device=session.device)
         known = places <= starts[microbatch][:, None]
         tokens[microbatch] = text.tokens.where(known, PAD)
-    # The same number of passes on every replica: sharded weights are gathered over all of them.
+    # All replicas make the same number of passes, because sharded weights are gathered over them.
     longest = max(sample.num_labels for sample in inputs.data.samples)
     for position in range(longest):
         for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
             written, at = tokens[microbatch], (starts[microbatch] + position)[:, None]
-            # A short answer may start too near the end of the sequence for all passes.
+            # A short answer may start too close to the end of the sequence for all passes.
             last = written.shape[1] - 1
             goes_on, to = at < last, (at + 1).clamp(max=last)
             chosen = choices.gather(1, at.clamp(max=last))
@@ -153,13 +154,13 @@ def greedy_answers(
             yield Answer(sample, tuple(said), answer)
 
 
-# More steps change the pictures of a straight flow little.
+# With a straight flow, more steps hardly change the pictures.
 DRAWING_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a generator made for one record, in the form of the arrays that it learns from."""
+    """The output of a generator for one record, in the form of the arrays that it learns from."""
 
     generator: str
     record: int
@@ -169,14 +170,14 @@ class Drawn:
 def draw(
     session: RankSession, forwarded: StepState, data: StepData, num_steps: int
 ) -> Iterator[Drawn]:
-    """Yield what generators make of the step that `forwarded` has run forward, record by record.
+    """Yield the output of generators for the step in `forwarded`, record by record.
 
-    Flows take `num_steps` steps; a talker says the most probable codes, for as many frames as the
-    true clip has or up to the code of the end. Ranks: collective over each replica of a generator,
-    whose first rank yields.
+    Flows take `num_steps` steps. A talker takes the most probable codes, for as many frames as the
+    true clip has or up to the end code. Ranks: collective over each replica of a generator; only
+    its first rank yields.
     """
     if not session.mine.drawing:
-        return  # No generator, or none on this rank.
+        return  # There is no generator, or none on this rank.
     made = session.executor.draw(session.mine.drawing, forwarded, num_steps)
     for (name, group), canvas in made.items():
         grid, whole = session.layout[name].grid, canvas.whole()
@@ -195,7 +196,7 @@ def draw(
 
 
 def _array(part: Tensor, span: ImageSpan, model: Model) -> Media:
-    """Return one image or clip of what a generator has made. Raises: TypeError."""
+    """Return one image or clip from the output of a generator. Raises: TypeError."""
     kind = kind_of(model)
     if kind.images is not None:
         return picture(part, span.height, span.width, kind.images)
@@ -205,7 +206,7 @@ def _array(part: Tensor, span: ImageSpan, model: Model) -> Media:
 
 
 def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.NDArray[np.float32]:
-    """Return the picture [channels, height, width] of its patches, the reverse of `cut_image`."""
+    """Return the picture [channels, height, width] from its patches, the inverse of `cut_image`."""
     side, channels = images.patch, images.channels
     squares = patches_NP.view(height, width, channels, side, side)
     made = squares.permute(2, 0, 3, 1, 4).reshape(channels, height * side, width * side)
@@ -214,7 +215,7 @@ def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.
 
 
 def clip(said_NK: Tensor, codes: Codes) -> npt.NDArray[np.int64]:
-    """Return the clip [codebooks, frames] in front of the first end, without the last row."""
+    """Return the clip [codebooks, frames] before the first end code, without the last row."""
     found: npt.NDArray[np.int64] = said_NK[:-1].T.numpy()
     ends = (found == codes.end_code).any(axis=0)
     return found[:, : int(ends.argmax())] if ends.any() else found

@@ -1,6 +1,6 @@
 """Events as records of `metrics.jsonl`, and back.
 
-Decides: which fields a record leaves out; that a number that is not finite is null.
+Decides: which fields a record leaves out; that a non-finite number is null.
 Relies on: `events` for the fields.
 Leaves: the file to `metrics_file`.
 """
@@ -14,7 +14,7 @@ from mimo_launch.train.events import EvalFinished, Event, Reading, StepFinished,
 
 
 def as_record(event: Event) -> dict[str, Any]:
-    """Return an event as one JSON-able object, with null for a number that is not finite."""
+    """Return an event as one JSON-able object, with null for a non-finite number."""
     record: dict[str, Any] = _finite(asdict(event))
     if isinstance(event, StepFinished):
         for key in ("imbalance", "reading", "zero_grads"):
@@ -28,9 +28,9 @@ def as_record(event: Event) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
-    """Return the step or evaluation that `as_record` wrote; None for what is no record of one.
+    """Return the step or evaluation that `as_record` wrote; None for any other record.
 
-    Numbers that were not finite are NaN; fields that an earlier version did not write are missing.
+    Non-finite numbers become NaN; fields that an earlier version did not write are missing.
     """
     known = _with_nan({**record})
     usage = {each.name: known.pop(each.name, None) for each in fields(Usage)}
@@ -49,7 +49,7 @@ def from_record(record: dict[str, Any]) -> "StepFinished | EvalFinished | None":
 
 
 def _has_numbers(event: Any) -> bool:
-    """Return whether what must be a number, or numbers by name, is such; strangers may lie."""
+    """Return whether all numeric fields hold numbers: the file may come from anywhere."""
     if event is None:
         return True
     return all(
@@ -63,7 +63,7 @@ def _has_numbers(event: Any) -> bool:
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with NaN for each null, but in what is null where it does not apply."""
+    """Return values with NaN for each null, except for a field that may be null."""
     return {
         name: _with_nan(value)
         if isinstance(value, dict)

@@ -1,7 +1,7 @@
 """Defines the events of a run as plain values; the loop emits them, others listen.
 
 Decides: the fields of `metrics.jsonl`.
-Relies on: `layout.step_views` for what an imbalance is.
+Relies on: `layout.step_views` for the imbalance.
 Leaves: writing to `metrics_file`, drawing to `cli.run_screens`.
 """
 
@@ -15,7 +15,7 @@ from mimo_launch.layout.step_views import Imbalance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """All ranks have built their modules; `first_step` steps were done before, in earlier runs."""
+    """All ranks have built their modules; earlier runs have done `first_step` steps."""
 
     name: str
     plan: str
@@ -28,7 +28,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWaits:
-    """The first step has not ended; `what` says in words what the slowest ranks are doing."""
+    """The first step has not ended; `what` describes what the slowest ranks are doing."""
 
     what: str
 
@@ -37,7 +37,7 @@ class RunWaits:
 class Reading:
     """The seconds that a step waited for its samples, and that this rank took to read its share.
 
-    The rank reads beside the step before.
+    The rank reads during the previous step.
     """
 
     waited_s: float
@@ -46,12 +46,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a step took of its devices; counted as `bench` does, known to rank 0 only.
+    """The device usage of a step, counted as in `bench`; only rank 0 knows it.
 
     `time` is when the host knew the numbers of the step, in UTC; `tflop` is the work of each
-    module, `tflops_per_rank` the mean over all ranks and `mfu` its share of the peak, if that is
-    known. `peak_memory` has per module the most bytes that a rank of it has had so far, as the
-    ranks told while they read their samples: tensors on a GPU, the resident set on a CPU.
+    module, `tflops_per_rank` the mean over all ranks, and `mfu` its share of the peak, if the peak
+    is known. `peak_memory` has for each module the largest peak in bytes of its ranks so far, which
+    they exchange while they read samples: tensors on a GPU, the resident set on a CPU.
     """
 
     time: str
@@ -63,7 +63,7 @@ class Usage:
 
     @property
     def at(self) -> float:
-        """The time of day in seconds, as `time.time` counts them."""
+        """The time in seconds, as returned by `time.time`."""
         return datetime.fromisoformat(self.time).timestamp()
 
 
@@ -73,13 +73,13 @@ class StepFinished:
 
     `step` counts from 1; norms are before clipping; `tokens` is the number of real tokens of the
     step, with image rows and without padding; `tokens_per_s` is over the time from the start of the
-    step, or from the end of the one before where the host does not wait for it, to the end of its
-    update; `bad_samples` could not be read and were left out of the step; `imbalance` is of
-    encoders with several replicas; `reading` is for samples of shards; `zero_grads` counts
-    gradients that are exactly zero, if the spec says so; `aux_loss` balances the load of experts;
-    `losses` are all by name if there are several, of which `loss` is the weighted sum: a module's
-    has the name of the module, that of further tokens `language.mtp`;
-    the fields of `usage` are written beside the others.
+    step (or the end of the previous step, if the host does not wait for it) to the end of its
+    update; `bad_samples` could not be read and were left out of the step; `imbalance` is for
+    encoders with several replicas; `reading` is for samples from shards; `zero_grads` counts
+    gradients that are exactly zero, if the spec asks for it; `aux_loss` balances the load of
+    experts; `losses` has all losses by name if there are several, and `loss` is their weighted sum:
+    a module's loss has the name of the module, the loss of further tokens is `language.mtp`. The
+    fields of `usage` are written next to the others.
     """
 
     step: int
@@ -104,10 +104,10 @@ class StepFinished:
 class EvalFinished:
     """One evaluation after `step` steps.
 
-    `digit_accuracy` is the share of the tokens of held-out answers that greedy decoding gets right
-    at their place. Metrics files have this name, whatever the answers are. `drawn_recognised` is
-    the share of images that generators make from noise and that the data set recognises;
-    `code_accuracy` that of the codes which talkers find most probable behind the true ones.
+    `digit_accuracy` is the share of tokens of held-out answers that greedy decoding gets right at
+    their position; metrics files use this name for all kinds of answers. `drawn_recognised` is the
+    share of images generated from noise that the data set recognises. `code_accuracy` is the share
+    of codes that talkers predict correctly after the true ones.
     """
 
     step: int
@@ -121,7 +121,7 @@ class EvalFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished:
-    """The last step is done, and `saved` unless the spec says to save nothing."""
+    """The last step is done, and `saved` unless the spec disables saving."""
 
     steps: int
     seconds: float
@@ -131,7 +131,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStopped:
-    """A signal ended the run after `step` steps; `checkpoint` holds them, if it could be saved."""
+    """A signal ended the run after `step` steps; `checkpoint` is their checkpoint, if saved."""
 
     step: int
     signal: int
@@ -140,10 +140,9 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """State was taken from the checkpoint `resumed_from` after `step` steps.
+    """The state was loaded from the checkpoint `resumed_from` after `step` steps.
 
-    `changes` names settings and data that differ from those it was saved with, as
-    `path: old -> new`.
+    `changes` lists settings and data that differ from the checkpoint, as `path: old -> new`.
     """
 
     step: int
@@ -153,9 +152,9 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is complete. Training waited for `stall_s`, the write took `seconds`.
+    """A checkpoint is complete. Training waited for `stall_s`; the write took `seconds`.
 
-    `not_finite` names its weights that hold a NaN or an infinity.
+    `not_finite` lists its weights that hold a NaN or an infinity.
     """
 
     step: int
@@ -176,7 +175,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPassedOver:
-    """A checkpoint is incomplete or damaged, so the run looks for an older one."""
+    """A checkpoint is incomplete or damaged, so the run tries an older one."""
 
     checkpoint: str
     reason: str
@@ -186,8 +185,8 @@ class CheckpointPassedOver:
 class WeightsLoaded:
     """A module took its weights from a checkpoint or a Hugging Face folder (`init_from`).
 
-    `missing` are names the checkpoint lacks, `misfits` those it has in another shape (both keep
-    their initial values), `unused` those of the checkpoint that the module lacks.
+    `missing` are names that the checkpoint lacks, `misfits` names that have another shape there
+    (both keep their initial values), `unused` names in the checkpoint that the module lacks.
     """
 
     module: str
@@ -202,7 +201,7 @@ class WeightsLoaded:
 class NonFinite:
     """A loss or gradient was not finite, so all ranks skip the step.
 
-    `rank` saw it first, in `module`; `samples` are the ids of the samples it may have come from.
+    `rank` saw it first, in `module`; it may have come from the samples with the ids `samples`.
     """
 
     step: int
@@ -227,7 +226,7 @@ class BadSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFailed:
-    """A log could not be written; its lines are kept and tried again."""
+    """A log could not be written; its lines are kept for another attempt."""
 
     file: str
     reason: str
@@ -251,7 +250,7 @@ class BenchFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesWritten:
-    """Answers and pictures of `samples` are in `folder`; at the end also `sheets` of pictures."""
+    """Answers and pictures for `samples` are in `folder`; at the end also `sheets` of pictures."""
 
     folder: str
     samples: int
@@ -263,8 +262,8 @@ class SamplesWritten:
 class CalibrationFinished:
     """A calibration has measured the constants of `plan` that `measured` names.
 
-    `constants` are all of them by name; `file` holds them, or is None if it could not be written.
-    `step_s` is the median of the timed steps, `estimated_step_s` what the constants give for it.
+    `constants` has all constants by name; `file` holds them, or is None if it could not be written.
+    `step_s` is the median of the timed steps, `estimated_step_s` its estimate by the constants.
     """
 
     file: str | None

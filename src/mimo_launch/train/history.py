@@ -1,8 +1,7 @@
 """Reads the steps of a run from its `metrics.jsonl`.
 
-Decides: that a last line that was cut short, and lines that are no records, are left out and
-counted; that a file without a step is an error; that of a step that was run twice the later record
-counts.
+Decides: that an incomplete last line, and lines that are not records, are left out and counted;
+that a file without a step is an error; that the later record of a repeated step counts.
 Relies on: `metrics_file`, which writes it; no torch.
 Leaves: drawing and tables to `cli`.
 """
@@ -22,7 +21,7 @@ Curve = tuple[list[int], list[float]]
 
 
 class NoHistory(Exception):
-    """There are no metrics to show; `help` says what to do."""
+    """There are no metrics to show; `help` tells the user what to do."""
 
     def __init__(self, message: str, help_: str) -> None:
         super().__init__(message)
@@ -33,7 +32,7 @@ class NoHistory(Exception):
 class History:
     """A run's records, by step. `run` is the folder of its file.
 
-    `resumes` are those of starts from a checkpoint, in order.
+    `resumes` are the records of starts from a checkpoint, in order.
     """
 
     name: str
@@ -49,7 +48,7 @@ class History:
         return list(dict.fromkeys(name for record in self.steps for name in _norms(record)))
 
     def curve(self, key: str) -> Curve:
-        """Return a number of every step."""
+        """Return the curve of a field over all steps."""
         return _curve(self.steps, [record.get(key) for record in self.steps])
 
     def norms_of(self, module: str) -> Curve:
@@ -57,7 +56,7 @@ class History:
         return _curve(self.steps, [_norms(record).get(module) for record in self.steps])
 
     def losses(self) -> dict[str, Curve]:
-        """Return the loss of each module; none where language alone has one."""
+        """Return the loss of each module; empty if only language has a loss."""
         names = dict.fromkeys(name for record in self.steps for name in _dict(record, "losses"))
         return {
             name: _curve(self.steps, [_dict(record, "losses").get(name) for record in self.steps])
@@ -65,7 +64,7 @@ class History:
         }
 
     def rates(self) -> dict[tuple[str, ...], Curve]:
-        """Return learning rates; modules whose rates are always equal share an entry."""
+        """Return learning rates; modules with always equal rates share an entry."""
         names = dict.fromkeys(name for record in self.steps for name in _dict(record, "lrs"))
         found: dict[tuple[str, ...], Curve] = {}
         for name in names:
@@ -76,7 +75,7 @@ class History:
         return found
 
     def eval_curve(self, key: str) -> Curve:
-        """Return a number of every evaluation."""
+        """Return the curve of a field over all evaluations."""
         return _curve(self.evals, [record.get(key) for record in self.evals])
 
     def resumed_after(self) -> list[int]:
@@ -84,15 +83,15 @@ class History:
         return sorted({record["step"] for record in self.resumes})
 
     def total(self, key: str) -> int:
-        """Return the sum of a count, or of a flag, over all steps."""
+        """Return the sum of a count or flag over all steps."""
         numbers = [_number(record.get(key)) for record in self.steps]
         return sum(int(number) for number in numbers if math.isfinite(number))
 
 
 def read_history(path: Path) -> History:
-    """Read a run folder, or a metrics file.
+    """Read a run folder or a metrics file.
 
-    Raises: NoHistory, also when the file cannot be read.
+    Raises: NoHistory, also if the file cannot be read.
     """
     file = path / METRICS if path.is_dir() else path
     if file.exists() and not file.is_file():
@@ -105,7 +104,7 @@ def read_history(path: Path) -> History:
         raise NoHistory(f"cannot read {file}: {error.strerror}", "check its permissions") from None
     *whole, last = lines
     found = [_record(line) for line in whole if line.strip()]
-    # A line without a newline: a run is writing it, or was killed meanwhile.
+    # A line without a newline: a run is writing it, or was killed while writing it.
     half = _record(last)
     records = [record for record in (*found, half) if record is not None]
     steps, evals = _by_step(records)
@@ -123,7 +122,7 @@ def read_history(path: Path) -> History:
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Return at each place the mean of the finite ones among the last `width` values."""
+    """Return the mean of the finite values among the last `width` at each position."""
     sums, counts = [0.0], [0]
     for value in values:
         is_number = math.isfinite(value)
@@ -138,7 +137,7 @@ def moving_average(values: Sequence[float], width: int) -> list[float]:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """Return a curve of at most about `most` points that keeps every peak and every gap."""
+    """Return a curve with about `most` points at most that keeps every peak and every gap."""
     steps, values = curve
     if len(steps) <= most:
         return curve
@@ -166,7 +165,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _by_step(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return steps and evaluations; after a resume, repeated ones replace the earlier ones."""
+    """Return steps and evaluations; a record repeated after a resume replaces the earlier one."""
     steps: dict[int, Record] = {}
     evals: dict[int, Record] = {}
     for record in records:
@@ -189,7 +188,7 @@ def _curve(records: Sequence[Record], values: Sequence[Any]) -> Curve:
 def _number(value: Any) -> float:
     try:
         return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # A whole number of hundreds of digits.
+    except OverflowError:  # An integer with hundreds of digits.
         return math.nan
 
 
@@ -203,7 +202,7 @@ def _norms(record: Record) -> Record:
 
 
 def _instead_of(path: Path) -> str:
-    """Return what to write instead of a path without metrics."""
+    """Return advice on what to write instead of a path without metrics."""
     if not path.exists():
         return "give the folder of a run, such as runs/NAME, or its metrics.jsonl"
     runs = sorted(file.parent for file in path.glob(f"*/{METRICS}"))

@@ -1,12 +1,12 @@
-"""Writes metrics to TensorBoard, Weights & Biases and MLflow, besides `metrics.jsonl`.
+"""Writes metrics to TensorBoard, Weights & Biases and MLflow, in addition to `metrics.jsonl`.
 
-Decides: which listeners `log` asks for; that one that fails is reported once, gets no more events
-and does not stop the run; the names of the curves: those of the run are under `train/`, `eval/` and
-`checkpoint/`, those of a module under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/`,
+Decides: the listeners for `log`; that a listener that fails is reported once, gets no more events
+and does not stop the run; the names of the curves: for the run under `train/`, `eval/` and
+`checkpoint/`, for a module under `grad_norm/`, `lr/`, `imbalance/`, `imbalance_before/`,
 `zero_grads/` and `peak_memory/`, with the module's name. A resumed run continues its curves:
-TensorBoard hides what an earlier process wrote about the same steps, W&B gets the id that is kept
-in the run folder. Without a W&B server, offline files are written, and there is no error; neither
-code, nor git state, nor console output is sent.
+TensorBoard hides the points that an earlier process wrote for the same steps, W&B gets the id from
+the run folder. Without a W&B server, offline files are written, and there is no error; no code, git
+state or console output is sent.
 Relies on: the packages `tensorboard` and `wandb`, without which `checks.packages` refuses a spec;
 the user's login (`wandb login`, WANDB_API_KEY).
 Leaves: MLflow to `mlflow_listener`; `metrics.jsonl` and the console, which every run has, to
@@ -35,12 +35,12 @@ from mimo_launch.train.events import (
 from mimo_launch.train.mlflow_listener import MlflowListener
 
 FOLDER = "tensorboard"
-# A killed run loses at most this much of its curves; metrics.jsonl loses nothing.
+# A killed run loses at most this many seconds of its curves; metrics.jsonl loses nothing.
 _FLUSH_SECONDS = 10
 NAME = "Weights & Biases"
 ID_FILE = "wandb-id"
 
-# All ranks wait in their first collective while rank 0 logs in, and leave together at the end.
+# All ranks wait in their first collective while rank 0 logs in, and exit together at the end.
 _SETTINGS = {
     "init_timeout": 30,
     "finish_timeout": 120,
@@ -62,7 +62,7 @@ class Closable(Protocol):
 
 
 class Guarded:
-    """Passes events to a listener until it fails, which is reported once to `tell`."""
+    """Passes events to a listener until it fails; reports the failure once to `tell`."""
 
     def __init__(self, name: str, listener: Closable, tell: Listener) -> None:
         self._name, self._listener, self._tell = name, listener, tell
@@ -86,19 +86,19 @@ class Guarded:
                 self._fail(error, "its last metrics may be missing")
 
     def _fail(self, error: Exception, effect: str) -> None:
-        # Before anything else: `tell` calls this listener, too.
+        # Set this first: `tell` calls this listener, too.
         self._failed = True
         self._tell(ListenerFailed(listener=self._name, reason=reason_of(error), effect=effect))
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error's message, without the logins of addresses."""
+    """Return the first line of an error's message, without logins in URLs."""
     first = (str(error).strip() or repr(error)).splitlines()[0]
     return re.sub(r"://[^/\s@]*@", "://***@", first)
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """Return the new points of curves, by name; most events have none."""
+    """Return the points that an event adds to curves, by name; most events add none."""
     match event:
         case StepFinished(reading=reading):
             times = {}
@@ -196,7 +196,7 @@ class WandbListener:
                 if event.step >= self._run.step:
                     self._run.log(scalars(event), step=event.step)
             case CheckpointSaved():
-                # It was written beside training: later steps may be logged already.
+                # It was written during training: later steps may already be logged.
                 self._run.log(scalars(event), step=max(event.step, self._run.step))
             case RunFinished():
                 self._exit_code = 0
@@ -242,13 +242,13 @@ class WandbListener:
         import wandb
 
         self._run.finish(exit_code=self._exit_code)
-        # W&B's process writes the last points after `finish` has returned; a worker of torch
-        # elastic may exit without the handlers that would wait for it.
+        # W&B's process writes the last points after `finish` returns; a worker of torch elastic may
+        # exit without running the handlers that wait for it.
         wandb.teardown()
 
 
 def run_id(run_dir: Path) -> str:
-    """Return the id of this run folder at W&B; the first call draws it."""
+    """Return the W&B id of this run folder; the first call draws it at random."""
     path = run_dir / ID_FILE
     found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if re.fullmatch(r"[a-z0-9]+", found):
@@ -259,7 +259,7 @@ def run_id(run_dir: Path) -> str:
 
 
 def listeners_of(spec: Spec, run_dir: Path, tell: Listener) -> list[Guarded]:
-    """Return the listeners that `log` asks for. None raises; `tell` gets their first failure."""
+    """Return the listeners for `log`. None of them raises; `tell` gets each one's first failure."""
     found = []
     if spec.log.tensorboard:
         found.append(Guarded("TensorBoard", TensorBoardListener(run_dir), tell))

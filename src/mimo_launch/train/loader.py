@@ -2,7 +2,7 @@
 
 Decides: that padding replaces a record that cannot be read.
 Relies on: `data.sample_order` for the ids.
-Leaves: decoding to the data set, agreeing on what cannot be read to `prefetch`.
+Leaves: decoding to the data set, agreeing on unreadable samples to `prefetch`.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ from mimo_launch.models.encoder_inputs import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
 
-# The errors of damaged samples; decoders do not know BadSample. Other errors are bugs.
+# The errors of damaged samples; decoders do not raise BadSample. Other errors are bugs.
 BAD = (BadSample, OSError, EOFError, ValueError)
 MAX_REASON = 200
 
@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class UnreadStep:
-    """The samples of one step by their position in it, none read: each is read when asked for."""
+    """The samples of one step by their position in it; each is read on demand."""
 
     dataset: Dataset
     split: Split
@@ -79,7 +79,7 @@ class UnreadStep:
 
 
 def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> UnreadStep:
-    """Return the inputs of a step that consists of the given samples."""
+    """Return the inputs of a step with the given samples."""
     return UnreadStep(dataset, split, make_step_data(dataset, split, ids, step))
 
 
@@ -87,9 +87,10 @@ def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int
 class ReadStep:
     """The part of a step that one rank has read: the content of `UnreadStep`, in memory.
 
-    Records are numbered through the step; `numbers` has those of each sample. Records `left_out`
-    are empty in `data`: padding, no label, no image, no answer. `imbalance` is of the encoders with
-    several replicas; `peak_memory` is the largest of a rank of each module, by the time of reading.
+    Records are numbered across the step; `numbers` has the numbers of each sample's records.
+    Records `left_out` are empty in `data`: padding, no label, no image, no answer. `imbalance` is
+    for encoders with several replicas; `peak_memory` is the largest of any rank of each module at
+    the time of reading.
     """
 
     data: StepData
@@ -121,7 +122,7 @@ class ReadStep:
         return [image for n, _ in self._readable(sample) for image in self.pixels[n, encoder]]
 
     def noises(self, sample: int, generator: str, numbers: int) -> list[Noise]:
-        """Return the noise of each image that a generator makes, drawn here if nobody has yet."""
+        """Return the noise of each image that a generator makes, drawn here unless read ahead."""
         found: list[Noise] = []
         for number, record in self._readable(sample):
             read = self.noise.get((number, generator))
@@ -135,7 +136,7 @@ class ReadStep:
         return next((self.answers[n] for n, _ in self._readable(sample)), ())
 
     def record(self, number: int) -> SampleData:
-        """Return a record as it is in the index."""
+        """Return a record as in the index."""
         position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
         return self.data.indexed[position].records[number - self.numbers[position].start]
 
@@ -163,17 +164,17 @@ def read_step(
     pinned: bool = False,
     threads: ThreadPoolExecutor | None = None,
 ) -> tuple[ReadStep, dict[int, str]]:
-    """Read one rank's part of a step; return it, and the reason why each bad record is bad.
+    """Read one rank's part of a step; return it with the bad records and their reasons.
 
-    `beat` is called for every record. With `pinned`, patches lie in memory from which a GPU copies.
-    With `threads`, records are read in parallel. Raises: errors of a data set other than damage.
+    `beat` is called for every record. With `pinned`, patches are in pinned memory for copies to a
+    GPU. With `threads`, records are read in parallel. Raises: errors of a data set except damage.
     """
     ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
     numbers = tuple(map(range, ends, ends[1:]))
     made = ReadStep(source.data, spec.batch.seq, numbers, seed=spec.train.seed)
     reasons: dict[int, str] = {}
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
-    if threads is not None:  # Start all of them before waiting for the first one.
+    if threads is not None:  # Start all reads before waiting for the first one.
         records = [(number, threads.submit(read).result, keep) for number, read, keep in records]
     for number, read, keep in records:
         beat()
@@ -181,7 +182,7 @@ def read_step(
             try:
                 keep(read())
             except BAD as error:
-                # One line of limited length.
+                # Make one line of limited length.
                 kind, words = type(error).__name__, " ".join(str(error).split())
                 named = words and not isinstance(error, BadSample)
                 text = f"{kind}: {words}" if named else words or kind
@@ -196,7 +197,7 @@ Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 def _records(
     source: UnreadStep, reads: Reads, spec: Spec, into: ReadStep, *, pinned: bool
 ) -> Iterator[Record]:
-    """Yield for each read the number of the record, a function to read, and one to keep it."""
+    """Yield for each read the record's number, a function that reads, and one that stores it."""
     dataset, split = source.dataset, source.split
 
     def records(positions: Iterable[int]) -> Iterator[tuple[int, SampleData]]:
@@ -231,7 +232,7 @@ def _read_images(
     kind: ModelKind,
     cut: Callable[[np.ndarray], Patches],
 ) -> list[Patches]:
-    """Return the images of a record. Raises: BadSample if they are not those of the index."""
+    """Return the images of a record. Raises: BadSample if they differ from the index."""
     images = source.dataset.images(source.split, record.id, encoder)
     spans = record.spans.get(encoder, ())
     if len(images) != len(spans):

@@ -1,7 +1,7 @@
 """Runs the training loop: take samples, run a step, evaluate, save, emit events.
 
-Decides: when to evaluate and save; that a signal that one rank has seen ends the run on all of them
-after the same step.
+Decides: when to evaluate and save; that a signal to one rank ends the run on all ranks after the
+same step.
 Relies on: `step` for steps, `data.sample_order` for samples, `checkpoint` for saving.
 Leaves: showing and storing events to listeners.
 """
@@ -48,24 +48,24 @@ class Saver(Protocol):
         """Return the outcomes of saves since the last call."""
 
     def newest_finite(self) -> str | None:
-        """Return the newest checkpoint of which all weights are finite. Ranks: collective."""
+        """Return the newest checkpoint with only finite weights. Ranks: collective."""
 
     def finish(self) -> None:
         """Wait for the last save."""
 
 
 class CheckpointNotWritten(EndOfRun):
-    """A checkpoint could not be written, and the run must not continue (or end) without it."""
+    """A checkpoint could not be written, and the run must not continue or end without it."""
 
     restartable = True
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a run may have besides its session.
+    """Optional parts of a run besides its session.
 
-    `stop` returns the number of a signal that this rank got, or 0. `dataset` is that of the spec,
-    if it is open.
+    `stop` returns the number of a signal that this rank got, or 0. `dataset` is the spec's data
+    set, if it is already open.
     """
 
     saver: Saver | None = None
@@ -77,13 +77,12 @@ class Hooks:
 def train(
     session: RankSession, emit: Listener, hooks: Hooks | None = None, state: RunState | None = None
 ) -> int:
-    """Run the steps of the spec that `state` has not done; return the signal that ended it, or 0.
+    """Run the remaining steps of the spec after `state`; return the signal that ended it, or 0.
 
     `emit` is called on every rank with the same events. `state` is advanced in place.
 
     Ranks: collective over the world. Raises, on all ranks: CheckpointNotWritten, after the last
-    step or, by `train.on_write_error`, at once; NonFiniteRun; NoUpdate;
-    TooManyBadSamples.
+    step or, with `train.on_write_error`, immediately; NonFiniteRun; NoUpdate; TooManyBadSamples.
     """
     spec, hooks, state = session.spec, hooks or Hooks(), state or RunState()
     dataset = hooks.dataset or build_dataset(spec)
@@ -105,7 +104,7 @@ def train(
         try:
             stop_signal_seen = _steps(session, steps, reader, order, emit, hooks, state)
         except EndOfRun as error:
-            # A save under way must not be lost: all ranks wait for it.
+            # A running save must not be lost: all ranks wait for it.
             if hooks.saver is not None:
                 hooks.saver.finish()
                 _tell(hooks.saver, emit)
@@ -157,13 +156,13 @@ def _steps(
             session.progress.enter(Phase.EVALUATING)
             emit(evaluate(session, reader, spec.eval.samples, state.step))
         if hooks.saver is not None:
-            # While numbers are bad no interval saves: a run that they end resumes from before them.
-            # The end and a stop signal do.
+            # While numbers are bad, the interval saves nothing: a run that fails because of them
+            # resumes from before them. The last step and a stop signal still save.
             if stop_signal_seen or (save and (metrics[-1].finite or last)):
                 session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
-            if not stop_signal_seen:  # The last save of a run that stops is reported at its end.
+            if not stop_signal_seen:  # A stopping run reports its last save at its end.
                 _tell(hooks.saver, emit)
     return stop_signal_seen
 
@@ -171,7 +170,7 @@ def _steps(
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
     """Return 0 or 1 for each stop signal, and for a failed save that must end the run.
 
-    All ranks act on the sum at the same step.
+    All ranks act on the sum after the same step.
     """
     seen = hooks.stop() if hooks.stop is not None else 0
     broken = hooks.saver is not None and hooks.saver.error is not None
@@ -191,14 +190,14 @@ def write_failed(metrics: StepMetrics) -> bool:
 
 
 def _is_due(spec: Spec, step: int, every: int | None) -> bool:
-    """Return whether something is due after `step` steps; it is after the last one."""
+    """Return whether something is due after `step` steps; it always is after the last step."""
     return step == spec.train.steps or (every is not None and step % every == 0)
 
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
-    """Wait for the save under way, and emit its outcome.
+    """Wait for the running save, and emit its outcome.
 
-    Return the path of the newest checkpoint whose outcome was not emitted before, or None. Raises:
+    Return the path of the newest checkpoint that was not reported before, or None. Raises:
     CheckpointNotWritten.
     """
     session.progress.enter(Phase.SAVING)

@@ -1,8 +1,8 @@
 """Writes the file `metrics.jsonl` of a run as steps happen.
 
-Decides: one JSON object per line, written at once, so that a killed run keeps its metrics; that a
-resumed run drops the steps that it will repeat; that a full disk loses nothing while the run lasts,
-and that a run whose records could not be written at its end has failed.
+Decides: one JSON object per line, written immediately, so that a killed run keeps its metrics; that
+a resumed run drops the steps that it will repeat; that nothing is lost while the run lasts if the
+disk is full, and that a run fails if its records cannot be written at its end.
 Relies on: `events` for the fields; no torch.
 Leaves: reading it to `history`.
 """
@@ -29,7 +29,7 @@ METRICS = "metrics.jsonl"
 
 
 class MetricsNotWritten(Exception):
-    """A run has ended, and records of it could not be written; the message says which."""
+    """A run has ended, and some of its records could not be written; the message says which."""
 
     restartable = False
 
@@ -38,8 +38,8 @@ class MetricsFile:
     """A listener that appends steps and evaluations to a JSON-lines file.
 
     Lines that cannot be written are kept and tried again at every event; `tell` gets the first
-    failure. With `stops_on_error`, a failure is raised instead. At the end of the run, those that
-    are left raise MetricsNotWritten, before another listener says that all is done.
+    failure. With `stops_on_error`, a failure is raised instead. At the end of the run, unwritten
+    lines raise MetricsNotWritten, before another listener reports success.
     """
 
     def __init__(self, path: Path, tell: Listener, *, stops_on_error: bool = False) -> None:
@@ -52,7 +52,7 @@ class MetricsFile:
     def __call__(self, event: Event) -> None:
         """Write a step or an evaluation; other events are not metrics."""
         if isinstance(event, RunResumed):
-            # It is written after the steps that the run repeats were dropped.
+            # It is written once the steps that the run repeats have been dropped.
             self._pending += json.dumps(as_record(event)).encode() + b"\n"
             return
         if isinstance(event, RunStarted):
@@ -64,7 +64,7 @@ class MetricsFile:
         try:
             self._write()
             if isinstance(event, CheckpointSaved):
-                # Metrics are never behind the checkpoint that a run resumes from.
+                # Metrics must reach at least as far as the checkpoint from which a run resumes.
                 os.fsync(self._fd)
         except OSError as error:
             if isinstance(event, RunFinished | RunStopped):
@@ -80,17 +80,17 @@ class MetricsFile:
             self._drop_after(self._keep_steps)
             self._keep_steps = None
         while self._pending:
-            # A disk that is almost full may take a part.
+            # A nearly full disk may accept only a part.
             written = os.write(self._fd, self._pending)
             self._pending = self._pending[written:]
         self._failing = False
 
     def _named(self, error: OSError) -> OSError:
-        """Return the same error of this file: one of a descriptor does not say of which."""
+        """Return the same error with the name of this file, which a descriptor's error lacks."""
         return OSError(error.errno, error.strerror, str(self._path))
 
     def _lost(self, error: OSError) -> MetricsNotWritten:
-        """Return the error that says what is lost, and let go of it."""
+        """Return the error that names the lost records, and drop them."""
         number, self._pending = self._pending.count(b"\n"), b""
         return MetricsNotWritten(
             f"the last {number} records of the run could not be written: {self._named(error)}\n"
@@ -103,7 +103,7 @@ class MetricsFile:
         kept = [line for line in lines if line.endswith(b"\n") and _step_of(line) <= step]
         if kept == lines:
             return
-        # Write under another name first: a crash leaves the old file or the new one.
+        # Write under another name first, so that a crash leaves the old file or the new one.
         fresh = self._path.with_name(self._path.name + ".new")
         with fresh.open("wb") as file:
             file.writelines(kept)
@@ -114,7 +114,7 @@ class MetricsFile:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def close(self) -> None:
-        """Write what is left, if it fits now, and close the file."""
+        """Write the remaining lines, if possible now, and close the file."""
         try:
             self._write()
         except OSError as error:
@@ -125,7 +125,7 @@ class MetricsFile:
 
 
 def _step_of(line: bytes) -> float:
-    """Return the step of a record; infinity for a line that is no record."""
+    """Return the step of a record; infinity for a line that is not a record."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

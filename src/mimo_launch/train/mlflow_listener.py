@@ -1,12 +1,12 @@
 """Reports metrics to an MLflow tracking server.
 
-Decides: that points are sent together, so that a step seldom waits for the server; that a server
-which does not answer costs a run some seconds, once; that a resumed run continues its MLflow run,
-whose id is kept in the run folder. No sample, weight, code or console output is sent, and MLflow's
-own telemetry stays off unless the user's environment turns it on.
+Decides: that points are sent in batches, so that a step seldom waits for the server; that a server
+that does not answer costs a run a few seconds, once; that a resumed run continues its MLflow run,
+with the id from the run folder. No sample, weight, code or console output is sent, and MLflow's own
+telemetry stays off unless the user's environment turns it on.
 Relies on: `mlflow` or `mlflow-skinny`, without which `checks.packages` refuses a spec; the user's
 environment for the server and its login (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN).
-Leaves: the names of the curves, and what happens after a failure, to `listeners`.
+Leaves: the names of the curves and the handling of failures to `listeners`.
 """
 
 import os
@@ -32,9 +32,9 @@ from mimo_launch.train.events import (
 NAME = "MLflow"
 ID_FILE = "mlflow-id"
 _FLUSH_SECONDS = 10
-# What the server takes in one request.
+# The limits of the server for one request.
 _MAX_POINTS, _MAX_SETTINGS, _MAX_NAME, _MAX_VALUE = 1000, 100, 250, 500
-# What the server says of a run that it does not have, or that was deleted.
+# The server's error codes for a run that does not exist or was deleted.
 _LOST = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE"}
 _ENVIRONMENT = {
     # All ranks wait in a collective while rank 0 sends.
@@ -65,7 +65,7 @@ class MlflowListener:
         self._status = "FAILED"
 
     def __call__(self, event: Event) -> None:
-        """Keep the points of an event, and send all that are kept from time to time."""
+        """Keep the points of an event, and send all kept points from time to time."""
         match event:
             case RunStarted():
                 self._open(event)
@@ -99,7 +99,7 @@ class MlflowListener:
         self._send_settings()
 
     def _experiment(self) -> str:
-        """Return the id of the experiment, which is made if there is none."""
+        """Return the id of the experiment, which is created if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         name = self._wanted.experiment
@@ -108,21 +108,21 @@ class MlflowListener:
             try:
                 return str(self._client.create_experiment(name))
             except MlflowException:
-                # Runs that start at once make it at once.
+                # A run that started at the same time may have created it.
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
                     raise
         return str(found.experiment_id)
 
     def _last_step(self, known: str) -> int:
-        """Return the last step that the server has; it cannot take points back."""
+        """Return the last step that the server has; it cannot delete points."""
         history = self._client.get_metric_history(known, "train/loss")
         return max((point.step for point in history), default=0)
 
     def _send_settings(self) -> None:
         from mlflow.entities import Param
 
-        # Two keys may share a name after `accepted`; the server refuses to change a value.
+        # `accepted` may give two keys the same name; the server refuses to change a value.
         texts = {accepted(name): text for name, text in flat(dump_spec(self._spec))}
         settings = iter([Param(name, text[:_MAX_VALUE]) for name, text in texts.items()])
         while chosen := list(islice(settings, _MAX_SETTINGS)):
@@ -132,7 +132,7 @@ class MlflowListener:
         from mlflow.entities import Metric
 
         if step <= self._last and "train/loss" in points:
-            return  # A resumed run repeats steps that the server has.
+            return  # A resumed run repeats steps that the server already has.
         now = int(time.time() * 1000)
         self._points += [Metric(name, value, now, step) for name, value in points.items()]
         if time.monotonic() - self._sent > _FLUSH_SECONDS:
@@ -145,19 +145,19 @@ class MlflowListener:
         self._sent = time.monotonic()
 
     def close(self) -> None:
-        """Send what is kept, and how the run ended."""
+        """Send the kept points, and how the run ended."""
         if self._id:
             self._send()
             self._client.set_terminated(self._id, self._status)
 
 
 def accepted(name: str) -> str:
-    """Return a name of a setting as MLflow takes it: keys of options are whatever a user wrote."""
+    """Return the name of a setting in a form that MLflow accepts: users may choose any keys."""
     return re.sub(r"[^\w.\- :]+", "_", name)[:_MAX_NAME]
 
 
 def flat(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of nested mappings by their paths, with dots."""
+    """Yield the settings of nested mappings by their dotted paths."""
     if isinstance(settings, Mapping) and settings:
         for key, value in settings.items():
             yield from flat(value, f"{path}.{key}" if path else str(key))

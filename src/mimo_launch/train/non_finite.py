@@ -1,14 +1,14 @@
 """Finds the rank where a loss or gradient was first not finite, and ends runs with too many.
 
 Decides: which rank is named, by causality; how many bad steps a run may have; that the weights of
-all ranks are looked at once such a run ends.
-Relies on: flags that each rank keeps about its own losses and gradients, before any sum mixes them.
+all ranks are checked when such a run ends.
+Relies on: each rank's flags for its own losses and gradients, before any sum mixes them.
 Leaves: skipping the step to `step`.
 
 Causality: a loss comes before every gradient; gradients flow from the loss to earlier stages of
 language and on to the encoders. FSDP's sums carry a NaN to all replicas, so only the gradients
-before the sums show where it arose. A rank whose part of a sum is bad although every term was
-finite is named last: its numbers come from all samples of the step.
+before the sums show where it arose. If a rank's part of a sum is bad although every term was
+finite, that rank is named last: its numbers come from all samples of the step.
 """
 
 import math
@@ -33,7 +33,7 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 class NonFiniteRun(EndOfRun):
-    """Too many steps had a loss or a gradient that is not finite.
+    """Too many steps had a non-finite loss or gradient.
 
     `in_weights` says that weights hold a NaN or an infinity.
     """
@@ -43,13 +43,13 @@ class NonFiniteRun(EndOfRun):
         self.in_weights = in_weights
 
     def with_checkpoint(self, newest: str | None) -> "NonFiniteRun":
-        """Return this error with the newest checkpoint of which all weights are finite."""
+        """Return this error with the newest checkpoint that has only finite weights."""
         found = "none" if newest is None else f"{newest}; to resume there, delete later ones"
         return NonFiniteRun(f"{self}\nnewest checkpoint with finite weights: {found}")
 
 
 class NoUpdate(EndOfRun):
-    """Every step of a run was skipped, though its numbers were finite."""
+    """Every step of a run was skipped, although its numbers were finite."""
 
 
 _ADVICE = (
@@ -67,8 +67,9 @@ _MOST_LISTED = 8
 class NonFiniteFlags:
     """The flags of one rank for a bad step.
 
-    `losses` are the (module, forward) with a bad loss, `gradients` the (module, stage) with a bad
-    gradient before sums, `squares` per module those of the segments that this rank alone holds.
+    `losses` are the (module, forward) pairs with a bad loss, `gradients` the (module, stage) pairs
+    with a bad gradient before sums. `squares` has for each module the sum of squared gradients over
+    the segments that only this rank holds.
     """
 
     losses: tuple[tuple[str, int], ...] = ()
@@ -78,7 +79,7 @@ class NonFiniteFlags:
 
 @dataclass(frozen=True, slots=True)
 class PendingFlags:
-    """The same flags on their way from the device, where the next step overwrites them."""
+    """The same flags while they are copied from the device, where the next step overwrites them."""
 
     forwards: tuple[tuple[str, int], ...]
     stages: tuple[tuple[str, int], ...]
@@ -102,7 +103,7 @@ class PendingFlags:
 def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> PendingFlags:
     """Copy this rank's flags for the step whose gradients the session holds.
 
-    `unshared_squares` are those of `PendingMetrics`.
+    `unshared_squares` come from `PendingMetrics`.
     """
     modules = session.modules.values()
     numbers = [
@@ -123,7 +124,7 @@ def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> 
 def find_origin(layout: Layout, data: StepData, seen: PendingFlags) -> NonFinite:
     """Return the origin of the bad numbers of a step, the same on all ranks.
 
-    Ranks: collective over the world; only after a step that all ranks know to be bad.
+    Ranks: collective over the world, only after a step that all ranks know to be bad.
     """
     return blame(layout, data, gather_objects(seen.read()))
 
@@ -161,7 +162,7 @@ def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFin
         return _origin(
             "gradient", rank, module.name, data, StepViews(layout, data).samples_of(module, rank)
         )
-    # No term was bad: a sum overflowed, or one rank's memory or arithmetic is at fault.
+    # No term was bad: a sum overflowed, or the memory or arithmetic of a rank is faulty.
     _, rank, name = max(
         (square if math.isfinite(square) else math.inf, -rank, name)
         for rank, seen in enumerate(ranks)
@@ -178,7 +179,7 @@ def _origin(
     positions: Iterable[int],
 ) -> NonFinite:
     records = (record for position in positions for record in data.samples[position].records)
-    # A record that could not be read has no tokens, and is not to blame.
+    # A record without tokens could not be read, so it is not the cause.
     ids = tuple(record.id for record in records if record.num_tokens)
     return NonFinite(step=data.step + 1, what=what, rank=rank, module=module, samples=ids)
 
@@ -189,12 +190,12 @@ class NonFiniteWatch:
     def __init__(
         self, max_skipped: int, weights: Callable[[], Mapping[str, Sequence[int]]] = dict
     ) -> None:
-        """Of a run that ends, `weights` returns those that are not finite, with their ranks."""
+        """Watch a run; `weights` returns the non-finite weights with their ranks when it ends."""
         self._max, self._in_a_row, self._weights = max_skipped, 0, weights
         self._last: NonFinite | None = None
 
     def good(self) -> None:
-        """Note a step that changed the weights; one without labels is neither good nor bad."""
+        """Note a step that changed the weights; a step without labels is neither good nor bad."""
         self._in_a_row = 0
 
     def bad(self, origin: NonFinite) -> None:
@@ -218,7 +219,7 @@ class NonFiniteWatch:
 
 
 def bad_weights(session: RankSession) -> dict[str, list[int]]:
-    """Return the weights that hold a NaN or an infinity, each with the ranks that hold it so.
+    """Return the weights that hold a NaN or an infinity, each with the ranks where it does.
 
     Ranks: collective over the world. Waits for the device.
     """

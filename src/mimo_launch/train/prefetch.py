@@ -1,17 +1,17 @@
-"""Reads steps ahead, and has all ranks agree on the samples that cannot be read.
+"""Reads steps ahead, and makes all ranks agree on unreadable samples.
 
 Decides: that a bad sample is left out on all ranks, and how many a run may have.
-Relies on: `layout.step_views` for which rank reads what; the same StepData on every rank.
+Relies on: `layout.step_views` for the samples that each rank reads; the same StepData on all ranks.
 Leaves: detecting damage to `loader` and the data sets.
 
 The agreement costs an all-reduce of a few numbers per step. Without it, the ranks that could not
-read a sample would disagree with the others on rows, routes and N, and hang. The peak memory of the
-ranks goes along, by module.
+read a sample would disagree with the others on rows, routes and N, and hang. The same all-reduce
+carries the peak memory of the ranks, by module.
 
-A thread reads one step ahead of the step that runs, and starts the agreement on it; the main thread
-waits for both when it comes to that step. The agreement has its own gloo group, so that it waits
-for no device. Bad samples that were read ahead count only when their step comes: a run that stops
-and resumes counts the same ones as a run that does not.
+A thread reads one step ahead of the running step, and starts the agreement on it; the main thread
+waits for both when it reaches that step. The agreement has its own gloo group, so that it waits for
+no device. Bad samples that were read ahead count only when their step runs: a run that stops and
+resumes counts the same samples as a run that does not.
 """
 
 import time
@@ -45,10 +45,10 @@ _MOST_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class _RankPart:
-    """This rank's part of a step, and what the ranks tell each other beside it.
+    """This rank's part of a step, and the maxima that the ranks exchange with it.
 
-    `most` has the largest number of samples that a rank could not read, then the largest peak
-    memory of a rank of each module.
+    `most` has the largest number of samples that any rank could not read, then for each module the
+    largest peak memory of its ranks.
     """
 
     inputs: ReadStep
@@ -58,11 +58,11 @@ class _RankPart:
 
 
 class TooManyBadSamples(EndOfRun):
-    """More samples could not be read than a run may leave out."""
+    """More samples are unreadable than a run may leave out."""
 
 
 class StepReader:
-    """Reads this rank's part of steps, and counts what could not be read in `state`."""
+    """Reads this rank's part of steps, and counts unreadable samples in `state`."""
 
     def __init__(
         self, session: RankSession, dataset: Dataset, state: RunState, emit: Listener
@@ -70,7 +70,7 @@ class StepReader:
         """Create the group of the agreements. Ranks: collective over the world."""
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
-        # Evaluation decodes and scores answers if the data have any.
+        # Evaluation decodes and scores answers if the data set has any.
         self._decodes: set[Split] = set() if dataset.answer_end is None else {"heldout"}
         self._known: set[int] = set()
         timeout = group_timeout(session.spec.train.timeout, session.device)
@@ -98,21 +98,21 @@ class StepReader:
     ) -> None:
         """Release the threads.
 
-        Where all ranks end in the same way, wait for the step that is being read ahead: no rank may
-        leave the others alone in its agreement.
+        If all ranks end in the same way, wait for the step that is being read ahead: no rank may
+        abandon the others in its agreement.
         """
         if self._ahead is not None and (kind is None or issubclass(kind, EndOfRun)):
             future = self._ahead[-1]
             wait([future])
             if future.exception() is None:
-                with suppress(RuntimeError):  # A peer failed in a step that nobody will run.
+                with suppress(RuntimeError):  # A peer failed in a step that no rank will run.
                     future.result().most.wait()
         for threads in (self._thread, self._decoders):
             if threads is not None:
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
-        """Start to read the next step of training; at most one is read ahead.
+        """Start to read the next step of training; at most one step is read ahead.
 
         Ranks: collective over the world.
         """
@@ -121,7 +121,7 @@ class StepReader:
     def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
         """Return the samples `ids` of a step, which is counted from 0.
 
-        Samples that any rank cannot read are left out.
+        Samples that some rank cannot read are left out.
 
         Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
         """
@@ -151,8 +151,8 @@ class StepReader:
             if asked == [ids, step]:
                 return future
         if self._ahead is not None:
-            # An error in the step ahead must be raised before the next agreement of the group: the
-            # other ranks would take that for the agreement on the step ahead.
+            # Raise any error of the step ahead before the next agreement of the group: the other
+            # ranks would mistake that for the agreement on the step ahead.
             self._ahead[-1].result()
         return self._start(split, ids, step)
 
@@ -160,7 +160,7 @@ class StepReader:
         return self._thread.submit(self._read, split, ids, step)
 
     def _read(self, split: Split, ids: tuple[Sample, ...], step: int) -> _RankPart:
-        """Read a step and start to agree on it, in the thread."""
+        """Read a step and start the agreement on it, in the thread."""
         begin = time.perf_counter()
         # This is progress of the rank only while the main thread waits for it.
         phase = Phase.READING if split == "train" else Phase.EVALUATING
@@ -174,7 +174,7 @@ class StepReader:
         )
         inputs = replace(inputs, views=views)
         if split == "train":
-            # Looks at all samples of the step.
+            # This covers all samples of the step.
             imbalance = {each.name: views.imbalance(each) for each in session.layout.moving}
             inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
@@ -190,7 +190,7 @@ class StepReader:
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
-            # Every evaluation reads the same samples, which count once.
+            # Every evaluation reads the same samples; they count only once.
             count = len(reasons.keys() - self._known)
             self._known |= reasons.keys()
         self._state.bad_samples += count
@@ -214,11 +214,11 @@ def _use(device: torch.device) -> None:
 def agree(reasons: dict[int, str], most: MaxOverRanks, group: ProcessGroup) -> dict[int, str]:
     """Return every record of a step that some rank cannot read, by number, with a reason.
 
-    `reasons` are those of this rank, `most` begins with their largest count over `group`. Where
-    ranks give different reasons, the lowest rank's counts.
+    `reasons` are this rank's; `most` begins with the largest number of them over `group`. If ranks
+    give different reasons, the lowest rank's reason is returned.
 
     Ranks: collective over `group`. Traffic: a number, and one per module, which gloo reduces
-    several times faster than even a few bytes per rank; records and reasons only if any has some.
+    several times faster than even a few bytes per rank; records and reasons only if a rank has any.
     """
     if not most.wait()[0]:
         return {}

@@ -1,13 +1,13 @@
 """Measures chosen steps of a run: timelines of all ranks; traces and memory of chosen ranks.
 
-Decides: where the files go, and what each is named; that the clocks of hosts, which count from when
-each was started, agree in the barrier before a step.
-Relies on: `comm.step_clock` for when each action ran; torch's profiler, and its record of what is
-allocated on a GPU.
-Leaves: which steps and ranks are wanted to the command; pictures of timelines to `drawing`.
+Decides: the places and names of the files; that the clocks of hosts, each of which counts from its
+own start, are aligned at the barrier before a step.
+Relies on: `comm.step_clock` for the times of actions; torch's profiler, and its record of GPU
+allocations.
+Leaves: the choice of steps and ranks to the command; pictures of timelines to `drawing`.
 
-A transfer lasts from the time its rank is ready to the time it continues. Traces cost a step some
-of its speed, so timelines of the same step show their ranks slower than they are.
+A transfer lasts from the time its rank is ready to the time it continues. Tracing slows a step, so
+timelines of the same step show traced ranks slower than they are.
 """
 
 import platform
@@ -33,9 +33,9 @@ from mimo_launch.train.rank_session import RankSession
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a rank tells of a step: its slots with start and end, and why its trace is missing.
+    """A rank's report on a step: its slots with start and end, and why its trace is missing.
 
-    `began` is when it left the barrier before the step, by the clock of its host, like all times.
+    `began` is when it left the barrier before the step. All times are by the clock of its host.
     """
 
     host: str
@@ -45,7 +45,7 @@ class Told:
 
 
 def on_one_clock(told: Sequence[Told]) -> list[list[tuple[Slot, float, float]]]:
-    """Return the slots of all ranks: on every host, 0 is when its first rank left the barrier."""
+    """Return the slots of all ranks; time 0 on each host is when a rank first left the barrier."""
     zeros: dict[str, float] = {}
     for each in told:
         zeros[each.host] = min(zeros.get(each.host, each.began), each.began)
@@ -60,16 +60,16 @@ def on_one_clock(told: Sequence[Told]) -> list[list[tuple[Slot, float, float]]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """The ranks that trace what torch does; with `memory`, on a GPU also what they allocate."""
+    """The ranks that trace torch; with `memory`, they also record allocations on a GPU."""
 
     ranks: frozenset[int] = frozenset()
     memory: bool = False
 
 
 class Profiler:
-    """Measures the steps of a range, counted from 0; `traced` ranks also trace what torch does.
+    """Measures the steps of a range, counted from 0; `traced` ranks also trace torch.
 
-    `emit` gets a warning if files cannot be written, once; the run continues.
+    `emit` gets a warning, once, if files cannot be written; the run continues.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Profiler:
         self._emit, self._has_failed = emit, False
 
     def tell_missing(self, done: int) -> None:
-        """Warn of what was asked for and will not be there: steps done before, memory of hosts."""
+        """Warn about requested data that will be missing: steps already done, memory of hosts."""
         if self._session.rank:
             return
         if self._asks_memory and not self._on_gpu:
@@ -102,7 +102,7 @@ class Profiler:
     def begin(self, step: int) -> None:
         """Start to measure if this step is wanted.
 
-        Ranks: collective over the world for such a step, so that all start together.
+        Ranks: collective over the world for a wanted step, so that all start together.
         """
         if step not in self.steps:
             return
@@ -119,7 +119,7 @@ class Profiler:
         self._session.executor.clock.start()
 
     def finish(self, step: int) -> None:
-        """Write the files of the step: of its timeline on rank 0, of its trace on traced ranks.
+        """Write the files of the step: its timeline on rank 0, its traces on traced ranks.
 
         Ranks: collective over the world for a measured step.
         """
@@ -151,14 +151,14 @@ class Profiler:
         return self._folder / f"step-{step + 1}{ending}"
 
     def _attempt(self, step: int, write: Callable[[], None]) -> str:
-        """Write files; return why they could not be written, or an empty text.
+        """Write files; return why they could not be written, or "".
 
-        A rank that raised would leave the others in `gather_objects`.
+        A rank that raised would leave the others waiting in `gather_objects`.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write()
-        except Exception as error:  # Torch has no type of its own for it.
+        except Exception as error:  # Torch has no specific type for it.
             return f"step {step + 1}: {error}"
         return ""
 

@@ -1,8 +1,8 @@
-"""Opens everything that one rank needs to run steps of a spec, and runs them.
+"""Sets up everything that one rank needs to run steps of a spec, and runs them.
 
 Decides: the order of start-up, and the parts of a step: run the program, finish gradients, agree.
 Relies on: an initialised default process group (or a world of one rank).
-Leaves: which samples a step takes to `loop`, processes to `launcher`.
+Leaves: the samples of each step to `loop`, processes to `launcher`.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class RankSession:
     ) -> None:
         """Compare plans, create groups, build modules.
 
-        `progress` notes what this rank is doing.
+        `progress` records what this rank is doing.
 
         Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
@@ -99,17 +99,17 @@ class RankSession:
         return list(self.modules[name].declared())
 
     def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
-        """Run the program on a step's samples and finish the gradients; leave the weights.
+        """Run the program on a step's samples and finish the gradients; do not change the weights.
 
-        `flags` of this rank come back summed over all ranks. On CUDA this returns before the device
-        has done the work; reading the totals waits for it.
+        This rank's `flags` are returned summed over all ranks. On CUDA this returns before the
+        device has done the work; reading the totals waits for it.
 
         Ranks: collective over the world.
         """
         self.updates.clear()
         count_zeros = self.spec.train.count_zero_grads
         if not has_terms(self.layout, inputs.data):
-            # There is nothing to learn in the whole step: every rank knows that, and none runs it.
+            # The whole step has nothing to learn: every rank knows that, and none runs it.
             self.progress.enter(Phase.REDUCING)
             losses = no_losses(self.layout, self.device)
             return reduce_metrics(self.layout, {}, losses, flags, count_zeros=count_zeros)
@@ -124,7 +124,7 @@ class RankSession:
             return reduce_metrics(self.layout, self.modules, losses, flags, count_zeros=count_zeros)
 
     def _sum_partial(self) -> None:
-        """Sum gradients of which ranks hold terms: over tp, and those of a tied embedding."""
+        """Sum gradients that are split into terms over ranks: over tp, and for tied embeddings."""
         for module in self.modules.values():
             watch_unreduced_gradients(module)
         for action in self.mine.sums:
@@ -135,7 +135,7 @@ class RankSession:
                 sum_tied_gradients(declared, self.grids.tied(), module.before_tp_sum)
 
     def update(self, step: int, metrics: PendingMetrics) -> None:
-        """Clip and apply the gradients; bad ones update nothing."""
+        """Clip and apply the gradients; bad gradients update nothing."""
         self.progress.enter(Phase.UPDATING)
         clip = self.spec.optimizer.clip
         with self.executor.clock.span(Section.UPDATE):

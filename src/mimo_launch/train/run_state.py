@@ -2,14 +2,14 @@
 
 Decides: which counts a checkpoint holds, so that a resumed run continues exactly; which signals
 stop a run.
-Relies on: data order and random numbers, which are pure functions of (seed, position).
+Relies on: data order and random numbers being pure functions of (seed, position).
 Leaves: weights and moments to `checkpoint`.
 """
 
 import signal
 from dataclasses import dataclass
 
-# After any of these signals, a run ends with its current step.
+# On any of these signals, a run ends after its current step.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -27,7 +27,7 @@ class RunState:
 
 
 class EndOfRun(Exception):
-    """The run ends itself, on purpose: all ranks raise this after the same step.
+    """The run ends on purpose: all ranks raise this after the same step.
 
     A new attempt would end in the same way, unless the subclass is `restartable`.
     """

@@ -1,8 +1,8 @@
-"""What a model makes of held-out samples: answers, pictures and codes, written to a folder.
+"""Writes a model's output for held-out samples to a folder: answers, pictures and codes.
 
-Decides: the names and the form of the files: a PNG for each picture, a `.npy` for the codes of each
+Decides: the names and formats of the files: a PNG for each picture, a `.npy` for the codes of each
 clip, a line of `samples.jsonl` for each sample, a sheet with all pictures of a generator.
-Relies on: `evaluation`; the data set for words and for pixels to look at.
+Relies on: `evaluation`; the data set for words and displayable pixels.
 Leaves: starting ranks and loading weights to `launcher.rank_tasks`.
 """
 
@@ -98,7 +98,7 @@ def _written(
 def _saved(
     dataset: Dataset, made: Drawn, folder: Path, sheets: dict[str, list[Picture]]
 ) -> dict[str, list[str]]:
-    """Save the pictures and the codes made for a record; return the names of the files."""
+    """Save the pictures and codes made for a record; return the names of the files."""
     files: dict[str, list[str]] = {}
     for number, image in enumerate(made.images):
         name = f"{made.generator}-{made.record:08}-{number}"
@@ -113,7 +113,7 @@ def _saved(
 
 
 def sheet_of(pictures: Sequence[Picture]) -> Picture:
-    """Return one picture of all, in rows, with a border of one pixel; all have equal channels."""
+    """Return all pictures as one, in rows, with a border of one pixel; all have equal channels."""
     height, width = (max(each.shape[axis] for each in pictures) + 1 for axis in (1, 2))
     columns = math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / columns)
@@ -126,7 +126,7 @@ def sheet_of(pictures: Sequence[Picture]) -> Picture:
 
 
 def _save(picture: Picture, path: Path) -> None:
-    from PIL import Image  # An optional package, which the command has asked for.
+    from PIL import Image  # An optional package that the command requires.
 
     grey = picture[0] if picture.shape[0] == 1 else picture[:3].transpose(1, 2, 0)
     Image.fromarray(grey).save(path)

@@ -2,11 +2,11 @@
 
 Decides: which metrics a step has, and when they are read.
 Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging.
-Leaves: which samples a step takes, evaluating and saving to `loop`; measuring to `profiling`.
+Leaves: choosing samples, evaluating and saving to `loop`; measuring to `profiling`.
 
-On CUDA the host is ahead of the device: it starts the next step before it reads the metrics of this
-one, so that the device always has work. The update does not need them, and a bad step updates
-nothing. Evaluations, saves and the end need them: before these, the metrics of all steps are read.
+On CUDA the host is ahead of the device: it starts the next step before it reads the metrics of the
+current one, so that the device always has work. The update does not need the metrics, and a bad
+step updates nothing. Evaluations, saves and the end of the run first read the metrics of all steps.
 """
 
 from collections import deque
@@ -63,14 +63,14 @@ class StepWatch(Protocol):
         """Start to measure if this step, counted from 0, is wanted."""
 
     def finish(self, step: int) -> None:
-        """Write down what was measured of the step."""
+        """Write the measurements of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step whose metrics have not been read.
+    """A started step with metrics that have not been read.
 
-    It begins at the end of the step before, if the host did not wait for that one.
+    It begins at the end of the previous step, if the host did not wait for that step.
     """
 
     data: StepData
@@ -98,7 +98,7 @@ class StepRunner:
         self._peak = peak_tflops(device_name(session.device), session.spec.train.precision)
 
     def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
-        """Start the next step; `flags` come back summed over all ranks.
+        """Start the next step; its metrics return `flags` summed over all ranks.
 
         Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples, after `settle`
         has read the steps before, which may raise first.
@@ -158,8 +158,8 @@ class StepRunner:
     def _settle_one(self, step: _Started, state: RunState) -> StepMetrics:
         self._session.progress.enter(Phase.REDUCING)
         metrics = step.metrics.read()
-        # Every rank has the same totals, so all of them have skipped the same steps, which left
-        # weights, moments and step counts as they were.
+        # Every rank has the same totals, so all ranks have skipped the same steps, which did not
+        # change weights, moments or step counts.
         skipped = not metrics.finite or step.non_finite is None
         state.skipped += skipped
         spec, origin = self._session.spec, None
@@ -201,10 +201,10 @@ class StepRunner:
         return metrics
 
     def _usage(self, step: _Started, seconds: float) -> Usage:
-        """Return what a step took, by the work of its samples and what this rank knows by now."""
+        """Return the usage of a step, from the work of its samples and what this rank knows."""
         session, layout = self._session, self._session.layout
         flops = dict.fromkeys((module.name for module in layout.modules), 0.0)
-        if step.non_finite is not None:  # Else there was nothing to learn, and no program ran.
+        if step.non_finite is not None:  # Otherwise there was nothing to learn; no program ran.
             flops = step_flops(session.spec, layout, step.data)
         here = dict.fromkeys(session.modules, peak_memory(session.device))
         told = step.peak_memory
