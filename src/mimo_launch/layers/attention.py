@@ -248,7 +248,7 @@ class Attention(nn.Module):
         return self._listed(q_NhK, k_MgK, v_MgK, images).index_select(0, order.back)
 
     def _listed(self, q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
-        """Return the same from this rank's queries and the keys that they attend to."""
+        """Return this attention from this rank's queries and the keys that they attend to."""
         num_tokens, heads, head_size = q_NhK.shape
         if images.same is not None:
             q, k, v = (

@@ -26,9 +26,8 @@ from mimo_launch.layers.varlen_attention import packed
 LARGEST_KEY, CHUNK = 256, 64
 
 
-# From the first to before the second of these versions, Triton miscompiles a gradient of these
-# kernels for Hopper (fla-org/flash-linear-attention#640); the package then takes that kernel from
-# tilelang, or raises.
+# From WRONG_FROM to before RIGHT_FROM, Triton miscompiles a gradient of these kernels for Hopper
+# (fla-org/flash-linear-attention#640); the package then takes that kernel from tilelang, or raises.
 HOPPER, WRONG_FROM, RIGHT_FROM = 9, (3, 4), (3, 7, 1)
 
 

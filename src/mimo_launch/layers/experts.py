@@ -239,7 +239,7 @@ class PlannedDispatch:
         self._departure = ExpertOrder.by(chosen)
 
     def dispatch(self) -> Dispatch:
-        """Return the dispatch; only here does the host wait for the device within a step."""
+        """Return the dispatch; within a step, the host waits for the device only here."""
         theirs, tp = self._theirs, self._context.expert_tp
         num_own = theirs.shape[2]
         if theirs.numel() == num_own:

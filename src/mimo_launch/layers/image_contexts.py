@@ -238,7 +238,7 @@ def in_turn(lengths: Index) -> tuple[Index, Index]:
 def _places(
     lengths: list[int], held: int, size: int, start: int
 ) -> tuple[Index, npt.NDArray[np.bool_]]:
-    """Return the places of each image's tokens of one list, and which exist: [images, longest].
+    """Return the places of each image's tokens in one list, and which exist: [images, longest].
 
     Every shard has `size` tokens; its `held` tokens of this list begin at `start`.
     """

@@ -1,11 +1,11 @@
 """Initial weights as a function of (seed, full name): every layout starts from the same model.
 
-Decides: the random stream behind each element of each canonical tensor.
+Decides: the random stream for each element of each canonical tensor.
 Relies on: numpy's Philox, a counter-based generator (Salmon et al. 2011), on the CPU.
 Leaves: scales to the layers' declarations.
 
-A tensor is drawn in tiles, each from a separate stream. So a rank draws only the tiles that it
-holds a part of, for any cut, and several threads share the work.
+A tensor is drawn in tiles, each from a separate stream. So a rank draws only the tiles that overlap
+its part, for any cut, and several threads share the work.
 """
 
 import math
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from mimo_launch.layers.parameter_segments import Segment, declared_parameters, local_segments
 
 TILE = 128
-# Drawn by a thread at a time: what it does for a tile under the interpreter's lock takes 20 us.
+# Tiles that a thread draws at a time: its work for a tile under the interpreter's lock takes 20 us.
 GROUP = 8
 MOST_THREADS = 8
-# Values at a time, or a tile's rows if these are more: 8 MiB, in which each block follows the one
-# before. A whole tensor would take pages of its own, which cost as much time as its draws.
+# Values in a block, or a tile's rows if these are more: 8 MiB, a buffer that the blocks reuse one
+# after another. A whole tensor would need new pages, which cost as much time as its draws.
 BLOCK = 1 << 20
 
 
@@ -42,8 +42,8 @@ def init_parameters(
 ) -> None:
     """Fill this rank's part of every parameter below `root` with its initial values.
 
-    With `randomise`, constants get noise too, so that no gradient vanishes by symmetry (verify).
-    `given` are, by full name, the values of segments that are not drawn.
+    With `randomise`, constants also get noise, so that no gradient vanishes by symmetry (verify).
+    `given` has, by full name, the values of segments that are not drawn.
     """
     declared = declared_parameters(module_name, root)
     with torch.no_grad(), ThreadPoolExecutor(_threads()) as pool:
@@ -63,13 +63,13 @@ def init_parameters(
 
 
 def _threads() -> int:
-    """Return how many cores of this host each of its workers has, up to what threads gain from."""
+    """Return the number of threads: this worker's share of the host's cores, within a limit."""
     share = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(share, len(os.sched_getaffinity(0)), MOST_THREADS))
 
 
 def _blocks(segment: Segment, first: int, count: int, unit: int = TILE) -> Iterator[range]:
-    """Yield `count` rows of this part of a segment in blocks that end with a `unit` of rows."""
+    """Yield `count` rows of this part of a segment in blocks that end at multiples of `unit`."""
     width = math.prod(segment.local_shape[1:])
     step = max(1, BLOCK // (unit * max(1, width))) * unit
     origin = segment.start if segment.axis == 0 else 0
@@ -89,9 +89,9 @@ def initial_values(
 ) -> Tensor:
     """Return this rank's part of a segment in float64, or only `rows` of that part.
 
-    Threads of `pool` share the work; without one it is done here.
+    Threads of `pool` share the work; without a pool, the caller's thread does it.
 
-    Raises: ValueError for a segment whose values must be given and are not.
+    Raises: ValueError if the values of a segment must be given and are not.
     """
     rows = range(segment.local_shape[0]) if rows is None else rows
     shape = (len(rows), *segment.local_shape[1:])
@@ -111,7 +111,8 @@ def initial_values(
             # log(-A) for A uniform between -16 and -1, as in Mamba-2 (its `A_init_range`).
             log_decay: Tensor = (1 + 15 * uniform).log()
             return log_decay
-        # The inverse of softplus at a time step, log-uniform between 0.001 and 0.1 (Mamba, 3.6).
+        # The inverse softplus of a time step that is log-uniform between 0.001 and 0.1 (Mamba,
+        # 3.6).
         step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
         return step + torch.log(-torch.expm1(-step))
     if segment.init != "normal" and not randomise:
@@ -134,7 +135,7 @@ def sinusoids(places: range, width: int) -> np.ndarray:
 
 
 class _Part(NamedTuple):
-    """A part of a tensor, which is seen as a matrix of `shape`."""
+    """A part of a tensor viewed as a matrix of `shape`."""
 
     shape: tuple[int, int]
     rows: range
@@ -147,7 +148,7 @@ class _Part(NamedTuple):
                 yield top, left
 
     def draw(self, name: str, seed: int, out: np.ndarray, tiles: Iterable[tuple[int, int]]) -> None:
-        """Draw tiles and write their overlaps with the part to `out`, which is the part."""
+        """Draw tiles and write their overlaps with the part to `out`, which holds the part."""
         for top, left in tiles:
             shape = min(TILE, self.shape[0] - top), min(TILE, self.shape[1] - left)
             digest = blake2b(f"{seed}/{name}/{top}/{left}".encode(), digest_size=16).digest()
@@ -167,7 +168,7 @@ def _within(places: range, origin: int) -> slice:
 def _normal(
     name: str, segment: Segment, seed: int, rows: range, pool: Executor | None
 ) -> np.ndarray:
-    """Return some rows of this rank's part of a standard normal tensor, tile by tile."""
+    """Return `rows` of this rank's part of a standard normal tensor, drawn tile by tile."""
     width = int(np.prod(segment.shape[1:], dtype=np.int64))
     part = _Part((segment.shape[0], width), rows, range(width))
     if segment.axis == 0:

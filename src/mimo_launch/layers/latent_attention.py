@@ -1,14 +1,14 @@
-"""Queries, keys and values of multi-head latent attention (MLA), its heads cut over tp.
+"""Queries, keys and values of multi-head latent attention (MLA), with heads cut over tp.
 
-Decides: that every tp rank computes the narrow widths, which enter a region in one collective, and
-that the part of a head that rotates comes first.
+Decides: that every tp rank computes the narrow activations, which enter a region in one collective;
+that the rotating part of a head comes first.
 Relies on: `attention`, which rotates and attends.
-Leaves: a cache of the narrow widths to nobody: none is needed to train.
+Leaves: nothing else; training needs no cache of the narrow activations.
 
 Source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.
 
-Legend: n tokens of this rank, N those of all tp ranks, D width, C narrow widths, h heads of this
-rank, K size of a query or key, R of its part that rotates, V of a value.
+Legend: n tokens of this rank, N tokens of all tp ranks, D width, C narrow widths, h heads of this
+rank, K size of a query or key, R size of its rotating part, V size of a value.
 """
 
 import torch
@@ -22,7 +22,7 @@ from mimo_launch.spec.layers import Mla
 
 
 class LatentInputs(nn.Module):
-    """Keys and values from a narrow width, queries too if it says so: [n, D] -> [N, h, K or V]."""
+    """Keys and values from a narrow width, queries too with `q_rank`: [n, D] -> [N, h, K or V]."""
 
     def __init__(
         self, context: ParallelContext, model: Mla, *, width: int, heads: int, head_size: int
@@ -44,7 +44,7 @@ class LatentInputs(nn.Module):
         self.keys = ColumnLinear(context, model.kv_rank, {"kv_up": keys + values}, bias=False)
 
     def forward(self, x_nD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of this rank's heads; keys share what rotates."""
+        """Return queries, keys and values of this rank's heads; keys share their rotating part."""
         model, rotating = self.model, self.model.rope_head_dim
         q_nC = x_nD
         if self.q_down is not None and self.q_norm is not None:
@@ -64,9 +64,9 @@ class LatentInputs(nn.Module):
         return q_NhK, torch.cat([shared, keys], dim=2), v_NhV
 
     def _in_halves(self, x_NR: Tensor) -> Tensor:
-        """Return x with the first numbers of all pairs before the second ones, as `rotated` has.
+        """Return x with the first features of all pairs before the second, as `rotated` needs.
 
-        Scores do not change if queries and keys have another order.
+        Scores do not change if queries and keys are permuted alike.
         """
         if not self.model.interleaved:
             return x_NR

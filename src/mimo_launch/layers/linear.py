@@ -2,16 +2,16 @@
 
 Decides: which dimension of each weight is cut, the kind of each gradient, and where the weight
 gradients of a step accumulate before their reduction.
-Relies on: `parallel_context` for the collectives around a region; FSDP2 keeping an unsharded
+Relies on: `parallel_context` for the collectives around a region; FSDP2, which keeps an unsharded
 gradient per parameter between the backwards of a step (`comm.torch_internals`).
-Leaves: the reduction to FSDP2, norms to `norms`, the vocabulary to `vocab_parallel`.
+Leaves: the reduction to FSDP2, norms to `norms`, and the vocabulary to `vocab_parallel`.
 
-Autograd would write each microbatch's gradient in the type of the activations, and FSDP2 would then
-add it to the sum in another pass: 14 bytes of traffic for each weight and microbatch. Adding in the
-epilogue of the product needs 8, and the sum is never rounded to bf16. Source: Megatron-LM's
-gradient accumulation fusion (arXiv:2205.05198 describes its code base).
+Autograd would write each microbatch's gradient in the dtype of the activations, and FSDP2 would
+then add it to the sum in another pass: 14 bytes of traffic per weight and microbatch. Adding in the
+epilogue of the matmul needs 8, and the sum is never rounded to bf16. Source: Megatron-LM's gradient
+accumulation fusion (arXiv:2205.05198 describes its code base).
 
-Legend: N tokens, D width, F features of a region; lower case is this rank's share.
+Legend: N tokens, D width, F features of a region; lower case means this rank's share.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, replicated, s
 
 
 class GradAccumulator:
-    """Adds to the unsharded gradient of a parameter of FSDP2, between the backwards of a step."""
+    """Adds to the unsharded gradient of an FSDP2 parameter, between the backwards of a step."""
 
     def __init__(self, parameter: FsdpParameter) -> None:
         self._parameter = parameter
@@ -35,8 +35,8 @@ class GradAccumulator:
     def add(self, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
         """Add the gradient [F, D] of a weight that mapped x [N, D] to [N, F].
 
-        In the only backward of a step, the gradient is returned for autograd instead: FSDP2 reduces
-        gradients of one type, and those of other layers are not accumulated then.
+        In the only backward of a step, return the gradient to autograd instead: FSDP2 reduces
+        gradients of one dtype, and the gradients of other layers are not accumulated then.
         """
         parameter, grad_FN = self._parameter, grad_NF.t()
         wide = parameter.reduce_dtype
@@ -77,7 +77,7 @@ def linear(
 ) -> Tensor:
     """Return x times the weight, [N, F]; the weight's gradient goes to `gradients`, if given.
 
-    For a weight that is not trained, x is not kept for the backward.
+    For a frozen weight, x is not kept for the backward.
     """
     if gradients is None or not weight_FD.requires_grad:
         return F.linear(x_ND, weight_FD, bias)
@@ -86,9 +86,9 @@ def linear(
 
 
 def accumulate_in_products(unit: FSDPModule) -> None:
-    """Let the matrix products of an FSDP unit accumulate their weights' gradients themselves.
+    """Make the matmuls of an FSDP unit accumulate the gradients of their weights.
 
-    For units that reduce in a wider type than they compute in, once per step.
+    For units that reduce once per step, in a wider dtype than they compute in.
     """
     for parameter in fsdp_parameters(unit):
         if parameter.name == "weight" and hasattr(parameter.owner, "weight_gradients"):
@@ -96,9 +96,9 @@ def accumulate_in_products(unit: FSDPModule) -> None:
 
 
 class ColumnLinear(SegmentedModule):
-    """Linear layers that share an input, fused, their outputs cut over tp: [N, D] -> [N, f].
+    """Fused linear layers that share an input, with outputs cut over tp: [N, D] -> [N, f].
 
-    `outputs` maps a segment name to its full number of features; those `unbiased` have no bias. The
+    `outputs` maps a segment name to its full number of features; `unbiased` names have no bias. The
     input must have entered the region (`context.enter`).
     """
 
@@ -116,7 +116,7 @@ class ColumnLinear(SegmentedModule):
     ) -> None:
         super().__init__()
         std = width**-0.5
-        # For each output: its features on this rank, and whether they have a bias.
+        # For each output: its number of features on this rank, and whether they have a bias.
         self.parts = [(len(context.part(n)), name not in unbiased) for name, n in outputs.items()]
         self.declare(
             "weight",
@@ -147,11 +147,11 @@ class ColumnLinear(SegmentedModule):
             self.bias = None
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Return this rank's features of every output, one output after another."""
+        """Return this rank's features of all outputs, concatenated."""
         return linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
 
     def _whole_bias(self) -> Tensor | None:
-        """Return the bias of all outputs, with zeros for those that have none."""
+        """Return the bias of all outputs, with zeros for outputs without one."""
         if self.bias is None or all(biased for _, biased in self.parts):
             return self.bias
         given = iter(torch.split(self.bias, [size for size, biased in self.parts if biased]))
@@ -160,10 +160,10 @@ class ColumnLinear(SegmentedModule):
 
 
 class SharedLinear(SegmentedModule):
-    """Linear layers with fewer heads than tp ranks: [N, D] -> one head of each name.
+    """Linear layers with fewer heads than tp ranks: [N, D] -> one head for each name.
 
     Several ranks hold the same head (keys and values of a group of query heads, or B and C of a
-    group of Mamba heads) and use it for different heads, so the gradient of each is a term of a
+    group of Mamba heads) and use it for different heads, so each rank's gradient is a term of a
     sum.
     """
 
@@ -195,12 +195,12 @@ class SharedLinear(SegmentedModule):
             self.bias = None
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Return this rank's head of each name, one after another."""
+        """Return this rank's head of each name, concatenated."""
         return F.linear(x_ND, self.weight, self.bias)
 
 
 class RowLinear(SegmentedModule):
-    """A linear layer whose input features are cut over tp; it ends the region: [N, f] -> [n, D]."""
+    """A linear layer with input features cut over tp; it ends the region: [N, f] -> [n, D]."""
 
     names_itself = False
     weight_gradients: GradAccumulator | None = None

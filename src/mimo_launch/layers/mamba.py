@@ -1,6 +1,7 @@
 """The Mamba-2 mixer: time steps, the state space model and a norm over groups of heads.
 
-Decides: what time steps and decays are, and how ranks that share a group norm it together.
+Decides: the formulas of time steps and decays, and how ranks that share a group normalise it
+together.
 Relies on: `recurrent` for heads on a grid, `ssd_kernels` for the maths over whole sequences.
 Leaves: the rest of a layer to `models`.
 
@@ -26,7 +27,7 @@ from mimo_launch.spec.hybrid import MambaSizes
 class GroupNorm(SegmentedModule):
     """RMSNorm over each group of heads, of x * silu(z): [N, f] -> [N, f], at least fp32.
 
-    Where tp ranks share a group they sum its squares, so a group is the same as at tp 1.
+    tp ranks that share a group sum its squares, so the result is the same as at tp 1.
     """
 
     def __init__(self, context: ParallelContext, sizes: MambaSizes, eps: float) -> None:
@@ -39,7 +40,7 @@ class GroupNorm(SegmentedModule):
         self.declare("weight", weight, dtype=context.dtype)
 
     def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
-        """Return the gated and normalised x, in its own type."""
+        """Return the gated and normalised x, in the dtype of x."""
         squares_Ng = self.context.fused(gated_squares, x_Nf, z_Nf, self.local_groups)
         scale_Ng = (self._of_whole_groups(squares_Ng) / self.group_size + self.eps).rsqrt()
         return self.context.fused(gated_scaled, x_Nf, z_Nf, scale_Ng, self.weight)
@@ -51,7 +52,7 @@ class GroupNorm(SegmentedModule):
             return squares_Ng
         mine = tp.index // (tp.size // self.groups)
         slots = F.pad(squares_Ng, (mine, self.groups - 1 - mine))
-        # Every rank uses the sum, so its gradient is a sum over ranks, too.
+        # Every rank uses the sum, so its gradient is also a sum over ranks.
         return enter_tp(exit_tp(slots, tp), tp)[:, mine : mine + 1]
 
 

@@ -1,10 +1,9 @@
-"""Norms, and other small weights: layer scales, attention sinks, a gate of tokens.
+"""Norms, and other small weights: layer scales, attention sinks, a gate on tokens.
 
-Decides: where the sum of squares of a norm that is cut over tp crosses the tp group, and the kind
-of each gradient.
+Decides: where a norm cut over tp sums its squares over the tp group, and the kind of each gradient.
 Relies on: `parallel_context` for compiled passes.
-Leaves: the formulas of norms to `pointwise`; what scales and sinks multiply or join to `attention`
-and `models`.
+Leaves: the formulas of norms to `pointwise`; the use of scales and sinks to `attention` and
+`models`.
 
 Legend: N tokens, D width; h heads of size K of this rank.
 """
@@ -46,7 +45,7 @@ def _scaled(x_NhK: Tensor, scale_N1: Tensor, weight_D: Tensor) -> Tensor:
 
 
 class WideNorm(SegmentedModule):
-    """RMSNorm over all heads of a token together, which tp ranks share: [N, h, K] -> [N, h, K]."""
+    """RMSNorm over all heads of a token, across tp ranks: [N, h, K] -> [N, h, K]."""
 
     def __init__(self, context: ParallelContext, width: int, *, eps: float) -> None:
         super().__init__()
@@ -57,7 +56,7 @@ class WideNorm(SegmentedModule):
     def forward(self, x_NhK: Tensor) -> Tensor:
         """Return x over the root mean square of the heads of all tp ranks, times the weight."""
         tp = self.context.tp
-        # Every rank uses the sum, so its gradient is a sum over ranks, too.
+        # Every rank uses the sum, so its gradient is also a sum over ranks.
         squares = enter_tp(exit_tp(self.context.fused(_squares, x_NhK), tp), tp)
         scale = (squares / self.width + self.eps).rsqrt()
         return self.context.fused(_scaled, x_NhK, scale, self.weight)
@@ -76,7 +75,7 @@ class Norm(SegmentedModule):
         inner: bool = False,
         offset: float = 0.0,
     ) -> None:
-        """Build a norm; that of `rms` multiplies by the weight plus an `offset`, at first by 1."""
+        """Build a norm; `rms` multiplies by the weight plus an `offset`, initially 1 in all."""
         super().__init__()
         self.context, self.eps, self.offset = context, eps, offset
         tp_grad = context.inner_grad if inner else context.token_grad
@@ -100,14 +99,14 @@ class Norm(SegmentedModule):
         return self.context.fused(layer_norm, x, self.weight, self.bias, self.eps)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x plus its change, and the norm of the sum."""
+        """Return x plus `change`, and the norm of the sum."""
         if self.bias is None:
             return self.context.fused(add_rms_norm, x, change, self.weight, self.eps, self.offset)
         return self.context.fused(add_layer_norm, x, change, self.weight, self.bias, self.eps)
 
 
 class LayerScale(SegmentedModule):
-    """A weight per channel of what a layer adds to the stream: [n, D] -> [n, D]."""
+    """A weight per channel on a layer's addition to the stream: [n, D] -> [n, D]."""
 
     def __init__(self, context: ParallelContext, width: int, start: float) -> None:
         super().__init__()
@@ -141,12 +140,12 @@ class Sinks(SegmentedModule):
 
 
 def _gated(x_ND: Tensor, gate_N1: Tensor) -> Tensor:
-    """Return x times the sigmoid of a number per token."""
+    """Return x times the sigmoid of one number per token."""
     return (widened(x_ND) * torch.sigmoid(widened(gate_N1))).to(x_ND.dtype)
 
 
 class TokenGate(SegmentedModule):
-    """A linear map of each token to one number, whose sigmoid is a factor: [n, D] -> [n, D]."""
+    """A factor per token, the sigmoid of a linear map to one number: [n, D] -> [n, D]."""
 
     def __init__(self, context: ParallelContext, width: int) -> None:
         super().__init__()
@@ -157,5 +156,5 @@ class TokenGate(SegmentedModule):
         self.declare("weight", weight, dtype=context.dtype)
 
     def forward(self, x_nD: Tensor, change_nD: Tensor) -> Tensor:
-        """Return what is to be added to the stream, times the factors made of x."""
+        """Return `change`, an addition to the stream, times the factors computed from x."""
         return self.context.fused(_gated, change_nD, F.linear(x_nD, self.weight))

@@ -1,4 +1,4 @@
-"""The parallelism of a layer: its groups, its part, how regions begin and end.
+"""The parallelism of a layer: its groups, its part, and how regions begin and end.
 
 Decides: which pair of collectives surrounds a tensor-parallel region.
 Relies on: `comm.autograd_collectives`.
@@ -30,8 +30,9 @@ Result = TypeVar("Result")
 def _compiled(function: Any, owner: str, width: int) -> Any:
     """Return a compiled copy of a function for tensors of one module and width.
 
-    torch.compile caches by code object, and compiles for dynamic widths once it has seen two, which
-    is slower than code for one. So each module and width gets a separate code object.
+    torch.compile caches by code object. Once it has seen two widths, it compiles for dynamic
+    widths, which is slower than code for one width. So each module and width gets a separate code
+    object.
     """
     name = f"{owner}_{function.__name__}_{width}"
     code = function.__code__.replace()
@@ -42,11 +43,11 @@ def _compiled(function: Any, owner: str, width: int) -> Any:
 class ParallelContext:
     """Parallelism of one module on one rank; the default is one rank alone.
 
-    `dtype` is the type of stored weights, `compute_dtype` that of activations. With `compiled`,
-    passes over activations go through torch.compile, for each module (`owner`) by itself. `backend`
-    provides the blocks. The experts of a layer are distributed over `ep`, and each is split over
-    `expert_tp`. `replicas` (dp x cp) are the ranks that hold the
-    same layers and other tokens. `fp8`: blocks multiply in 8 bits.
+    `dtype` is the dtype of stored weights, `compute_dtype` the dtype of activations. With
+    `compiled`, passes over activations go through torch.compile, separately for each module
+    (`owner`). `backend` provides the blocks. The experts of a layer are distributed over `ep`, and
+    each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
+    different tokens. `fp8`: blocks multiply in 8 bits.
     """
 
     tp: Group = SINGLE
@@ -70,7 +71,7 @@ class ParallelContext:
     def one_of(self, heads: int, whole: Segment) -> Segment:
         """Return this rank's part of a segment with fewer heads than tp ranks: one head.
 
-        Other ranks hold the same head, and the gradient of each is a term of a sum.
+        Other ranks hold the same head, and each rank's gradient is a term of a sum.
         """
         head, copy = divmod(self.tp.index, self.tp.size // heads)
         rows = whole.shape[0] // heads

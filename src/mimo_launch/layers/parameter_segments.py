@@ -1,10 +1,10 @@
-"""Parameters as canonical segments: full, unfused tensors and the part of each a rank holds.
+"""Parameters as canonical segments: full, unfused tensors and the part of each on a rank.
 
 Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
-the full tensors that users, checkpoints and proofs know by name, before FSDP shards it over dp x cp
-and after.
-Relies on: layers declaring their parameters through `declare`; FSDP2 cutting dim 0 into equal runs
-of rows, the last ones shorter or empty.
+the full tensors that users, checkpoints and proofs know by name, before and after FSDP shards it
+over dp x cp.
+Relies on: layers, which declare their parameters with `declare`; FSDP2, which cuts dim 0 into equal
+runs of rows, with the last ones shorter or empty.
 Leaves: values to `initial_weights`, sums over tp to `optimizer.gradients`.
 """
 
@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 # sharded: only this rank has the gradient of its part. complete: every tp rank computes the same
-# full gradient. partial: tp ranks hold terms of a sum, which is taken once per step.
+# full gradient. partial: tp ranks hold terms of a sum, which is computed once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
 # constant: `std` everywhere. given: not drawn, see `PlainParameters`.
 InitKind = Literal[
     "normal", "zeros", "ones", "constant", "sinusoids", "log_decay", "time_step", "given"
 ]
-# The attribute with the segments of layers that declare none (see `adopt_parameters`).
+# The attribute that holds the segments of layers that declare none (see `adopt_parameters`).
 ADOPTED = "adopted_segments"
 
 
@@ -33,11 +33,12 @@ ADOPTED = "adopted_segments"
 class Segment:
     """One canonical tensor and the part of it that this rank holds.
 
-    `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` the part held.
+    `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` this rank's part.
     Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
-    is true on the one whose gradient enters the norm. `std` is the scale of a normal init. One
-    without `trains` keeps its values even if its module trains. Weight decay applies to those with
-    `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec says so.
+    is true on the one rank that counts it in the gradient norm. `std` is the scale of a normal
+    init. Without `trains`, a segment keeps its values even if its module trains. Weight decay
+    applies with `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec
+    says so.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Segment:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of the part this rank holds."""
+        """Shape of the part that this rank holds."""
         if self.axis is None:
             return self.shape
         sizes = list(self.shape)
@@ -81,7 +82,7 @@ def sharded(
     init: InitKind = "normal",
     decay: bool = True,
 ) -> Segment:
-    """Return a segment whose part belongs to this tp rank alone."""
+    """Return a segment of which only this tp rank holds its part."""
     return Segment(name, shape, axis, part.start, part.stop, "sharded", True, init, std, decay)
 
 
@@ -103,9 +104,9 @@ def replicated(
 class SegmentedModule(nn.Module):
     """A layer that owns parameters; FSDP replaces the tensors, the declaration stays.
 
-    Where fused layers are an implementation detail, a false `names_itself` drops the layer's name
-    from the path: `attention.inputs` holds `attention.q.weight`, on every layout. The keys of
-    `segments` are attributes, dotted ones for parameters inside the layers of a library.
+    If fused layers are an implementation detail, a false `names_itself` drops the layer's name from
+    the path: `attention.inputs` holds `attention.q.weight`, on every layout. The keys of `segments`
+    are attributes, with dots for parameters inside the layers of a library.
     """
 
     names_itself = True
@@ -117,14 +118,14 @@ class SegmentedModule(nn.Module):
         self.segments: dict[str, tuple[Segment, ...]] = {}
 
     def declare(self, attribute: str, *segments: Segment, dtype: torch.dtype) -> None:
-        """Add a parameter that holds `segments` fused along dim 0, values unset."""
+        """Add a parameter, with values unset, that holds `segments` fused along dim 0."""
         rows = sum(segment.local_shape[0] for segment in segments)
         shape = (rows, *segments[0].local_shape[1:])
         self.register_parameter(attribute, nn.Parameter(torch.empty(shape, dtype=dtype)))
         self.segments[attribute] = segments
 
     def declare_buffer(self, attribute: str, segment: Segment, *, dtype: torch.dtype) -> None:
-        """Add a buffer that is saved and loaded like a parameter, value unset.
+        """Add a buffer, with values unset, that is saved and loaded like a parameter.
 
         FSDP2 does not shard it: every replica holds it whole, and one of them must be `counted`.
         """
@@ -157,7 +158,7 @@ class DeclaredParameter:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains where its module does; all segments of a parameter agree."""
+        """Whether it trains if its module does; all segments of a parameter agree."""
         return self.placed[0].segment.trains
 
 
@@ -184,8 +185,8 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
 def adopt_parameters(root: nn.Module) -> list[str]:
     """Declare every parameter below `root` that no layer declares, and return their names.
 
-    Raises: ValueError for a parameter without a dimension, which FSDP2 cannot shard, and for one at
-    several places, which would become several parameters once they get memory.
+    Raises: ValueError for a parameter without dimensions, which FSDP2 cannot shard, and for a tied
+    parameter, which would become several parameters when they get memory.
     """
     declared = {
         f"{path}.{attribute}".strip(".")
@@ -247,7 +248,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_rows(parameter: Tensor) -> range:
-    """Return which rows of the unsharded parameter this rank's shard holds."""
+    """Return the rows of the unsharded parameter that this rank's shard holds."""
     rows = parameter.shape[0]
     if not isinstance(parameter, DTensor):
         return range(rows)
@@ -266,7 +267,7 @@ def local_segments(
     declared: Iterable[DeclaredParameter],
     tensor_of: Callable[[Tensor], Tensor | None] = gradient_of,
 ) -> Iterator[LocalSegment]:
-    """Yield the segments of this rank's shards with views of a tensor that is sharded like them.
+    """Yield the segments of this rank's shards, with views of a tensor that is sharded alike.
 
     `tensor_of` returns that tensor for a parameter: its gradient, itself, or a moment. If it
     returns None, the parameter is left out.

@@ -1,10 +1,11 @@
-"""Functions of activations that read and write memory and compute little.
+"""Memory-bound functions of activations.
 
-Decides: their maths, in at least fp32 between inputs and outputs of the model's type.
-Relies on: `ParallelContext.fused`, which makes one pass over memory of each on GPUs.
-Leaves: using them to the layers.
+Decides: their maths, in at least fp32 between inputs and outputs in the model's dtype.
+Relies on: `ParallelContext.fused`, which runs each as one pass over memory on GPUs.
+Leaves: their use to the layers.
 
-Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K, R of which turn.
+Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size K, with R features
+that rotate.
 """
 
 import torch
@@ -37,7 +38,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON
 def add_rms_norm(
     x: Tensor, change: Tensor, weight_D: Tensor, eps: float = EPSILON, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of both and its RMSNorm."""
+    """Return x plus `change`, and the RMSNorm of the sum."""
     total = x + change
     return total, rms_norm(total, weight_D, eps, offset)
 
@@ -45,7 +46,7 @@ def add_rms_norm(
 def add_layer_norm(
     x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of both and its LayerNorm."""
+    """Return x plus `change`, and the LayerNorm of the sum."""
     total = x + change
     return total, layer_norm(total, weight_D, bias_D, eps)
 
@@ -57,7 +58,7 @@ def swiglu(gate_up_NF: Tensor) -> Tensor:
 
 
 def geglu_tanh(gate_up_NF: Tensor) -> Tensor:
-    """Return gelu(gate) * up of the two halves, GELU approximated by tanh (the same paper)."""
+    """Return gelu(gate) * up of the two halves, with GELU approximated by tanh (same paper)."""
     gate, up = gate_up_NF.chunk(2, dim=-1)
     return gelu_tanh(gate) * up
 
@@ -74,12 +75,12 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Return the approximation of GELU by tanh (the same paper, section 2)."""
+    """Return the tanh approximation of GELU (same paper, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """Return x * sigmoid(1.702 x), the approximation of GELU by a sigmoid (the same section)."""
+    """Return x * sigmoid(1.702 x), the sigmoid approximation of GELU (same section)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -109,7 +110,7 @@ def gated_squares(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
 
 
 def gated_scaled(x_NF: Tensor, gate_NF: Tensor, scale_Ng: Tensor, weight_F: Tensor) -> Tensor:
-    """Return x * silu(gate) * weight, each of g equal parts by its scale, in the type of x."""
+    """Return x * silu(gate) * weight, with a scale for each of g equal parts, in the dtype of x."""
     scaled = _gated(x_NF, gate_NF, scale_Ng.shape[1]) * scale_Ng.unsqueeze(-1)
     return (scaled.flatten(1) * widened(weight_F)).to(x_NF.dtype)
 
@@ -122,7 +123,7 @@ def _gated(x_NF: Tensor, gate_NF: Tensor, groups: int) -> Tensor:
 def gated_head_norm(
     x_NF: Tensor, gate_NF: Tensor, weight_K: Tensor, eps: float = EPSILON
 ) -> Tensor:
-    """Return the RMSNorm of each head of size K, times silu(gate), in the type of x."""
+    """Return the RMSNorm of each head of size K, times silu(gate), in the dtype of x."""
     heads_NHK = widened(x_NF).view(len(x_NF), -1, len(weight_K))
     normed = F.rms_norm(heads_NHK, weight_K.shape, weight_K.to(heads_NHK.dtype), eps).flatten(1)
     return (normed * F.silu(widened(gate_NF))).to(x_NF.dtype)
@@ -136,11 +137,11 @@ def sigmoid_gated(x_NF: Tensor, gate_NHK: Tensor) -> Tensor:
 def rotated(
     x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor, factor_S: Tensor | None = None
 ) -> Tensor:
-    """Return x whose first R dimensions are rotated by its positions (RoPE, arXiv:2104.09864).
+    """Return x with its first R features rotated by its positions (RoPE, arXiv:2104.09864).
 
-    All dimensions are multiplied by a factor of each position, if any is given.
+    All features are multiplied by the factor of their position, if factors are given.
 
-    Shapes: more dimensions may come before S, in all of them or only in x.
+    Shapes: more dimensions may come before S, in all arguments or only in x.
     """
     size = cos_SR.shape[-1]
     wide = x_SHK[..., :size].to(cos_SR.dtype)
@@ -157,9 +158,9 @@ def rotated(
 def rotated_interleaved(
     x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor, factor_S: Tensor | None = None
 ) -> Tensor:
-    """Return the same of x in which neighbours rotate together, first numbers of pairs in front.
+    """Return `rotated` of x with adjacent pairs; first features of pairs come first in the result.
 
-    Scores do not change if queries and keys have another order.
+    Scores do not change if queries and keys are permuted alike.
     """
     size = cos_SR.shape[-1]
     halves = [x_SHK[..., :size:2], x_SHK[..., 1:size:2], x_SHK[..., size:]]

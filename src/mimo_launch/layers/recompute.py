@@ -1,8 +1,8 @@
-"""Computes again in the backward what the forward did not keep.
+"""Recomputes activations in the backward that the forward did not keep.
 
-Decides: how, for every layer that does so.
+Decides: how layers recompute.
 Relies on: `torch.utils.checkpoint`.
-Leaves: which layers do to `models` and to the layers themselves.
+Leaves: the choice of layers to `models` and to the layers themselves.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
-    """Return what a layer computes of `args`; its backward keeps only them and computes it again.
+    """Return a layer's result for `args`; it keeps only `args` and recomputes in the backward.
 
-    To be called inside the layer's own forward, so that FSDP's hooks are outside and run once.
+    Call it inside the layer's forward, so that FSDP's hooks are outside and run once.
     """
     if torch.is_grad_enabled():
         return checkpoint(compute, *args, use_reentrant=False)

@@ -1,16 +1,16 @@
-"""What recurrent mixers have in common: heads cut over tp and, inside a layer, over cp as well.
+"""The common base of recurrent mixers: heads cut over tp and, inside a layer, also over cp.
 
 Decides: which heads and groups a rank computes, and how tokens of other cp ranks reach it.
-Relies on: a subclass for the recurrence over whole sequences, and the norm behind it.
+Relies on: a subclass for the recurrence over whole sequences, and the norm after it.
 Leaves: the rest of a layer to `models`.
 
 Each cp rank exchanges its tokens of all heads for all tokens of its heads (DeepSpeed Ulysses,
-arXiv:2309.14509), so the convolution and the recurrence run over whole sequences. Traffic per layer
-and token held: x, B, C and steps go out, y comes back, (cp - 1) / cp of each.
+arXiv:2309.14509), so that the convolution and the recurrence run over whole sequences. Traffic per
+layer and local token: x, B, C and steps go out, y comes back, (cp - 1) / cp of each.
 
-Legend: N tokens of this rank, D width; of this tp rank h heads of P channels, f = h * P, g groups
-of K numbers; B sequences of S tokens; lower-case e, j are of this cp rank: heads, groups. x, B and
-C are named as in Mamba-2: channels of heads, and two vectors for each group of heads.
+Legend: N tokens of this rank, D width; h heads of P channels on this tp rank, f = h * P, g groups
+of size K; B sequences of S tokens; e heads and j groups on this cp rank. x, B and C are named as in
+Mamba-2: channels of heads, and two vectors for each group of heads.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from mimo_launch.spec.hybrid import RecurrentSizes
 
 
 class CausalConvolution(SegmentedModule):
-    """Weights of the depthwise convolution over x, B and C, fused like the channels they act on."""
+    """Weights of the depthwise convolution over x, B and C, fused like their channels."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class CausalConvolution(SegmentedModule):
                     (channels, *last),
                     0,
                     context.part(channels),
-                    # The deviation of torch's uniform distribution for a convolution of a channel.
+                    # The standard deviation of torch's uniform init for a depthwise convolution.
                     std=(3 * sizes.conv) ** -0.5,
                     init="normal" if is_weight else "zeros",
                     decay=is_weight,
@@ -71,7 +71,7 @@ class CausalConvolution(SegmentedModule):
 
 
 class HeadWeights(SegmentedModule):
-    """Weights with a number per head, such as the logarithm of its decay."""
+    """Weights with one number per head, such as the logarithm of its decay."""
 
     names_itself = False
 
@@ -93,8 +93,9 @@ class HeadShare(NamedTuple):
 class RecurrentMixer(nn.Module):
     """Projections, a short convolution, a recurrence along sequences, a gated norm.
 
-    `channels` names what the convolution acts on: that of heads, then two of groups; `steps` what
-    is a number per head and token; `of_heads` are the weights with a number per head.
+    `channels` names the inputs of the convolution: one for heads, then two for groups; `steps`
+    names the inputs with one number per head and token; `of_heads` the weights with one number per
+    head.
     """
 
     channels: ClassVar[tuple[str, str, str]]
@@ -135,8 +136,8 @@ class RecurrentMixer(nn.Module):
     ) -> Tensor:
         """Return the output of the recurrence, like x.
 
-        `steps` [B, S, H] are as projected, `weights` [H] in at least fp32. Documents do not affect
-        each other.
+        `steps` [B, S, H] come directly from the projection, `weights` [H] are in at least fp32.
+        Documents do not affect each other.
         """
         raise NotImplementedError
 
@@ -166,7 +167,8 @@ class RecurrentMixer(nn.Module):
             return mixed.flatten(0, 1)
         steps = [[_rows(t, share.heads, 1, dim=1) for t in steps_Nh] for share in shares]
         parts = [torch.cat([x, *more], dim=1) for x, more in zip(channels, steps, strict=True)]
-        # Out go features of this rank's tokens, a part per cp rank; in come all tokens of its part.
+        # Send features of this rank's tokens, a part per cp rank; receive all tokens of its own
+        # part.
         arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
         sizes = [channels[0].shape[1], *(t.shape[1] for t in steps[0])]
         whole = in_order(arrived, sequences.batch, cp.size)
@@ -230,5 +232,5 @@ class RecurrentMixer(nn.Module):
 
 
 def _rows(t: Tensor, items: range, size: int, *, dim: int) -> Tensor:
-    """Return the part of a tensor for some heads or groups, of `size` numbers each."""
+    """Return the part of a tensor for some heads or groups, of `size` features each."""
     return t.narrow(dim, items.start * size, len(items) * size)

@@ -2,21 +2,21 @@
 
 Decides: scores, the choice of experts, each rank's part of the balance loss, and how the bias moves
 after a step; that an auxiliary loss starts its own backward at its layer, on every pipeline stage.
-Relies on: `models.mlp`, which routes each token on one rank only; every reduction of gradients
-being a sum.
-Leaves: moving tokens to `experts`, the end of a step to `optimizer.module_optimizers`.
+Relies on: `models.mlp`, which routes each token on one rank only; reductions of gradients, which
+are all sums.
+Leaves: moving tokens to `experts`, and the end of a step to `optimizer.module_optimizers`.
 
 Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch,
 L layers of this rank with experts.
 
-The balance loss is that of Switch Transformers (arXiv:2101.03961, section 2.2), per sample as in
+The balance loss follows Switch Transformers (arXiv:2101.03961, section 2.2), per sample as in
 DeepSeek-V3 (arXiv:2412.19437, section 2.1.2). With f_e the share of a sample's T tokens that chose
-expert e, and P_e the mean of its scores, divided by their sum: E / k * sum over e of f_e * P_e, 1
-when all is balanced. Padding does not count. Only P has a gradient, and it is a sum over tokens. So
-f is summed over ranks first, each rank adds the terms of its own tokens, and the loss is the sum
-over all ranks.
+expert e, and P_e the mean of its scores, each divided by the token's sum of scores, the loss is E /
+k * sum over e of f_e * P_e, which is 1 when the load is balanced. Padding does not count. Only P
+has a gradient, and it is a sum over tokens. So f is summed over ranks first, each rank adds the
+terms of its tokens, and the loss is the sum over all ranks.
 
-The bias is that of arXiv:2408.15664, algorithm 1, and arXiv:2412.19437, section 2.1.2. Megatron-LM
+The bias follows arXiv:2408.15664, algorithm 1, and arXiv:2412.19437, section 2.1.2. Megatron-LM
 calls it `expert_bias`, transformers `e_score_correction_bias`.
 """
 
@@ -46,13 +46,13 @@ class AuxLoss:
         self.total.zero_()
 
     def add(self, loss: Tensor) -> None:
-        """Add a loss whose backward has started."""
+        """Add a loss after its backward has started."""
         self.total += loss
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingContext:
-    """What experts need of a microbatch to balance their load.
+    """The data of a microbatch that experts need to balance their load.
 
     `shares` [batch, S] are 1/T for each of the T tokens of a sequence, 0 for its padding; `loss`
     adds up the balance losses.
@@ -80,7 +80,7 @@ class _AddAuxLoss(torch.autograd.Function):
 def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
     """Return x; its backward also starts that of a scalar loss, and adds the loss to `total`.
 
-    So the loss need not travel to the last stage: every reduction is a sum.
+    So the loss need not be sent to the last stage: every reduction is a sum.
     """
     out: Tensor = _AddAuxLoss.apply(x, loss, total)  # type: ignore[no-untyped-call]
     return out
@@ -88,9 +88,9 @@ def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """The sample of each of this rank's tokens, [n], and its share of it: 1/T, 0 for padding.
+    """The sample of each of this rank's tokens, [n], and the token's share: 1/T, 0 for padding.
 
-    Samples are counted from 0 to `num_samples` B.
+    Samples are numbered from 0; there are `num_samples` B.
     """
 
     num_samples: int
@@ -112,7 +112,7 @@ class Router(SegmentedModule):
     def __init__(
         self, context: ParallelContext, model: Moe, width: int, coefficient: float
     ) -> None:
-        """`coefficient` is that of the balance loss over the samples of a step."""
+        """`coefficient` weights the balance loss over the samples of a step."""
         super().__init__()
         self.context, self.model, self.coefficient = context, model, coefficient
         # Each tp rank routes different tokens, with sequence parallelism and without.
@@ -149,7 +149,7 @@ class Router(SegmentedModule):
     def forward(
         self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
     ) -> Choice:
-        """Return the choice of every token; with a `loss` its backward balances the load."""
+        """Return the choice of every token; with a `loss`, its backward balances the load."""
         wide = widened(x_nD)
         bias = None if self.bias is None else self.bias.to(wide.dtype)
         logits = F.linear(wide, self.weight.to(wide.dtype), bias)
@@ -183,9 +183,9 @@ class Router(SegmentedModule):
 
 
 def _in_best_groups(ranked_nE: Tensor, groups: int, most: int) -> Tensor:
-    """Return the scores of the experts in the best groups, and of others less than any.
+    """Return the scores with -inf for experts outside the best groups.
 
-    A group is as good as its two best experts together (arXiv:2412.19437, section 2.1.2).
+    A group scores the sum of its two best experts (arXiv:2412.19437, section 2.1.2).
     """
     grouped = ranked_nE.view(len(ranked_nE), groups, -1)
     sums = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
@@ -209,10 +209,10 @@ class _CountLoad(torch.autograd.Function):
 
 
 class ExpertBias(SegmentedModule):
-    """A bias on the scores of E experts, for the choice only and not for the weights of answers.
+    """A bias on the scores of E experts, only for the choice, not for the weights of answers.
 
     It has no gradient: after each step it moves by `rate` towards an even load. Every rank of a
-    layer holds all of it, in the type of stored weights even if FSDP2 computes in another one.
+    layer holds all of it, in the dtype of stored weights even if FSDP2 computes in another.
     """
 
     names_itself = False
@@ -233,16 +233,16 @@ class ExpertBias(SegmentedModule):
             trains=False,
         )
         self.declare_buffer("values", segment, dtype=context.dtype)
-        # Integers, so that every rank finds the same sign. Zero at the start of a step.
+        # Integers, so that every rank computes the same sign. Zero at the start of a step.
         load = torch.zeros(experts, dtype=torch.int64)
         self.register_buffer("load", load, persistent=False)
 
     def forward(self, scores_nE: Tensor) -> Tensor:
-        """Return the scores by which experts are chosen."""
+        """Return the scores that decide the choice of experts."""
         return scores_nE.detach() + self.values
 
     def count(self, x: Tensor, experts_nk: Tensor, is_token_n: Tensor) -> Tensor:
-        """Return x; its backward counts the experts that tokens of this rank have chosen."""
+        """Return x; its backward counts the choices of this rank's tokens per expert."""
         if not self.rate or not x.requires_grad:
             return x
         ones_nk = is_token_n.long()[:, None].expand_as(experts_nk)
@@ -256,12 +256,12 @@ class ExpertBias(SegmentedModule):
 def move_biases(
     biases: Sequence[ExpertBias], context: ParallelContext, skip: Tensor | None
 ) -> None:
-    """Move the biases of a module's layers on this rank by the load that all ranks have counted.
+    """Move the biases of a module's layers on this rank by the load counted on all ranks.
 
     An expert with less than the mean load gains `rate`, one with more loses it. If `skip`, a scalar
-    on the device, is 1, they stay.
+    on the device, is 1, the biases stay.
 
-    Ranks: collective over tp and over dp x cp, the same layers on each.
+    Ranks: collective over tp and over dp x cp, with the same layers on each rank.
     Traffic: two all-reduces of L * E int64.
     """
     loads_LE = torch.stack([bias.load for bias in biases])

@@ -1,8 +1,8 @@
-"""Attention whose scores are a tensor: capped ones, and sinks where no kernel goes over lists.
+"""Attention that stores its scores: with capped scores, or with sinks where lists have no kernel.
 
-Decides: how many capped scores exist at once.
+Decides: how many capped scores exist at the same time.
 Relies on: masks of `sequence_contexts`.
-Leaves: which attention goes this way to `attention`.
+Leaves: the choice of this path to `attention`.
 
 Legend: B sequences, S queries, M keys, h heads and g key/value heads of this rank, K head size.
 Source: soft-capping: Gemma 2 (arXiv:2408.00118), section 2; sinks: GPT-OSS (arXiv:2508.10925).
@@ -16,7 +16,7 @@ from mimo_launch.layers.pointwise import soft_capped, widened
 
 
 def queries_at_once(batch: int, keys: int) -> int:
-    """Return of how many queries of each sequence the scores may exist at once."""
+    """Return how many queries of each sequence may have their scores in memory together."""
     return max(1, MOST_SCORES // (batch * keys))
 
 
@@ -30,12 +30,12 @@ def attend_by_scores(
     cap: float | None,
     sinks_h: Tensor | None,
 ) -> Tensor:
-    """Return attention by a mask, [B, h, S, K]; the softmax of a head is over its sink, too.
+    """Return attention by a mask, [B, h, S, K]; a head's softmax includes its sink, if any.
 
-    A mask in another type than bool is 0 where a token attends. Sinks are not capped.
+    A mask that is not bool is 0 where a token attends. Sinks are not capped.
     """
     batch, heads, queries, _ = q_BhSK.shape
-    # Heads that share keys are further queries, so that keys need no copies.
+    # Heads that share keys become further queries, so that keys need no copies.
     by_group = batch, k_BgMK.shape[1], -1
     by_head = batch, heads, queries, -1
     q_BgQK = q_BhSK.reshape(*by_group, q_BhSK.shape[-1])

@@ -1,10 +1,10 @@
-"""What attention needs to know of sequences of tokens, once per microbatch; rotary embeddings.
+"""Attention contexts for sequences of tokens, made once per microbatch; rotary embeddings.
 
-Decides: which tokens of a sequence attend to which; positions of this rank's tokens, by the zigzag;
-the angle of each pair of a head at a position: frequencies, and how they are scaled in models
-trained further on longer sequences; by what queries of later tokens are multiplied.
-Relies on: the spec's words for a scaling.
-Leaves: lists of images to `image_contexts`, the rotation and the attention itself to `attention`.
+Decides: which tokens of a sequence attend to which; positions of this rank's tokens, in zigzag
+order; the angle of each pair of a head at a position: frequencies, and their scaling in models
+trained further on longer sequences; the factors on queries of later tokens.
+Relies on: the spec for the settings of a scaling.
+Leaves: lists of images to `image_contexts`, and rotation and attention to `attention`.
 """
 
 import math
@@ -23,7 +23,7 @@ ROPE2D_THETA = 10000.0
 
 
 def cos_and_sin(angle: Tensor, scaling: RopeScaling | None) -> tuple[Tensor, Tensor]:
-    """Return what queries and keys are multiplied by, from the angles of the pairs of a head."""
+    """Return the factors of queries and keys, from the angles of the pairs of a head."""
     angle = torch.cat([angle, angle], dim=-1)
     stretch = 1.0 if scaling is None else scaling.stretch
     return angle.cos() * stretch, angle.sin() * stretch
@@ -32,7 +32,7 @@ def cos_and_sin(angle: Tensor, scaling: RopeScaling | None) -> tuple[Tensor, Ten
 def angles(
     positions: Tensor, head_size: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None
 ) -> Tensor:
-    """Return the angle of each pair of a head at some positions, in at least fp32."""
+    """Return the angle of each pair of a head at each position, in at least fp32."""
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
     frequency = theta**-exponent
@@ -44,8 +44,8 @@ def angles(
 def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     """Return the frequencies of a model that was trained further on longer sequences.
 
-    Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as its published code does it; linear:
-    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as its code does it.
+    Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as in its published code; linear:
+    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as in its code.
     """
     if scaling.rope_type == "linear":
         return frequency / scaling.factor
@@ -61,10 +61,10 @@ def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 def _interpolated(pairs: int, scaling: RopeScaling, theta: float) -> tuple[float, float]:
-    """Return the pairs of a head between which YaRN interpolates, as fractional numbers."""
+    """Return the two pair numbers, as fractions, between which YaRN interpolates."""
 
     def turning(times: float) -> float:
-        """Return the pair that turns so often within the original length."""
+        """Return the pair that turns `times` times within the original length."""
         length = scaling.original_max_position_embeddings / (2 * math.pi * times)
         return pairs * math.log(length) / math.log(theta)
 
@@ -72,7 +72,7 @@ def _interpolated(pairs: int, scaling: RopeScaling, theta: float) -> tuple[float
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * pairs - 1)
-    # As published, so that nothing is divided by 0.
+    # As published, to avoid a division by 0.
     return first, last if last != first else last + 0.001
 
 
@@ -80,7 +80,7 @@ def _interpolated(pairs: int, scaling: RopeScaling, theta: float) -> tuple[float
 class Documents:
     """Documents packed into sequences, by `numbers` [sequences, positions].
 
-    `lengths` are those of all documents, sequence after sequence, on the host.
+    `lengths` are the lengths of all documents, sequence after sequence, on the host.
     """
 
     numbers: Tensor
@@ -89,15 +89,15 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
-    """Tokens are `batch` sequences of equal length; a token attends to itself and those before it.
+    """`batch` sequences of equal length; a token attends to itself and to earlier tokens.
 
-    `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K]
-    where the sequences differ in positions; None where attention has no positions. `documents` are
-    packed into sequences and do not attend to each other. A token attends to the last `reach`
-    tokens, itself among them; None: to all. `routing` is for the balance of experts. `masks` are
-    added to the scores of each chunk of a sequence that this rank holds, over all its positions,
-    where some tokens attend to later ones: [B, 1, queries, S]. Queries are multiplied by `factors`,
-    [S] or [B, S], if there are any.
+    `cos` and `sin` [S, K] rotate the S tokens that this rank holds of each sequence; [B, S, K] if
+    the sequences differ in positions; None if attention has no positions. `documents` are packed
+    into sequences and do not attend to each other. A token attends to the last `reach` tokens,
+    itself included; None: to all. `routing` is for the balance of experts. If some tokens attend to
+    later ones, `masks` are added to the scores, one for each chunk of a sequence that this rank
+    holds, over all positions of the sequence: [B, 1, queries, S]. Queries are multiplied by
+    `factors`, [S] or [B, S], if there are any.
     """
 
     batch: int
@@ -112,7 +112,7 @@ class SequenceContext:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether a token does not attend to all those before it in its sequence."""
+        """Whether a token does not attend to all earlier tokens of its sequence."""
         return self.documents is not None or self.reach is not None
 
     def lengths(self, seq: int) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class SequenceContext:
         return (seq,) * self.batch if self.documents is None else self.documents.lengths
 
     def lower_right(self, queries: int, keys: int) -> Tensor:
-        """Return the mask of the last `queries` of the first `keys` positions, which end together.
+        """Return the mask of the last `queries` positions among the first `keys` positions.
 
         Shapes: [queries, keys], with documents [batch, 1, queries, keys].
         """
@@ -139,9 +139,9 @@ class SequenceContext:
 def with_images(
     sequences: SequenceContext, images_BS: Tensor, cp: int, cp_size: int, dtype: torch.dtype
 ) -> SequenceContext:
-    """Return the context in which tokens with the same number of an image see each other.
+    """Return the context in which tokens with the same image number see each other.
 
-    A negative number is that of text. Layers share the masks: attention makes no copies of them.
+    Text has negative numbers. Layers share the masks: attention makes no copies of them.
     """
     seq = images_BS.shape[1]
     everywhere = sequences.lower_right(seq, seq)
@@ -178,7 +178,7 @@ def query_factors(
     seq: int,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return what the queries at the places `held` of sequences of `seq` tokens are multiplied by.
+    """Return the factors of queries at the places `held` of sequences of `seq` tokens.
 
     Positions count from 0 in each document. None if all factors are 1. Shapes: [S] for S places;
     with documents [B, S].
@@ -197,7 +197,7 @@ def query_factors(
 def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
     """Return zigzag shards as sequences in order, [B, S, ...].
 
-    Shapes: [cp_size * B * S / cp_size, ...], cp ranks one after another, each [B, 2 chunks].
+    Shapes: [cp_size * B * S / cp_size, ...], one cp rank after another, each [B, 2 chunks].
     """
     if cp_size == 1:
         return x_NF.view(batch, -1, *x_NF.shape[1:])
@@ -208,7 +208,7 @@ def in_order(x_NF: Tensor, batch: int, cp_size: int) -> Tensor:
 
 
 def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
-    """Return sequences as zigzag shards, the reverse of `in_order`."""
+    """Return sequences as zigzag shards, the inverse of `in_order`."""
     if cp_size == 1:
         return x_BSF.flatten(0, 1)
     batch, seq = x_BSF.shape[:2]
@@ -231,13 +231,13 @@ def sequence_context(
     scaling: RopeScaling | None = None,
     routing: RoutingContext | None = None,
 ) -> SequenceContext:
-    """Return the context of `batch` sequences of which this rank holds the given positions.
+    """Return the context of `batch` sequences with `positions` held by this rank.
 
     Without a `theta` nothing is rotated.
 
-    Shapes: positions [S], on all axes and in all sequences; or [axes, B, S], of which `axes` has
-    the one that rotates each pair of a head. They may go on from one document to the next: only
-    distances matter to a rotary embedding.
+    Shapes: positions [S], for all axes and all sequences; or [axes, B, S], and then `axes` gives
+    the axis that rotates each pair of a head. Positions may continue from one document to the next:
+    only distances matter to a rotary embedding.
     """
     if theta is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)

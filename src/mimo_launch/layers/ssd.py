@@ -2,14 +2,14 @@
 
 Decides: how a recurrence over tokens becomes matrix products, and where its state is reset.
 Relies on: torch only; on GPUs `ssd_kernels` computes the same.
-Leaves: projections, groups of ranks and norms to `mamba`.
+Leaves: projections, rank groups and norms to `mamba`.
 
 A head has a state h [P, K]; token by token, h = exp(dt A) h + dt x B^T and y = h C + D x. Inside a
 chunk that is a masked matrix product like attention; only h passes from chunk to chunk.
 Source: T. Dao and A. Gu, Transformers are SSMs (arXiv:2405.21060), section 6.
 
 Legend: B sequences of S tokens, H heads of P channels, G groups of R heads that share B and C, K
-numbers of state, F channels; c chunks of i or j tokens.
+state size, F channels; c chunks of i or j tokens.
 """
 
 import torch
@@ -33,9 +33,9 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Return y like x, and the state after the last token [B, H, P, K], in at least fp32.
 
-    `dt` are positive time steps, `a` is negative. A token whose number in `documents` differs from
-    the one before starts from a zero state; the initial state belongs to the document of the first
-    token. `chunk` changes no result. S may be 0.
+    `dt` are positive time steps, `a` is negative. The first token of each document in `documents`
+    starts from a zero state; the initial state belongs to the document of the first token. `chunk`
+    does not change the result. S may be 0.
     """
     shape, heads, groups = x_BSHP.shape, x_BSHP.shape[2], b_BSGK.shape[2]
     wide = widened(x_BSHP)
@@ -47,8 +47,8 @@ def ssd(
     # Logarithms of decays from the start of a chunk to after each token.
     decay_BciGR = (dt * a).cumsum(dim=2)
     inputs = x * dt.unsqueeze(-1)
-    # What tokens get from those before them in their chunk, and from themselves; [B, c, i, j, G, R]
-    # are decays from after token j to after token i.
+    # Contributions to tokens from earlier tokens of their chunk, and from themselves; [B, c, i, j,
+    # G, R] are decays from after token j to after token i.
     between = decay_BciGR.unsqueeze(3) - decay_BciGR.unsqueeze(2)
     size = decay_BciGR.shape[2]
     hidden = torch.ones(size, size, dtype=torch.bool, device=wide.device).triu(1)
@@ -75,7 +75,7 @@ def ssd(
 def _states(
     inputs: Tensor, decay: Tensor, b: Tensor, numbers: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk, [B, c, G, R, P, K], and the one after the last."""
+    """Return the state before each chunk, [B, c, G, R, P, K], and the state after the last."""
     to_end = (decay[:, :, -1:] - decay).exp()
     through = decay[:, :, -1].exp()
     if numbers is not None:
@@ -98,7 +98,7 @@ def last_before(numbers_Bci: Tensor) -> Tensor:
 def chunked(t_BS: Tensor, chunk: int, *, repeat_last: bool = False) -> Tensor:
     """Return tokens in chunks, [B, c, chunk, ...], padded with 0 or with the last token.
 
-    A token of zeros leaves the state as it is.
+    A zero token does not change the state.
     """
     missing = -t_BS.shape[1] % chunk
     if missing:
@@ -115,10 +115,10 @@ def causal_conv(
     *,
     documents_BS: Tensor | None = None,
 ) -> Tensor:
-    """Return silu of each channel's convolution over its last W tokens, the token itself included.
+    """Return silu of each channel's convolution over the last W tokens, the current one included.
 
-    Tokens of other documents, and those before the first, count as 0. [B, S, F] -> the same, at
-    least fp32 inside.
+    Tokens of other documents, and places before the first token, count as 0. [B, S, F] -> the same,
+    in at least fp32 inside.
     """
     x, weight = widened(x_BSF), widened(weight_FW)
     length, width = x.shape[1], weight.shape[1]

@@ -1,9 +1,9 @@
-"""The same as `ssd`, computed by the Triton and CUDA kernels of mamba-ssm and causal-conv1d.
+"""`ssd`, computed by the Triton and CUDA kernels of mamba-ssm and causal-conv1d.
 
-Decides: when their kernels are used: on a GPU, where both packages are installed, below fp64.
+Decides: when the kernels are used: on a GPU, below fp64, if both packages are installed.
 Relies on: mamba-ssm 2.2 or later and causal-conv1d 1.4 or later, imported at the first use.
-Leaves: the definition of the results to `ssd`, which runs everywhere else and which tests compare
-the kernels with.
+Leaves: the definition of the results to `ssd`, which runs everywhere else and is the reference in
+tests.
 
 Legend: as in `ssd`.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo_launch.checks.packages import is_installed
 from mimo_launch.layers import ssd as plain
 
-# Channels of the convolution's kernel, and its widths (its sources, `causal_conv1d.cpp`).
+# The convolution kernel's step of channels, and its widths (from `causal_conv1d.cpp`).
 CHANNEL_STEP, WIDTHS = 8, range(2, 5)
 
 
@@ -42,16 +42,16 @@ def ssd(
     documents_BS: Tensor | None = None,
     initial_BHPK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `ssd.ssd` does."""
+    """Return the result of `ssd.ssd`."""
     if not _can(x_BSHP):
         return plain.ssd(
             x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H, chunk=chunk,
             documents_BS=documents_BS, initial_BHPK=initial_BHPK,
         )  # fmt: skip
     if x_BSHP.dtype == torch.float32:
-        # Triton would round factors to TF32, which torch does only on request. Three TF32 products
-        # for one are as good as fp32; without tensor cores ("ieee") the kernels take minutes to
-        # compile.
+        # Triton would round factors to TF32; torch does so only on request. Three TF32 products in
+        # place of one are as precise as fp32; without tensor cores ("ieee") the kernels take
+        # minutes to compile.
         os.environ.setdefault("TRITON_F32_DEFAULT", "tf32x3")
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
@@ -77,13 +77,13 @@ def causal_conv(
     *,
     documents_BS: Tensor | None = None,
 ) -> Tensor:
-    """Return what `ssd.causal_conv` does."""
+    """Return the result of `ssd.causal_conv`."""
     width, channels = weight_FW.shape[1], x_BSF.shape[2]
     if not _can(x_BSF) or width not in WIDTHS or channels % CHANNEL_STEP:
         return plain.causal_conv(x_BSF, weight_FW, bias_F, documents_BS=documents_BS)
     from causal_conv1d import causal_conv1d_fn
 
-    # Channels last, which its kernel for documents needs.
+    # Channels last, as the kernel for documents needs.
     x_BFS = x_BSF.contiguous().transpose(1, 2)
     out: Tensor = causal_conv1d_fn(
         x_BFS, weight_FW, bias_F, seq_idx=_numbers(documents_BS), activation="silu"

@@ -1,6 +1,6 @@
-"""Attention with Transformer Engine: its norm and projections, its kernels, its ring over cp.
+"""Attention with Transformer Engine: its norm, projections, kernels and ring over cp.
 
-Decides: its attention format for each mask, and which tokens go in without padding.
+Decides: the package's attention format for each mask, and which tokens go in without padding.
 Relies on: `te_layers` for the layers, `sequence_contexts` for lengths that the host knows.
 Leaves: the residual stream to `models.te_block`.
 
@@ -41,7 +41,7 @@ class TeAttention(nn.Module):
         super().__init__()
         self.context, self.head_size = layers.context, head_size
         self.heads = len(self.context.part(heads))
-        # With fewer key/value heads than tp ranks, several ranks hold the same one.
+        # With fewer key/value heads than tp ranks, several ranks hold the same head.
         self.kv_heads = max(1, kv_heads // self.context.tp.size)
         features = (self.heads + 2 * self.kv_heads) * head_size
         self.inputs = layers.norm_column(width, features, norm=norm, eps=eps, bias=qkv_bias)
@@ -83,7 +83,8 @@ class TeAttention(nn.Module):
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
             out = self._packed(q, k, v, documents, documents, causal=True)
         else:
-            # Its ring cuts every document into chunks, ours every sequence; `checks` refuses it.
+            # Its ring cuts every document into chunks, ours every sequence; `checks` refuses this
+            # case.
             raise ValueError("transformer_engine has no ring over packed documents")
         return out.reshape(q_NhK.shape[0], -1)
 
@@ -104,7 +105,7 @@ class TeAttention(nn.Module):
             )
             return out.reshape(num_tokens, -1)
         if self.context.cp.size > 1:
-            # In one collective, so that the order of its backward is the same on every rank.
+            # One collective for both, so that the order of backwards is the same on every rank.
             both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
             k_NgK, v_NgK = both.chunk(2, dim=1)
         if not images.own_lengths:

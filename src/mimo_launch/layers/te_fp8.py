@@ -1,15 +1,16 @@
-"""Products in FP8 by Transformer Engine, with scales that change once per step and by module.
+"""FP8 matmuls by Transformer Engine, with scales that are updated once per step and module.
 
-Decides: when the scales of a module are updated, and over which ranks magnitudes are compared.
-Relies on: transformer-engine 2.20: with delayed scaling a layer's `amax_history[0]` gathers the
+Decides: when the scales of a module are updated, and over which ranks magnitudes are maximised.
+Relies on: transformer-engine 2.20: with delayed scaling, a layer's `amax_history[0]` collects the
 largest magnitudes of its tensors until the next update.
-Leaves: the list of layers to `models.te_block`, saving their state to `checkpoint`.
+Leaves: the list of layers to `models.te_block`, and saving their state to `checkpoint`.
 
-The package would update scales by itself, at the end of each outermost `autocast` and in the first
-backward after it: those of all modules of the process, each with a collective. But the ranks of a
-pipeline get there at different times, and a rank with two modules would update both whenever either
-has run. So an empty `autocast` stays around everything, no other one is outermost, and `Fp8.update`
-does the same once per step, on all ranks of a stage at the same place.
+By itself, the package would update the scales of all modules of the process, each with a
+collective, at the end of each outermost `autocast` and in the first backward after it. But the
+ranks of a pipeline get there at different times, and a rank with two modules would update both
+whenever either has run. So an empty `autocast` stays around everything, no other `autocast` is
+outermost, and `Fp8.update` does the update once per step, at the same place on all ranks of a
+stage.
 
 Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for delayed and current
 scaling.
@@ -40,7 +41,7 @@ class Fp8:
     """
 
     def __init__(self, settings: Fp8Spec, tp: Group, replicas: Group, *, grad_scale: float) -> None:
-        """Store the settings. `replicas` (dp x cp) hold the same layers and other tokens."""
+        """Store the settings. `replicas` (dp x cp) hold the same layers and different tokens."""
         self.settings, self._groups = settings, (tp, replicas)
         self._grad_scale = grad_scale
         self._layers: dict[str, Any] = {}
@@ -48,7 +49,7 @@ class Fp8:
         self._recipe: Any = None
 
     def alone(self) -> "Fp8":
-        """Return the same for other layers, which only this rank holds."""
+        """Return a copy without layers, for layers that only this rank holds."""
         single = Group((0,), 0, None)
         return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
 
@@ -70,17 +71,17 @@ class Fp8:
         _hold_back_updates()
 
     def add(self, name: str, layer: nn.Module) -> None:
-        """Add a layer with one or two weights; all ranks of a stage add the same ones."""
+        """Add a layer with one or two weights; all ranks of a stage add the same layers."""
         self._layers[name] = layer
 
     def allocate(self) -> None:
-        """Make the scales of all layers, on the current device: before the first step."""
+        """Create the scales of all layers on the current device, before the first step."""
         with self._autocast():
             for layer in self._layers.values():
                 layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
         if self.settings.scaling == "delayed":
-            # The package starts with 1. The gradients of a mean over the tokens of a step would
-            # become zeros, and each layer would see no maximum until those behind it have one.
+            # The package starts at 1. The gradients of a mean over the tokens of a step would
+            # become zeros, and each layer would see no maximum until the layers after it have one.
             for state in self._states(_STATES["backward"]):
                 state.scale.fill_(self._grad_scale)
 
@@ -88,7 +89,7 @@ class Fp8:
         """Return the context in which layers run.
 
         Without gradients it does nothing: evaluations compute in 16 bits, because their magnitudes
-        are no part of training.
+        do not belong to training.
         """
         return self._autocast() if torch.is_grad_enabled() else nullcontext()
 
@@ -112,7 +113,7 @@ class Fp8:
             seen = torch.where(skip > 0, 0.0, seen)
         for group in self._groups:
             seen = all_reduce_max(seen, group)
-        # Where the kernel gets a 0, it uses the value that only this rank has seen.
+        # If the kernel gets a 0, it uses this rank's own value instead.
         torch_internals.copy_(latest, list(torch.split(seen, [each.numel() for each in latest])))
         sizes = [sum(state.scale.numel() for state in way) for way in states.values()]
         parts = torch.split(seen, sizes)
@@ -127,7 +128,7 @@ class Fp8:
             )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the state of delayed scaling, the same on all ranks of a stage.
+        """Yield the state of delayed scaling, which is the same on all ranks of a stage.
 
         A history is [steps, tensors of the layer], scales are [tensors of the layer].
         """
@@ -141,7 +142,7 @@ class Fp8:
 
     @property
     def saves(self) -> bool:
-        """Whether this rank is the one of its stage that saves the state."""
+        """Whether this rank saves the state of its stage."""
         return all(group.index == 0 for group in self._groups)
 
     def _states(self, key: str) -> list[Any]:
@@ -161,6 +162,6 @@ def _hold_back_updates() -> AbstractContextManager[object]:
 
     outermost: AbstractContextManager[object] = autocast(enabled=False)
     outermost.__enter__()
-    # The first layer that asks would update in its backward; after this no layer is the first.
+    # The first layer that asks would update in its backward; after this call no layer is the first.
     FP8GlobalStateManager.is_first_fp8_module()
     return outermost

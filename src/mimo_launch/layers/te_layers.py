@@ -1,6 +1,6 @@
 """Transformer Engine's layers, built for the tp and cp groups of one module.
 
-Decides: which of its layers replace ours, and with which arguments.
+Decides: which of the package's layers replace ours, and with which arguments.
 Relies on: transformer-engine 2.20, imported by the first module that asks for it and nowhere else.
 Leaves: names and initial values of the parameters to `models.te_block`.
 
@@ -30,11 +30,11 @@ class BackendError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TeLayers:
-    """Makes layers of Transformer Engine that hold this rank's part of the weights, unset.
+    """Makes layers of Transformer Engine with this rank's part of the weights, unset.
 
-    The layers do the collectives around a tensor-parallel region themselves: those of
-    `ParallelContext.enter` and `leave`. `stream` is the second stream of ring attention, one for
-    all layers of a stage.
+    The layers themselves run the collectives of `ParallelContext.enter` and `leave` around a
+    tensor-parallel region. `stream` is the second stream of ring attention, shared by all layers of
+    a stage.
     """
 
     te: ModuleType
@@ -51,7 +51,7 @@ class TeLayers:
         return self._make(
             "LayerNormLinear",
             width,
-            # The package divides by tp; ranks that share a key/value head hold more than a part.
+            # The package divides by tp; ranks that share a key/value head hold more than 1 / tp.
             features * self.context.tp.size,
             normalization=NORMS[norm],
             eps=eps,
@@ -101,8 +101,8 @@ class TeLayers:
     def attention(self, heads: int, kv_heads: int, head_size: int, *, ring: bool) -> nn.Module:
         """Return softmax attention of this rank's heads; each call has its mask.
 
-        A ring passes keys and values around the cp group. Its load balancing is ours: rank r holds
-        chunks r and 2 * cp - 1 - r of each sequence.
+        A ring passes keys and values around the cp group. Its load balancing is the same as ours:
+        rank r holds chunks r and 2 * cp - 1 - r of each sequence.
         """
         cp = self.context.cp
         ends = {
@@ -127,17 +127,17 @@ class TeLayers:
 
     def _make(self, layer: str, *sizes: int, **options: Any) -> nn.Module:
         with warnings.catch_warnings():
-            # It asks for CUDA_DEVICE_MAX_CONNECTIONS=1, with which pipelines hang.
+            # The package asks for CUDA_DEVICE_MAX_CONNECTIONS=1, but pipelines hang with it.
             warnings.filterwarnings("ignore", message=".*CUDA_DEVICE_MAX_CONNECTIONS.*")
             made: nn.Module = getattr(self.te, layer)(
                 *sizes,
                 tp_group=self.context.tp.handle,
                 tp_size=self.context.tp.size,
                 params_dtype=self.context.dtype,
-                # Like torch's layers; the caller moves a module afterwards.
+                # As for torch's layers; the caller moves a module afterwards.
                 device=_default_device(),
-                # It would add gradients to buffers that FSDP2, which takes them from autograd, does
-                # not know.
+                # It would add gradients to buffers that FSDP2 does not know: FSDP2 takes gradients
+                # from autograd.
                 fuse_wgrad_accumulation=False,
                 **options,
             )
@@ -147,7 +147,7 @@ class TeLayers:
 def te_layers(context: ParallelContext) -> TeLayers:
     """Return the maker of layers for a module.
 
-    Raises: BackendError without a GPU or with one that cannot do what is asked, for another type
+    Raises: BackendError without a GPU, with a GPU that does not support `fp8`, for a dtype other
     than bf16 and fp16, or when the package cannot be imported.
     """
     if context.device.type != "cuda":
@@ -171,18 +171,19 @@ def te_layers(context: ParallelContext) -> TeLayers:
 
 
 def load_transformer_engine() -> ModuleType:
-    """Import the package. Raises: BackendError with its own words."""
-    # It looks for a cuDNN of the system first, and the parts of two versions in one process cannot
-    # load each other. So it gets torch's own, unless the user names one.
+    """Import the package. Raises: BackendError with the package's message."""
+    # The package looks for the system's cuDNN first, and libraries of two cuDNN versions in one
+    # process cannot load each other. So it gets torch's cuDNN, unless the user names one.
     if not os.environ.keys() & {"CUDNN_HOME", "CUDNN_PATH"}:
         found = importlib.util.find_spec("nvidia")
         for folder in (found and found.submodule_search_locations) or ():
             if any(Path(folder, "cudnn", "lib").glob("libcudnn.so*")):
                 os.environ["CUDNN_HOME"] = str(Path(folder, "cudnn"))
-    # Without its fast kernels it would silently keep all scores in memory.
+    # Without its fast kernels the package would silently keep all scores in memory.
     os.environ.setdefault("NVTE_UNFUSED_ATTN", "0")
     try:
-        # Tensors that the package makes during import are no part of the model under construction.
+        # Tensors that the package makes during import do not belong to the model under
+        # construction.
         with torch.device("cpu"):
             return importlib.import_module("transformer_engine.pytorch")
     # Not only ImportError: an incomplete installation or a missing library is a RuntimeError, an

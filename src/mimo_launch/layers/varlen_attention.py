@@ -1,14 +1,13 @@
 """Attention inside each sequence of a list, without padding and without a mask, on GPUs.
 
 Decides: how sequences are packed, with bounds from lengths on the host, so that the host does not
-wait for a GPU; which tensors go this way, and which keys a cp rank's parts of packed documents
-need.
-Relies on: torch's flash attention over lists. Where a sequence has more keys than queries, its
-causal mask aligns the last query with the last key ("lower right").
-Leaves: everything else, CPUs, fp32 and fp64 among it, to the masks of `attention`.
+wait for a GPU; which tensors take this path; which keys a cp rank's parts of packed documents need.
+Relies on: torch's flash attention over lists. If a sequence has more keys than queries, its causal
+mask aligns the last query with the last key ("lower right").
+Leaves: everything else, including CPUs, fp32 and fp64, to the masks of `attention`.
 
-Legend: N queries, M keys, h heads and g key/value heads of this rank, K head size; B sequences of
-S tokens, of which this rank holds s.
+Legend: N queries, M keys, h heads and g key/value heads of this rank, K head size; B sequences of S
+tokens, s of them on this rank.
 """
 
 from dataclasses import dataclass
@@ -28,14 +27,14 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.torch_internals import varlen_backward
 from mimo_launch.layers.image_contexts import ImageContext
 
-# The window of a query, in tokens before and after it; -1 is without limit.
+# The window of a query, in tokens before and after it; -1 means no limit.
 CAUSAL, WHOLE = (-1, 0), (-1, -1)
 SMALLEST_BOUND = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences one after another: int32 [sequences + 1] bounds, and a bound of their lengths."""
+    """Concatenated sequences: int32 bounds [sequences + 1], and an upper bound of their lengths."""
 
     bounds: Tensor
     longest: int
@@ -45,8 +44,8 @@ class Packed:
 def packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
     """Return sequences of the given lengths.
 
-    The bound is a power of two, so that batches of different images share compiled kernels. Cached,
-    because every layer of a stage asks, and because data often repeat their lengths.
+    The bound of lengths is a power of two, so that batches of different images share compiled
+    kernels. Cached, because every layer of a stage asks, and because lengths often repeat.
     """
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     longest = max(SMALLEST_BOUND, 1 << (max(lengths) - 1).bit_length())
@@ -56,9 +55,9 @@ def packed(lengths: tuple[int, ...], device: torch.device) -> Packed:
 def packed_images(
     q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext
 ) -> tuple[Tensor, Tensor, Tensor, Packed, Packed]:
-    """Return queries, keys and values inside images, without padding, and both lists.
+    """Return the queries, keys and values of images, without padding, and both lists.
 
-    Queries are this rank's, keys and values those of all cp ranks; there is an image here.
+    Queries come from this rank, keys and values from all cp ranks. There must be an image here.
     """
     own, last_key = sum(images.own_lengths), images.first_key + sum(images.key_lengths)
     k, v = (x[images.first_key : last_key] for x in (k_MgK, v_MgK))
@@ -66,7 +65,7 @@ def packed_images(
     return q_NhK[:own], k, v, queries, keys
 
 
-# torch 2.11 does not have the argument: it passes heads on to the kernel, which shares them itself.
+# torch 2.11 lacks the argument: it passes heads on to the kernel, which shares them itself.
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
@@ -75,7 +74,7 @@ _GROUPED: dict[str, Any] = (
 def takes_lists(q_NhK: Tensor) -> bool:
     """Return whether attention over packed documents and ragged images needs no masks.
 
-    It needs none on GPUs, for 16-bit numbers and head sizes for which flash attention has kernels;
+    It needs none on GPUs, in 16 bits and with head sizes that flash attention supports;
     `torch.backends.cuda.enable_flash_sdp(False)` turns it off.
     """
     if not q_NhK.is_cuda or q_NhK.shape[-1] % 8:
@@ -97,9 +96,9 @@ def inside_documents(
 ) -> Tensor:
     """Return causal attention inside each document, [B * s, h, K].
 
-    Queries are the two chunks that this cp rank holds of each sequence, keys all in their order. A
-    token attends to `reach` tokens, itself among them; scores are multiplied by `scale`. The
-    softmax of each head is over its sink, too, if there are any.
+    Queries are the two chunks of each sequence that this cp rank holds; keys are whole sequences in
+    order. A token attends to `reach` tokens, itself included; scores are multiplied by `scale`. The
+    softmax of each head includes its sink, if any.
     """
     q, device = q_BshK.flatten(0, 1), q_BshK.device
     window = CAUSAL if reach is None else (reach - 1, 0)
@@ -108,7 +107,7 @@ def inside_documents(
         k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
         return _attend(q, k, v, documents, documents, window, scale, sinks_h)
     parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
-    # Unbound, because the backward of a slice is as large as the tensor that it is cut from.
+    # Unbound, because the backward of a slice makes a tensor as large as the whole.
     k, v = (
         torch.cat([rows[row][first:last] for row, first, last in parts.spans])
         for rows in (k_BSgK.unbind(), v_BSgK.unbind())
@@ -118,10 +117,10 @@ def inside_documents(
 
 
 def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
-    """Return attention inside each image, [tokens but padding, h, K].
+    """Return attention inside each image, [tokens without padding, h, K].
 
-    Queries are this rank's, keys those of all cp ranks. If it is causal, this rank holds all tokens
-    of its images.
+    Queries come from this rank, keys from all cp ranks. If attention is causal, this rank must hold
+    all tokens of its images.
     """
     window = CAUSAL if images.is_causal else WHOLE
     return _attend(*packed_images(q_NhK, k_MgK, v_MgK, images), window)
@@ -129,10 +128,10 @@ def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageCont
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The part of each document in each chunk of a cp rank: numbers of its queries and keys.
+    """The part of each document in each chunk of a cp rank: its numbers of queries and keys.
 
     Keys run from the document's start to the end of the part. `spans` has one entry per chunk, for
-    all its keys: the sequence, the first position and the one after the last.
+    all its keys: the sequence, the first position and the position after the last.
     """
 
     queries: tuple[int, ...]
@@ -168,9 +167,9 @@ def _attend(
     scale: float | None = None,
     sinks_h: Tensor | None = None,
 ) -> Tensor:
-    """Return attention inside each sequence, [N, h, K]; the lists hold nothing else.
+    """Return attention inside each sequence, [N, h, K]; the lists contain no other tokens.
 
-    Values that are smaller than keys are as large with zeros, which the kernels need.
+    Values smaller than keys are padded with zeros to the same size, as the kernels need.
     """
     size = v_MgK.shape[2]
     if size < q_NhK.shape[2]:
@@ -198,11 +197,12 @@ def _attend(
 
 
 class _WithSinks(torch.autograd.Function):
-    """Attention inside each sequence whose softmax is over a sink of each head besides the keys.
+    """Attention inside each sequence; each head's softmax also includes a sink.
 
-    The kernel knows no sink, whose part of the weights, 1 - share, only scales the output of a
-    token. In the backward, the kernel makes weights anew from the log-sum-exp of scores. Given the
-    output and the log-sum-exp with the sink, these and all gradients are those with the sink.
+    The kernel has no sinks. A sink takes 1 - share of the weights, which only scales the output of
+    a token by share. In the backward, the kernel recomputes weights from the log-sum-exp of scores.
+    Given the output and the log-sum-exp with the sink, the weights and all gradients are correct
+    with the sink.
     """
 
     @staticmethod

@@ -1,13 +1,13 @@
 """The vocabulary, cut over tp: token embedding, output layer, cross-entropy and greedy choice.
 
-Decides: that its rows are cut as evenly as possible, that each rank looks up its own ids, and how
-ranks combine their parts of the logits.
-Relies on: `parallel_context` for the sum at the end of a look-up; logits in the type of the model,
-over which sums are taken in at least fp32.
+Decides: that rows of the vocabulary are cut as evenly as possible, that each rank looks up its own
+ids, and how ranks combine their parts of the logits.
+Relies on: `parallel_context` for the sum at the end of a look-up; logits in the model's dtype, with
+sums over them in at least fp32.
 Leaves: dividing the loss by the number of labels to the caller.
 
-Legend: N tokens, D width, V vocabulary; lower case is this rank's share. Source: arXiv:1909.08053,
-section 3.
+Legend: N tokens, D width, V vocabulary; lower case means this rank's share. Source:
+arXiv:1909.08053, section 3.
 """
 
 from dataclasses import replace
@@ -27,9 +27,9 @@ from mimo_launch.layers.pointwise import widened
 
 
 class VocabEmbedding(SegmentedModule):
-    """Token embedding with the vocabulary cut over tp as evenly as can be: [N] -> [n or N, D].
+    """Token embedding with the vocabulary cut evenly over tp: [N] -> [n or N, D].
 
-    Of ids [N, K] the embeddings of a token's K ids are added up.
+    For ids [N, K], the embeddings of a token's K ids are summed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class VocabEmbedding(SegmentedModule):
         self.declare("weight", segment, dtype=context.dtype)
 
     def forward(self, ids_N: Tensor) -> Tensor:
-        """Return the embeddings; each rank looks up its own ids, the rest are zero in the sum."""
+        """Return the embeddings; each rank looks up its own ids and adds zeros for the others."""
         local = ids_N - self.part.start
         outside = (local < 0) | (local >= len(self.part))
         rows = F.embedding(local.masked_fill(outside, 0), self.weight)
@@ -101,7 +101,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         return ctx.context.fused(_scaled, gradient, grad), None, None, None
 
 
-# Passes over all logits [N, v]: the type of the logits at both ends, at least fp32 in between.
+# Passes over all logits [N, v]: input and output in the dtype of the logits, inside at least fp32.
 
 
 def _peak(logits: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _scaled(gradient: Tensor, grad: Tensor) -> Tensor:
 
 
 def mask_padding(logits_Nv: Tensor, part: range, vocab: int) -> Tensor:
-    """Return logits in which padding ids (>= vocab) can never be chosen."""
+    """Return the logits with padding ids (>= vocab) set to -inf, so that they are never chosen."""
     real = max(0, min(vocab - part.start, len(part)))
     if real == len(part):
         return logits_Nv
@@ -135,7 +135,7 @@ def mask_padding(logits_Nv: Tensor, part: range, vocab: int) -> Tensor:
 def vocab_cross_entropy(
     logits_Nv: Tensor, labels_N: Tensor, part: range, context: ParallelContext
 ) -> Tensor:
-    """Return the loss of each token in at least fp32, 0 where the label is ignored.
+    """Return the loss of each token, in at least fp32; 0 where the label is ignored.
 
     Shapes: logits [N, v], labels [N], result [N], equal on every tp rank. Gradient: softmax minus
     one-hot on this rank's part. Traffic: three all-reduces of N numbers forward, none backward.
@@ -147,7 +147,7 @@ def vocab_cross_entropy(
 
 
 def greedy_choice(logits_Nv: Tensor, part: range, group: Group) -> Tensor:
-    """Return the most probable next id of each token, [N], the lowest among equals."""
+    """Return the most probable next id of each token, [N]; of equal ones, the lowest."""
     value, index = widened(logits_Nv).max(dim=1)
     best = all_reduce_max(value, group)
     candidate = torch.where(value == best, index + part.start, torch.iinfo(torch.long).max)

@@ -1,7 +1,8 @@
-"""Parameters that every tp rank holds whole, because what they make stands between regions.
+"""Parameters that every tp rank holds whole, because their output is between regions.
 
-Decides: how they start, and that tables do not decay unless embeddings do.
-Relies on: `parameter_segments` for what a tp rank's gradient is: complete, or one term of a sum.
+Decides: their initial values, and that tables do not decay unless embeddings do.
+Relies on: `parameter_segments` for the kind of a tp rank's gradient: complete, or one term of a
+sum.
 Leaves: layers that are cut over tp to `linear`.
 
 Legend: n tokens of this rank, D width.
@@ -17,7 +18,7 @@ from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, repl
 
 
 def table_segment(context: ParallelContext, *shape: int) -> Segment:
-    """Return an embedding that every tp rank holds whole: it is added to tokens between regions."""
+    """Return an embedding that every tp rank holds whole, for tokens between regions."""
     table = replicated(
         "weight",
         shape,
@@ -41,7 +42,7 @@ class WholeTable(SegmentedModule):
         return self.num_rows
 
     def forward(self, places_n: Tensor) -> Tensor:
-        """Return the vectors at some places."""
+        """Return the vectors at these places."""
         return F.embedding(places_n, self.weight)
 
 

@@ -114,7 +114,7 @@ class MoeMlp(nn.Module):
         return routed if shared is None else routed + shared
 
     def _own(self, x_nD: Tensor) -> tuple[Tensor, tuple[int, ...] | None]:
-        """Return the tokens that this tp rank routes; if they are a part, also the sizes of all."""
+        """Return the tokens that this tp rank routes; if they are only a part, also all sizes."""
         tp = self.context.tp
         if tp.size == 1 or self.context.sequence_parallel:
             return x_nD, None

@@ -20,7 +20,7 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """The patches that rows are made of, and their weights, [r, sources]; M is the learned row."""
+    """The patches that make up rows, and their weights, [r, sources]; M is the learned row."""
 
     places: Tensor
     weights: Tensor

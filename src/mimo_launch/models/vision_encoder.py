@@ -208,7 +208,7 @@ class VisionStage(nn.Module):
         return Norm(self.context, self.model.hidden, self.model.norm, eps=self.model.norm_eps)
 
     def _masks(self, packed: EncoderInput, dtype: torch.dtype) -> dict[bool, ImageContext]:
-        """Return the mask of blocks by whether they attend in windows, with angles of 2-D RoPE."""
+        """Return masks, with angles of 2-D RoPE, for blocks with windows (True) and without."""
         mask = packed.mask
         if turns_by_place(self.model):
             if packed.places is None:
