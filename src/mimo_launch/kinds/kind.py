@@ -119,7 +119,7 @@ class ModelKind(ABC):
 
     @property
     def rows_of_each(self) -> int | None:
-        """Number of rows that it makes for each image, None if that depends on the rows it reads."""
+        """Number of rows that it makes for each image, None if that depends on its input."""
         return None
 
     @property
