@@ -1,21 +1,21 @@
 """Judges a layout's tensors against the oracle's.
 
 Decides: when two tensors agree, and when agreement proves too little.
-Relies on: pieces of canonical tensors from every rank: one replica gives each piece, with all its
-rows.
+Relies on: pieces of canonical tensors from every rank; one replica provides each piece, with all
+its rows.
 Leaves: printing to `cli.verify`.
 
 Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: relative
-errors below it would be noise. It is a failure if the floor judges more than 5 % of a module's
-tensors over all steps. Two kinds of tensor do not count. The exact gradient of an encoder's key
-bias is zero, as a softmax does not change when all scores shift (unless rotary embeddings come
-between, as in the decoder and some encoders). Only rounding may stand in the place of gradients
-that are zero: of an expert whose tokens reach no loss, of an output layer whose loss does not
-count, and of all of a module where no row of a step reaches a loss.
+errors below it would be noise. It is a failure if the floor decides for more than 5 % of a module's
+tensors over all steps. Two kinds of tensors do not count. The exact gradient of an encoder's key
+bias is zero, because a softmax does not change when all scores shift (unless rotary embeddings come
+between, as in the decoder and some encoders). Other gradients that are exactly zero may hold only
+rounding: of an expert with no token that reaches a loss, of an output layer if its loss does not
+count, and of a whole module if no row of a step reaches a loss.
 
 AdamW's first moment is a running sum of gradients, which may cancel, and its rounding error is as
-large as theirs. There ||b|| is what it would be if none cancelled: that of the absolute values.
+large as that of the gradients. There ||b|| is computed as if none cancelled, from absolute values.
 """
 
 import math
@@ -35,11 +35,11 @@ from mimo_launch.train.rank_session import RankSession
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What counts as equal: see the module's docstring.
+    """The limits within which tensors count as equal: see the module's docstring.
 
-    `zero_floor` is the floor for tensors whose exact value is zero. They differ by the rounding of
-    terms that cancel, which are as large as the module's. A module whose tensors are no larger than
-    `rounding` times those of all modules is zero in exact numbers.
+    `zero_floor` is the floor for tensors that are zero in exact arithmetic. They differ by the
+    rounding of terms that cancel, which are as large as other terms of the module. A module is
+    zero in exact arithmetic if its tensors are at most `rounding` times those of all modules.
     """
 
     tolerance: float
@@ -49,9 +49,9 @@ class Bound:
 
 
 EXACT = Bound(1e-10, 1e-6, 1e-3)
-# AdamW divides by the size of a gradient: where that is zero, by `eps`, noise becomes a move.
+# AdamW divides by the size of a gradient, or by `eps` if that is zero: then noise moves a weight.
 TRAINED = Bound(1e-10, 1e-6, 1.0)
-# Pictures are fp32 numbers; a code is another one or the same.
+# Images are fp32 numbers; codes are either equal or not.
 MADE = Bound(1e-6, 0.0, 0.0)
 BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1, 1e-6)}
 MAX_FLOOR_SHARE = 0.05
@@ -100,8 +100,8 @@ def compare_tensors(
 ) -> list[ModuleVerdict]:
     """Return a verdict per module over all tensors of `want` and `got`.
 
-    Those of `unused` parameters must be zero, apart from rounding. `summed` are the sums of the
-    absolute values of what was added up in a tensor, where that may cancel.
+    Tensors of `unused` parameters must be zero, apart from rounding. Where the terms of a tensor
+    may cancel, `summed` holds the sums of their absolute values.
     """
     sizes = {name: float(tensor.norm()) for name, tensor in (summed or want).items()}
     pieces: dict[str, list[TensorPiece]] = {}
@@ -123,14 +123,14 @@ def compare_tensors(
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of all numbers of some tensors."""
+    """Return the norm of several tensors together."""
     return math.sqrt(float(sum(tensor.double().square().sum() for tensor in tensors)))
 
 
 def compare_numbers(
     what: str, module: str, got: float, want: float, bound: Bound = EXACT, *, largest: float = 0.0
 ) -> ModuleVerdict:
-    """Return a verdict over one number (a loss, a norm) beside another that is the `largest`."""
+    """Return a verdict over one number (a loss, a norm); `largest` sets the scale of rounding."""
     verdict = ModuleVerdict(module, what, tensors=1, worst_name=what)
     if got != want and not abs(got - want) <= bound.rounding * largest:
         verdict.worst = abs(got - want) / max(abs(want), 1e-300)
@@ -178,7 +178,7 @@ def _judge_module(
 def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
     """Return one verdict per module and kind of tensor over all steps.
 
-    Here it is a failure if the floor judges too many tensors.
+    This is also where it becomes a failure if the floor decides for too many tensors.
     """
     merged: dict[tuple[str, str], ModuleVerdict] = {}
     for verdict in verdicts:
@@ -227,12 +227,12 @@ def pieces_of(
 ) -> list[TensorPiece]:
     """Return this rank's parts of a tensor for each parameter that has one.
 
-    `tensor_of` gives it, sharded like the parameter. Ranks: collective over dp x cp of each module,
-    and over the replicas of its experts.
+    `tensor_of` returns it, sharded like the parameter. Ranks: collective over dp x cp of each
+    module, and over the replicas of its experts.
     """
     pieces: list[TensorPiece] = []
     for name, module in session.modules.items():
-        # No backward frees the weights that the forward of a frozen module has gathered.
+        # A frozen module has no backward to free the weights that its forward gathers.
         frozen = module.layout.frozen
         declared = resharded_parameters(module) if frozen else session.declared(name)
         pieces += module_pieces(session, name, declared, tensor_of)
@@ -254,8 +254,8 @@ def module_pieces(
         group = session.grids.replicas(module, item.parameter)
         full = tensor.detach()
         if isinstance(full, DTensor):
-            # DTensor gathers through functional collectives, whose tensors gloo's threads have been
-            # seen to release at the wrong moment.
+            # DTensor gathers through functional collectives. In some runs gloo's threads released
+            # their tensors at the wrong moment.
             rows = full.shape[0]
             size = -(-rows // group.size)
             sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
@@ -264,7 +264,7 @@ def module_pieces(
             continue
         for placed in item.placed:
             segment = placed.segment
-            # A copy: the update writes into gradients and weights.
+            # Copy, because the update writes into gradients and weights.
             values = full[placed.first_row : placed.last_row].to("cpu", copy=True)
             pieces.append(
                 TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)

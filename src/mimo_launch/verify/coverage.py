@@ -1,7 +1,7 @@
-"""Says what a proof of a small spec covers of the spec asked for, and what it leaves open.
+"""Reports which parts of a spec the proof of a smaller spec covers, and which it leaves open.
 
-Decides: what a proof on fewer ranks must keep of a layout, and what it may lose if it reports that;
-what no proof covers, whatever the spec.
+Decides: which facts of a layout a proof on fewer ranks must keep, and which it may lose if it
+reports that; which facts no proof covers.
 Relies on: both specs, compared key by key without exception, so that every setting that differs is
 reported; `layout` for phases.
 Leaves: making specs small to `shrink` and `shrink_grids`.
@@ -25,12 +25,12 @@ from mimo_launch.spec.spec import (
 )
 
 Facts = Mapping[str, str]
-# What recurrent layers, by their key, share between heads.
+# The parts of recurrent layers, by their key, that several heads share.
 GROUPS = {"mamba": "Mamba groups", "deltanet": "DeltaNet key heads"}
 
 
 def relations(spec: Spec) -> Facts:
-    """Return how the ranks of modules lie to each other, and when others than language run."""
+    """Return how the ranks of modules relate, and when modules other than language run."""
     spans = {f"`{name}`": module.rank_range for name, module in spec.modules.items()}
     if spec.idle_ranks is not None:
         spans["idle ranks"] = rank_range(spec.idle_ranks)
@@ -69,7 +69,7 @@ def _order(one: str, mine: int, other: str, theirs: int, verb: str) -> str:
 
 
 def consequences(spec: Spec) -> Facts:
-    """Return what follows from the sizes of grids: fans, islands, shared heads, uneven stages."""
+    """Return facts that follow from sizes of grids: fans, islands, shared heads, uneven stages."""
     facts = {}
     for name, module in spec.modules.items():
         each, rest = divmod(module.model.layers, num_stages(spec, name))
@@ -107,7 +107,7 @@ def differing(before: Facts, after: Facts) -> Iterator[tuple[str, str, str]]:
 
 
 def fan(encoder: int, language: int) -> str:
-    """Name the relation of two dp sizes at a bridge."""
+    """Return the name of the relation between two dp sizes at a bridge."""
     if encoder == language:
         return "one-to-one"
     if encoder % language and language % encoder:
@@ -116,20 +116,20 @@ def fan(encoder: int, language: int) -> str:
 
 
 def kv_sharing(kv_heads: int, tp: int) -> str:
-    """Say how key/value heads lie on tp ranks."""
+    """Return in words how key/value heads are placed on tp ranks."""
     if kv_heads >= tp:
         return "whole on each tp rank"
     return "one on all tp ranks" if kv_heads == 1 else "several, each on several tp ranks"
 
 
 def num_stages(spec: Spec, name: str) -> int:
-    """Return into how many stages a module is cut."""
+    """Return the number of stages of a module."""
     virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
     return spec.modules[name].grid.pp * virtual
 
 
 def group_sharing(groups: int, grid: Grid) -> str:
-    """Say how groups of heads lie on tp ranks, and on the cp ranks inside each of them."""
+    """Return in words how groups of heads are placed on tp ranks and their cp ranks."""
     if groups < grid.tp:
         return "shared by tp ranks"
     local = groups // grid.tp
@@ -142,8 +142,8 @@ def group_sharing(groups: int, grid: Grid) -> str:
 class Remark:
     """One thing that is not proved: the user set `key` to `asked`, and the proof ran with `proved`.
 
-    Both are JSON values. A section is a path of the spec, `spec` for its top, `layout` for what
-    follows from the settings, or `run` for what no setting says.
+    Both are JSON values. `section` is a path in the spec, `spec` for its top level, `layout` for
+    facts that follow from settings, or `run` for facts that no setting names.
     """
 
     section: str
@@ -153,14 +153,14 @@ class Remark:
 
 
 def not_proved(asked: Spec, proved: Spec) -> tuple[Remark, ...]:
-    """Return everything of `asked` that a proof of `proved` says nothing about."""
+    """Return everything in `asked` that a proof of `proved` does not cover."""
     settings = _settings(_as_json(asked), _as_json(proved), "")
     follows = differing(consequences(asked), consequences(proved))
     return (*settings, *(Remark("layout", *each) for each in follows), *_never_proved(asked))
 
 
 def _never_proved(spec: Spec) -> Iterator[Remark]:
-    """Yield what no proof compares, and no setting says."""
+    """Yield facts that no proof compares and no setting names."""
     yield Remark("run", "initial weights", "drawn or loaded", "random, none of them 0")
     yield Remark("run", "updates of weights", "unequal once a resume thaws a module", "equal")
     for name, module in spec.generators.items():
@@ -171,7 +171,7 @@ def _never_proved(spec: Spec) -> Iterator[Remark]:
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:
-    """Yield a line for each section of which something is not proved."""
+    """Yield a line for each section in which something is not proved."""
     for section, found in groupby(remarks, key=lambda remark: remark.section):
         parts = [f"{r.key} {_words(r.asked)} (proved: {_words(r.proved)})" for r in found]
         yield f"not proved: {section}: {', '.join(parts)}"
@@ -182,7 +182,7 @@ def _as_json(spec: Spec) -> dict[str, Any]:
 
 
 def _settings(asked: dict[str, Any], proved: dict[str, Any], section: str) -> Iterator[Remark]:
-    """Yield the settings that differ; a section in which other keys stand as a whole."""
+    """Yield the settings that differ; a section with different keys counts as one setting."""
     inner = []
     for key in dict.fromkeys((*asked, *proved)):
         old, new = asked.get(key), proved.get(key)
@@ -197,7 +197,7 @@ def _settings(asked: dict[str, Any], proved: dict[str, Any], section: str) -> It
 
 
 def _words(value: Any) -> str:
-    """Return a value in few words."""
+    """Return a short text for a value."""
     if value is None:
         return "unset"
     if isinstance(value, bool):

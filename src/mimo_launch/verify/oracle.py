@@ -1,10 +1,10 @@
 """The one-rank run as a plain loop over samples and full tensors.
 
-Decides: what the right loss, gradients and update are.
+Decides: the correct loss, gradients and update.
 Relies on: names, shapes and initial values of the weights, and on the data set; `oracle_encoders`
-for rows, `oracle_generators` for what is made of rows.
+for rows, `oracle_generators` for the images and clips that generators make of rows.
 It shares no layer, routing, schedule or scaling code with the product: rows go where the
-placeholder tokens are, the loss is one division at the end, gradients are autograd's.
+placeholder tokens are, the loss is one division at the end, gradients come from autograd.
 Leaves: judging the differences to `compare`.
 
 Legend: S tokens of a sample, D width, H heads, K head size.
@@ -60,7 +60,7 @@ from mimo_launch.verify.oracle_mtp import losses_ahead
 
 
 class _Seen(NamedTuple):
-    """The text of a record and the angles of its tokens; `local_angles` in layers with windows."""
+    """The text of a record and its tokens' angles; `local_angles` are for layers with windows."""
 
     text: RecordText
     angles: Tensor | None
@@ -87,13 +87,13 @@ class Oracle:
             for name in self._names_ahead:
                 self.losses[name] = self.losses[LANGUAGE] * mtp.loss_weight / mtp.depth
         self.means: dict[str, float] = {}
-        # Codes found most probable, and right, by all records so far.
+        # Number of most probable codes that were right, over all records so far.
         self.right_codes = 0
         self.terms: dict[str, int] = {}
         self.loads: list[Load] = []
         self.weights: dict[str, Tensor] = {}
         self.custom: dict[str, OneRankEncoder] = {}
-        # Only of custom encoders: their classes say which parameters decay.
+        # Only for custom encoders: their classes define which parameters decay.
         self.custom_decays: dict[str, bool] = {}
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
@@ -135,8 +135,8 @@ class Oracle:
     ) -> tuple[float, dict[str, Tensor]]:
         """Return the weighted sum of mean losses over a step, and its gradient by every weight.
 
-        The gradient is that of this sum plus, where there are experts, of `balance_loss`. Each
-        record of a pack is computed by itself: only the balance of experts is over the whole pack.
+        The gradient is of this sum plus, with experts, `balance_loss`. Each record of a pack is
+        computed separately: only the balance of experts is over the whole pack.
         """
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         self.loads = []
@@ -157,9 +157,9 @@ class Oracle:
         self.means = {name: float(mean.detach()) for name, mean in means.items()}
         loss = torch.stack([self.losses[name] * mean for name, mean in means.items()]).sum()
         if not any(terms.values()):
-            self.loads = []  # Such a step moves no bias.
+            self.loads = []  # This step moves no bias.
         if not any(terms.values()) or not (loss + balance).requires_grad:
-            # No label, or nothing that trains reaches one (frozen language, no image).
+            # There is no label, or no trained weight affects one (frozen language, no image).
             return float(loss), {name: torch.zeros_like(w) for name, w in trained.items()}
         grads = torch.autograd.grad(loss + balance, list(trained.values()), allow_unused=True)
         return float(loss.detach()), {
@@ -204,7 +204,7 @@ class Oracle:
     def made(self, index: int, num_steps: int) -> dict[str, list[np.ndarray]]:
         """Return the images and clips that each generator makes for a held-out record, in order.
 
-        Flows take `num_steps` steps. Those of users' own classes make nothing.
+        Flows take `num_steps` steps. Generators of users' own classes make nothing.
         """
         tokens = torch.from_numpy(self.dataset.text("heldout", index)[0])
         x_SD, found = self.stream("heldout", index, tokens, Load()), {}
@@ -226,9 +226,9 @@ class Oracle:
     def _asked(
         self, split: Split, index: int, name: str, x_SD: Tensor, step: int
     ) -> Iterator[tuple[np.ndarray, ImageSpan, Mapping[str, Tensor], Draw]]:
-        """Yield what a generator is to make of a record, the rows that it reads, and its noise.
+        """Yield each target of a generator in a record, its span, the rows read, and the noise.
 
-        `x_SD` is the stream of language; rows are given by the module that sends them.
+        `x_SD` is the stream of language; rows are keyed by the module that sends them.
         """
         (source,) = self.spec.sources_of(name)
         spans = self.dataset.describe(split, index).spans.get(name, ())
@@ -245,7 +245,7 @@ class Oracle:
             yield image, span, {source: read_rD}, draw
 
     def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
-        """Return the loss of each depth of multi-token prediction, from a normed stream."""
+        """Return the summed loss and label count of each MTP depth, from a normed stream."""
         model, seen = self.model, self._seen("train", index, load)
         tokens, labels = (torch.from_numpy(x) for x in self.dataset.text("train", index))
         angles, text = (seen.angles, seen.local_angles), seen.text
@@ -256,7 +256,7 @@ class Oracle:
         ]
 
     def _sent(self, name: str, read_rD: Tensor) -> Tensor:
-        """Return the rows that language, or a connector behind it, makes of rows of language."""
+        """Return the rows that language, or a connector after it, makes of rows of language."""
         if name == LANGUAGE:
             return read_rD
         model = self.spec.modules[name].model
@@ -275,7 +275,7 @@ class Oracle:
         return generator.loss(array, read, draw)
 
     def logits(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
-        """Return the logits behind each token of a record, [S, words]; see `stream`."""
+        """Return the logits at each token of a record, [S, words]; see `stream`."""
         return self.words(self.stream(split, index, tokens, load))
 
     def words(self, x_SD: Tensor) -> Tensor:
@@ -285,10 +285,10 @@ class Oracle:
         return capped(linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)], cap)
 
     def stream(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
-        """Return the stream of language behind its last norm for each token of a record, [S, D].
+        """Return the stream of language after its last norm for each token of a record, [S, D].
 
-        `tokens` may differ from the record's own text, which alone says where images stand: a
-        generated token may be a placeholder.
+        `tokens` may differ from the text of the record. Only that text defines where images are,
+        because a generated token may be a placeholder.
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD, deep = self._embedded(tokens), dict[int, Tensor]()
@@ -317,7 +317,7 @@ class Oracle:
         return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
 
     def _seen(self, split: Split, index: int, load: Load) -> "_Seen":
-        """Return what layers of language need of a record besides the stream."""
+        """Return the inputs of language layers for a record, besides the stream."""
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         documents = torch.from_numpy(self.dataset.documents(split, index))
         model, numbers = self.model, None
@@ -346,7 +346,7 @@ class Oracle:
 
     @property
     def _holding(self) -> list[int]:
-        """The tokens of rows of videos behind whose last time text goes on."""
+        """The placeholder tokens of videos that text follows at the time after their last image."""
         models = {name: self.spec.modules[name].model for name in self.spec.sources_of(LANGUAGE)}
         videos = {name: getattr(model, "video", None) for name, model in models.items()}
         held = (name for name, video in videos.items() if video and video.holds_text)

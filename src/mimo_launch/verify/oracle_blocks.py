@@ -3,7 +3,7 @@
 Decides: what an MLP, a block of an encoder or flow and a projector compute; that every expert
 computes every token, and most outputs are multiplied by zero.
 Relies on: weights by their full names; `oracle_layers`.
-Leaves: what goes in, and which tokens attend to which, to `oracle_encoders` and `oracle_language`.
+Leaves: the inputs, and which tokens attend to which, to `oracle_encoders` and `oracle_language`.
 
 Legend: S tokens of a record, T tokens of a sample (of all its records), N tokens of an image or a
 clip, E experts, D width.
@@ -27,9 +27,9 @@ Gate = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True)
 class Load:
-    """What the routers of one sample did, by layer and record.
+    """The decisions of the routers for one sample, by layer and record.
 
-    Both are [T, E]: scores over their sum, and 1 where a token chose an expert.
+    Both fields are [T, E]: scores divided by their sum, and 1 where a token chose an expert.
     """
 
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class Load:
 class RecordText:
     """The text of a record, as layers need it.
 
-    `documents` is the document of each token, [S]. Those where `counts` [S] is true count in
-    `load`, the others are padding. `images` is the image of each token, 0 for text, where the
-    tokens of one attend to each other.
+    `documents` is the document of each token, [S]. Tokens where `counts` [S] is true count in
+    `load`, the others are padding. If tokens of an image attend to each other, `images` is the
+    image of each token, 0 for text.
     """
 
     documents: Tensor
@@ -74,7 +74,7 @@ def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str,
 
 
 def clamped_swiglu(gate: Tensor, inner: Tensor) -> Tensor:
-    """Return the gated numbers of a GPT-OSS, all clamped at 7."""
+    """Return the gated activation of GPT-OSS, with both inputs clamped at 7."""
     gate = torch.minimum(gate, torch.full_like(gate, 7.0))
     inner = torch.where(inner > 7, 7.0, torch.where(inner < -7, -7.0, inner))
     return gate / (1 + torch.exp(-1.702 * gate)) * (1 + inner)
@@ -86,7 +86,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, inner: Tensor) -> Tensor:
-    """Return what a gate with SiLU leaves (arXiv:2002.05202)."""
+    """Return the activation gated by SiLU (arXiv:2002.05202)."""
     return F.silu(gate) * inner
 
 
@@ -119,7 +119,7 @@ def mixture(
     text: RecordText,
     gate: Gate = swiglu,
 ) -> Tensor:
-    """Return the mixture of experts `name` of every token."""
+    """Return the output of the mixture of experts `name` for every token."""
     logits = linear(weights, x_SD, f"{name}.router")
     scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
     chosen = torch.zeros_like(scores)
@@ -149,7 +149,7 @@ def mixture(
 
 
 def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
-    """Return the MLP `name`; without a gate it is squared ReLU."""
+    """Return the output of MLP `name`; without a gate its activation is squared ReLU."""
     inner = linear(weights, x_SD, f"{name}.up")
     if f"{name}.gate.weight" in weights:
         inner = gate(linear(weights, x_SD, f"{name}.gate"), inner)
@@ -161,7 +161,7 @@ def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swi
 def blocks(
     weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks, *, eps: float
 ) -> Tensor:
-    """Return the tokens behind the blocks."""
+    """Return the tokens after all blocks."""
     for i in range(model.layers):
         x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, eps=eps)
     return x_ND
@@ -179,7 +179,7 @@ def block(
     norm: Callable[[Weights, Tensor, str, float], Tensor] = layer_norm,
     groups: list[list[int]] | None = None,
 ) -> Tensor:
-    """Return the tokens behind a block; `turn` holds rotary angles.
+    """Return the tokens after a block; `turn` holds rotary angles.
 
     Tokens attend inside each of `groups`, or all to all.
     """
@@ -220,7 +220,7 @@ def project(
     model: TransformerEncoder,
     activation: ProjectorActivation = "gelu",
 ) -> Tensor:
-    """Return the rows behind the projector."""
+    """Return the rows after the projector."""
     if model.projector == "linear":
         return linear(weights, x_ND, f"{encoder}.projector.linear")
     if model.projector == "gated":
@@ -232,7 +232,7 @@ def project(
 def _project_gated(
     weights: Weights, x_NW: Tensor, name: str, width: int, activation: ProjectorActivation
 ) -> Tensor:
-    """Return the rows from the patches of each row side by side, each `width` wide."""
+    """Return the rows of a gated projector; a row of `x_NW` is patches of `width` side by side."""
     patches = torch.split(x_NW, width, dim=1)
     flat = weights[f"{name}.convolution.weight"]
     kernel = flat.view(len(flat), width, len(patches))

@@ -1,7 +1,7 @@
 """Users' own encoders and generators in the oracle: called with one image or clip at a time.
 
-Decides: that such a class is right by definition where every axis is 1: the proof shows only how a
-layout differs from one rank, and an image among others from an image alone.
+Decides: that such a class is right by definition where every axis is 1: the proof only shows
+differences between a layout and one rank, and between an image among others and an image alone.
 Relies on: the class itself, and the packing of one image.
 Leaves: where rows go, and what language computes from them, to `oracle`.
 """
@@ -30,14 +30,14 @@ class OneRankEncoder:
     ) -> None:
         self.network, self.how, self.context = network, how, context
         path_of = {id(p): path for path, p in network.named_parameters()}
-        # One segment or several, fused along dim 0, make a parameter.
+        # A parameter is one segment, or several fused along dim 0.
         self.segments = {
             path_of[id(declared.parameter)]: [placed.name for placed in declared.placed]
             for declared in declared_parameters(name, network)
         }
 
     def rows(self, weights: Mapping[str, Tensor], array: np.ndarray) -> Tensor:
-        """Return the rows [r, L] of one image, by the weights of all segments."""
+        """Return the rows [r, L] of one image; `weights` are by segment."""
         return self._called(weights, self._packed(array))
 
     def loss(
@@ -47,7 +47,7 @@ class OneRankEncoder:
         read: Mapping[str, Tensor],
         draw: Callable[[tuple[int, int]], Noise],
     ) -> Tensor:
-        """Return the summed loss of one image that is made of these rows of one module."""
+        """Return the summed loss of one image, generated from the rows that one module sends."""
         ((source, read_rD),) = read.items()
         packed, device = self._packed(array), self.context.device
         patches = self._patches(array)

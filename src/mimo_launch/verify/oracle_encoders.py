@@ -1,6 +1,6 @@
 """Encoders and connectors of the oracle: one image or clip at a time, whole.
 
-Decides: what the rows of an image or a clip are.
+Decides: the rows of an image or a clip.
 Relies on: `oracle_blocks` and `oracle_layers`.
 Leaves: where rows go, and what language computes from them, to `oracle`; generators to
 `oracle_generators`; users' own encoders to `oracle_custom`.
@@ -25,7 +25,7 @@ from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, 
 def encode(
     weights: Weights, encoder: str, model: Model, array: np.ndarray, shown: Shown = None
 ) -> Tensor:
-    """Return the rows [r, L] of one image or clip alone; `shown` says how tiles show an image.
+    """Return the rows [r, L] of one image or clip; `shown` says how tiles show an image.
 
     Raises: TypeError for another model.
     """
@@ -42,11 +42,11 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
     for name, stride in (("conv1", 1), ("conv2", 2)):
         weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
         x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
-    # A frame of silence behind the last token is seen, but makes none of its own.
+    # The convolution sees a frame of silence after the last token, but it makes no token.
     x_ND = x_DF.T[: clip.shape[1] // FRAMES_PER_TOKEN]
     x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
     x_ND = blocks(weights, x_ND, encoder, model, eps=1e-5)
-    # Tokens that follow each other become a row; the last ones may not fill one.
+    # Consecutive tokens become a row; the last tokens make none if they do not fill one.
     starts = range(0, len(x_ND) - model.stack + 1, model.stack)
     tokens = [x_ND[i : i + model.stack] for i in starts]
     name = f"{encoder}.norm"
@@ -60,7 +60,7 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
 def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
     """Return the rows of an image: [channels, height, width] -> [r, L].
 
-    Rows of other layers stand beside those of the last: [r, layers * L].
+    Rows of other layers are appended to the rows of the last layer: [r, layers * L].
     """
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
     turn = None
@@ -132,13 +132,13 @@ def _encode_tiles(
 
 
 def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return a grid of vectors [height, width, L] in another size."""
+    """Return a grid of vectors [height, width, L], resized."""
     found = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")
     return found[0].permute(1, 2, 0)
 
 
 def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:
-    """Return x behind the norm in front of the projector, if there is one."""
+    """Return x after the norm before the projector, if there is one."""
     if model.projector_norm_eps is None:
         return x
     name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
@@ -150,7 +150,7 @@ def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tenso
 def _embedded(
     weights: Weights, encoder: str, model: VitModel, image: np.ndarray
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Return the tokens in front of the first layer, and height and width in patches."""
+    """Return the tokens before the first layer, and height and width in patches."""
     patches, (height, width) = patches_of(image, model.patch, frames=model.temporal_patch)
     x_ND = linear(weights, patches, f"{encoder}.patch")
     if model.patch_norm:
@@ -188,7 +188,7 @@ def _embedded(
 
 
 def _begins(number: int, size: int) -> list[int]:
-    """Return the places of a table in which each of `number` patches begins, in fp32."""
+    """Return the place in a table of `size` where each of `number` patches begins, in fp32."""
     step, borders = 1 / torch.tensor(number).float(), torch.arange(1 / size, 1.0, 1 / size)
     begins = [min(float(place * step), 1 - 1e-6) for place in range(number)]
     return [sum(float(border) <= begin for border in borders[: size - 1]) for begin in begins]
@@ -217,7 +217,7 @@ def _joined(weights: Weights, x_ND: Tensor, encoder: str, model: VitModel, width
 def connect(
     weights: Weights, name: str, model: ConnectorModel, read: Mapping[str, Tensor]
 ) -> Tensor:
-    """Return the rows of a connector from those [r, W] that each encoder made of one image."""
+    """Return the rows of a connector from the rows [r, W] of each encoder for one image."""
     mapped = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
     x_ND = torch.cat(mapped) if model.merge == "rows" else torch.stack(mapped).sum(dim=0)
     if model.queries is not None:
@@ -232,10 +232,10 @@ ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _enc
 
 
 def patches_of(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
-    """Return the patches of an image, row after row, and how many there are each way.
+    """Return the patches of an image, row after row, and their number along height and width.
 
-    Each has `frames`: those of the image [channels, frames, height, width], or [channels, height,
-    width] so often.
+    Each patch has `frames` frames. The image is [channels, frames, height, width], or [channels,
+    height, width], which is repeated `frames` times.
     """
     pixels = torch.from_numpy(image).double()
     if pixels.dim() == 3:
@@ -250,7 +250,7 @@ def patches_of(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, t
 
 
 def _windows(height: int, width: int, side: int) -> list[list[int]]:
-    """Return the patches of each window of `side` x `side` patches, cut off by the image's end."""
+    """Return the patches of each window of `side` x `side`; windows at the edges are smaller."""
     return [
         [
             y * width + x

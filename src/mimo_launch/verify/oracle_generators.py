@@ -1,8 +1,7 @@
 """Generators of the oracle: one image or clip at a time, whole.
 
-Decides: the velocity of a flow and its loss, and the picture that it makes of noise, in Euler steps
-(arXiv:2209.03003, section 2); what a talker makes of codes, its loss, and the codes that it says by
-itself.
+Decides: the velocity of a flow and its loss, and the image that it makes from noise in Euler steps
+(arXiv:2209.03003, section 2); the logits of a talker, its loss, and the codes that it generates.
 Relies on: `oracle_blocks`, `oracle_layers`, and `oracle_language` for the layers of a talker.
 Leaves: the rows that a generator reads to `oracle`; users' own generators to `oracle_custom`.
 
@@ -38,7 +37,7 @@ Draw = Callable[[tuple[int, int]], Noise]
 
 @dataclass(frozen=True, slots=True)
 class OneRankFlow:
-    """A flow: `read` are the rows that it reads of each module, `draw` draws noise and a time."""
+    """A flow: `read` are the rows of each module that it reads, `draw` draws noise and a time."""
 
     weights: Weights
     name: str
@@ -56,7 +55,7 @@ class OneRankFlow:
     def made(
         self, like: np.ndarray, read: Mapping[str, Tensor], draw: Draw, num_steps: int
     ) -> np.ndarray:
-        """Return the picture that it makes in so many steps, of the shape of `like`."""
+        """Return the image that the flow makes in `num_steps` steps, with the shape of `like`."""
         side = self.model.patch
         patches_NP, size = patches_of(like, side)
         x_NP = torch.from_numpy(draw((len(patches_NP), patches_NP.shape[1])).values).double()
@@ -91,7 +90,7 @@ class OneRankFlow:
 
 @dataclass(frozen=True, slots=True)
 class OneRankTalker:
-    """A talker, which reads rows of one module and draws nothing."""
+    """A talker, which reads rows of one module and draws no noise."""
 
     weights: Weights
     name: str
@@ -111,9 +110,9 @@ class OneRankTalker:
     def made(
         self, like: np.ndarray, read: Mapping[str, Tensor], draw: Draw, num_steps: int
     ) -> np.ndarray:
-        """Return the clip [codebooks, frames] that it says, frame by frame the likeliest codes.
+        """Return the clip [codebooks, frames] of the most probable codes, frame by frame.
 
-        It ends in front of the first code of the end, and after as many frames as `like` has.
+        It ends before the first frame with an end code, and after at most as many frames as `like`.
         """
         books = len(like)
         frames = [[self.model.start_code] * books]
@@ -126,7 +125,7 @@ class OneRankTalker:
         return np.array(frames[1:], dtype=np.int64).reshape(-1, books).T
 
     def _logits(self, frames: Sequence[Sequence[int]], read: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return for each codebook the logits [N, codes] after each frame."""
+        """Return, for each codebook, the logits [N, codes] after each frame."""
         weights, name, model = self.weights, self.name, self.model
         (read_rE,) = read.values()
         table = weights[f"{name}.codes.weight"]
@@ -144,7 +143,10 @@ class OneRankTalker:
 
 
 def generator_of(weights: Weights, name: str, model: Model) -> OneRankFlow | OneRankTalker:
-    """Return the generator of a module. Raises: TypeError if there is no oracle for its kind."""
+    """Return the generator of a module.
+
+    Raises: TypeError if there is no oracle for its kind.
+    """
     if isinstance(model, FlowModel):
         return OneRankFlow(weights, name, model)
     if isinstance(model, TalkerModel):

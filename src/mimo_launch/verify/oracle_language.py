@@ -42,9 +42,9 @@ def decoder_layers(
     local_angles: Tensor | None = None,
     name: str = LANGUAGE,
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; see `decoder_block`.
+    """Return the stream after the last layer, [S, D]; see `decoder_block`.
 
-    `deep` is added behind layers.
+    `deep` is added after layers, by their number.
     """
     for i in range(model.layers):
         layer = f"{name}.layers.{i}"
@@ -64,9 +64,9 @@ def decoder_block(
     layer: str,
     local_angles: Tensor | None = None,
 ) -> Tensor:
-    """Return the stream behind a block like layer `number`, of weights named after `layer`.
+    """Return the stream after a block like layer `number`, with weights under the name `layer`.
 
-    `angles` are for `turned`, `local_angles` those in layers with windows, if they differ.
+    `angles` are for `turned`; `local_angles` replace them in layers with windows, if given.
     """
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = partial(rms_norm, weights, eps=model.norm_eps, offset=bool(more and more.norm_offset))
@@ -109,7 +109,7 @@ def latent_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values of multi-head latent attention, [S, H, K or V].
 
-    Source: arXiv:2405.04434, section 2.1, equations 9 to 19; the heads of keys share what rotates.
+    Source: arXiv:2405.04434, section 2.1, equations 9 to 19; key heads share the rotating part.
     """
     if model.mla is None:
         raise ValueError("a decoder without latent attention")
@@ -135,7 +135,7 @@ def latent_heads(
 
 
 def _pairs_in_halves(x: Tensor, size: int) -> Tensor:
-    """Return x with the first numbers of its `size` / 2 first pairs in front of the second ones."""
+    """Return x with its first `size` / 2 pairs unzipped: first numbers, then second numbers."""
     order = [*range(0, size, 2), *range(1, size, 2), *range(size, x.shape[-1])]
     return x[..., order]
 
@@ -148,7 +148,7 @@ def hybrid_layers(
     angles: Tensor | None,
     deep: Mapping[int, Tensor],
 ) -> Tensor:
-    """Return the stream behind the last layer, [S, D]; `deep` is added behind layers."""
+    """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
     norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     for number, letter in enumerate(model.pattern):
@@ -184,7 +184,7 @@ def hybrid_block(
     angles: Tensor | None,
     name: str,
 ) -> Tensor:
-    """Return the stream behind attention and experts, or an MLP, as further tokens have them."""
+    """Return the stream after attention and experts or an MLP, a block for further tokens."""
     norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     head_norm, y = norm if model.qk_norm else None, norm(x_SD, f"{name}.attention_norm")
@@ -212,7 +212,7 @@ def _attention(
     cap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention; the features of a query head may be a query, then a gate.
+    """Return causal attention; a query head's features may be a query followed by a gate.
 
     Queries are multiplied by `growth` [S].
     """

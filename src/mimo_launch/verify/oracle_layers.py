@@ -52,11 +52,12 @@ def attend(
     sinks_H: Tensor | None = None,
     images: Tensor | None = None,
 ) -> Tensor:
-    """Attend to everything, or with documents to what precedes a token in its own.
+    """Attend to all tokens, or with `documents` to earlier tokens of the same document.
 
-    Tokens with the same number of `images`, 0 apart, attend to each other as well. Of all that only
-    to the last `window` tokens; `size` stands for that of a head in scores, `capped` by `cap`. The
-    sums of exponentials by which weights are divided begin with those of `sinks_H`.
+    Tokens with the same number in `images`, except 0, also attend to each other. With `window`, a
+    token attends only to the last `window` of these tokens. `size` replaces the head size in the
+    scale of scores, and `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to
+    the denominator of the softmax.
     """
     size = size or q_SHK.shape[-1]
     scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / size**0.5
@@ -111,8 +112,8 @@ def axis_ids(
     """Return the position ids of each token: time, height and width.
 
     `images` holds, for each placeholder token, the heights and widths of its images in rows;
-    `later` how much later each one is than the first of its video, None if it is the first. Behind
-    those of tokens that are `holding` text, it goes on behind their time as well.
+    `later` is how much later each image is than the first of its video, None for the first. After
+    images of tokens in `holding`, text continues after the time of the image as well.
     """
     times = {token: list(each) for token, each in later.items()}
     corner = 0
@@ -142,7 +143,7 @@ def axis_ids(
 def turned(x_SHK: Tensor, angle: Tensor, factor: float = 1.0) -> Tensor:
     """Return x, each pair (i, i + R/2) turned by its angle [S, R/2], times a factor; R may be K.
 
-    What is behind the first R numbers stays.
+    Numbers after the first R do not change.
     """
     half = angle.shape[-1]
     turn = torch.polar(torch.full_like(angle, factor), angle)[:, None]
@@ -186,7 +187,7 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    """Return by what rotated queries and keys are multiplied."""
+    """Return the factor on rotated queries and keys."""
     if scaling is None or scaling.rope_type != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -224,8 +225,9 @@ def axis_angles(
 ) -> Tensor:
     """Return angles, [S, K/2]: the first `sections[0]` pairs turn with the first id, and so on.
 
-    `interleaved`: every third pair from 1 on turns with the second id, as many as there are places
-    before 3 x its section; from 2 on with the third; all others with the first.
+    `interleaved`: of the pairs below 3 x `sections[1]`, every third from 1 on turns with the second
+    id; of the pairs below 3 x `sections[2]`, every third from 2 on with the third id; all others
+    turn with the first.
     """
     axis_of = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
     if interleaved:
@@ -242,8 +244,8 @@ def axis_angles(
 def image_angles(height: int, width: int, size: int, *, in_turn: bool = False) -> Tensor:
     """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
 
-    The first K/4 pairs turn by the row, the others by the column, at the same frequencies or at
-    those of the head with even and with odd numbers.
+    The first K/4 pairs turn by the row, the others by the column. Both use the head's even
+    frequencies; with `in_turn` the columns use the odd ones.
     """
     of_head = [10000.0 ** (-2 * i / size) for i in range(size // 2)]
     frequencies = (of_head[::2], of_head[1::2] if in_turn else of_head[::2])

@@ -35,7 +35,7 @@ def losses_ahead(
 ) -> Iterator[tuple[Tensor, int]]:
     """Yield the summed loss of each depth and the number of its labels.
 
-    `x_SD` is the stream behind the last norm; `angles` are as for `decoder_block`.
+    `x_SD` is the stream after the last norm; `angles` are as for `decoder_block`.
     """
     everywhere, local = angles
     for depth in range(1, 1 + (model.mtp.depth if model.mtp else 0)):
@@ -44,7 +44,7 @@ def losses_ahead(
             inside = place + depth < len(tokens) and document == text.documents[place + depth]
             there.append(place + depth if inside else None)
         has = torch.tensor([each is not None for each in there])
-        # Where there is no such token, any will do: nothing is learned there, or behind it.
+        # Where there is no such token, use any: this place has no loss, and no later one sees it.
         at = torch.tensor([place if each is None else each for place, each in enumerate(there)])
 
         def norm(x: Tensor, part: str, name: str = name) -> Tensor:

@@ -2,7 +2,7 @@
 
 Decides: what they compute, from their definition: token by token, head by head.
 Relies on: `oracle_layers`.
-Leaves: where they stand in a model to `oracle_language`.
+Leaves: their place in a model to `oracle_language`.
 
 Legend: S tokens, F features, H heads of P channels, K numbers of a state.
 """
@@ -18,7 +18,7 @@ from mimo_launch.verify.oracle_layers import Weights, linear, rms_norm
 def mamba(
     weights: Weights, y: Tensor, name: str, sizes: MambaSizes, eps: float, documents: Tensor
 ) -> Tensor:
-    """Return the state space model token by token, head by head (arXiv:2405.21060)."""
+    """Return the output of the state space model, by token and head (arXiv:2405.21060)."""
     z = linear(weights, y, f"{name}.z")
     x, b, c = (
         _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
@@ -51,7 +51,7 @@ def mamba(
 def deltanet(
     weights: Weights, y: Tensor, name: str, sizes: DeltaNetSizes, eps: float, documents: Tensor
 ) -> Tensor:
-    """Return the delta rule token by token, from its definition (arXiv:2412.06464, equation 10)."""
+    """Return the output of the delta rule, by token (arXiv:2412.06464, equation 10)."""
     q, k, v = (
         _convolved(weights, linear(weights, y, f"{name}.{p}"), f"{name}.conv.{p}", documents)
         for p in "qkv"
@@ -89,7 +89,7 @@ def _of_length_1(t: Tensor) -> Tensor:
 
 
 def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
-    """Return silu of the weighted sum of each token and those before it in its document."""
+    """Return SiLU of the weighted sum of each token and earlier tokens of its document."""
     weight_FW, bias_F = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     sums_SF = torch.zeros_like(x_SF) if bias_F is None else bias_F.expand_as(x_SF)
     width, num = weight_FW.shape[1], len(x_SF)

@@ -1,10 +1,10 @@
 """A whole run of the oracle: rates, updates and evaluations, written out.
 
-Decides: what the right numbers of every step are, and the right weights and moments at the end.
+Decides: the correct numbers of every step, and the correct weights and moments at the end.
 Relies on: `oracle` for losses and gradients. It shares no optimizer, schedule or loop with the
-product. The formulas are those of the papers: AdamW (arXiv:1711.05101, algorithm 2), cosine
+product. The formulas are from the papers: AdamW (arXiv:1711.05101, algorithm 2), cosine
 (arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395).
-Leaves: checkpoints: a run that stops and goes on must equal this one.
+Leaves: checkpoints: a run that stops and resumes must equal this one.
 """
 
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_blocks import Load
 
-# Not matrices by their use, whatever their shape: tables of tokens and of positions.
+# Tables of tokens and of positions do not count as matrices, although they have two axes.
 TABLES = tuple(
     f".{table}.weight"
     for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
 
-# Steps of a flow from noise to the pictures that are compared one by one.
+# Steps of a flow from noise to the images that are compared one by one.
 MADE_IN = 3
 
 
@@ -47,7 +47,7 @@ class RightNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RightEvaluation:
-    """The numbers of an evaluation; `losses` by name, of those that have terms."""
+    """The numbers of an evaluation; `losses` has, by name, the losses that have terms."""
 
     loss: float
     losses: dict[str, float]
@@ -58,13 +58,13 @@ class RightEvaluation:
 
 @dataclass(slots=True)
 class RightRun:
-    """Steps in order, evaluations by the number of steps before, tensors at the end.
+    """Steps in order, evaluations by the number of steps before them, tensors at the end.
 
-    `made` has what generators make of held-out samples in `MADE_IN` steps, with the weights at the
-    end: "generator.record.place" -> an image or clip.
+    `made` has the images and clips that generators make of held-out samples in `MADE_IN` steps,
+    with the weights at the end: "generator.record.place" -> an image or clip.
 
-    `second` is the root of the second moment, as large as a gradient; `summed` is what `first`
-    would be if no gradients cancelled. All three are empty for SGD.
+    `first` is the first moment, and `summed` is the same sum over absolute gradients. `second` is
+    the root of the second moment, so it is as large as a gradient. All three are empty for SGD.
     """
 
     steps: list[RightNumbers] = field(default_factory=list)
@@ -179,7 +179,7 @@ def _update(
 
 
 def _decay(oracle: Oracle, name: str) -> float:
-    """Return the decay of a weight: that of its module for matrices, else 0."""
+    """Return the decay of a weight: its module's decay for matrices, else 0."""
     module, common = oracle.spec.modules[name.partition(".")[0]], oracle.spec.optimizer
     if kind_of(module.model).is_custom:
         decays = oracle.custom_decays[name]
@@ -225,7 +225,7 @@ def _held_out(oracle: Oracle, samples: HeldOut) -> range:
 
 
 def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:
-    """Return the greedy answer to a held-out sample: the likeliest token, again and again."""
+    """Return the greedy answer to a held-out sample: the most probable token at each step."""
     tokens, labels = (torch.from_numpy(x) for x in oracle.dataset.text("heldout", index))
     last = int((labels != IGNORE_LABEL).nonzero()[0])
     tokens[last + 1 :] = PAD

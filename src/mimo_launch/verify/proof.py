@@ -1,10 +1,10 @@
 """Runs a spec on all its ranks and on the oracle, step by step, and compares everything.
 
-Decides: what a proof of gradients consists of: per step the loss, every gradient, the norm of every
+Decides: the contents of a proof of gradients: per step the loss, every gradient, the norm of every
 module, and the weights after a clipped SGD step. A proof of training may follow on the same ranks.
 Relies on: forked ranks, on CPUs or GPUs; the session and the reader of `train`. The oracle is
 always on the CPU and in float64.
-Leaves: making the spec small to `shrink`, what a run is to `training_proof`.
+Leaves: making the spec small to `shrink`, the course of a run to `training_proof`.
 """
 
 import tempfile
@@ -41,13 +41,13 @@ from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_run import right_run
 from mimo_launch.verify.training_proof import SKIPPED, compare_runs, first_part, second_part
 
-# The one-rank run waits for no other rank: where it takes long, it is slow, and does not hang.
+# The one-rank run waits for no other rank, so if it takes long it is slow rather than hanging.
 ORACLE_TIMES = 5
 
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What one rank saw of one step; tensors only from the first data-parallel rank."""
+    """The results of one step on one rank; tensors only from the first data-parallel rank."""
 
     loss: float
     losses: dict[str, float]
@@ -59,7 +59,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RightStep:
-    """What the oracle computed in one step: losses, gradients and the weights after it, by name."""
+    """The oracle's results of one step: losses, gradients and the weights after it, by name."""
 
     loss: float
     losses: dict[str, float]
@@ -79,8 +79,8 @@ def verify_spec(
     """Return verdicts of an SGD spec (see `shrink`) against the oracle, by the bound of its dtype.
 
     With `training`, a spec on the same ranks (see `shrink.short_run`), the verdicts of its run
-    follow if all of these passed: otherwise they would repeat them. `prepare` runs first on every
-    rank: tests plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
+    follow if all others passed: otherwise they would repeat the failures. `prepare` runs first on
+    every rank: tests plant bugs with it. Raises: DeadlockError; RankError if a rank fails or hangs.
     """
     for each in (spec, training):
         if each is not None:
@@ -102,8 +102,8 @@ def verify_on(
 ) -> list[ModuleVerdict]:
     """Prove gradients on `ranks`, as many as the spec needs, with the oracle on `one_rank`.
 
-    The oracle runs on the CPU, but not in this process: where there are GPUs, the first backward
-    starts a thread for each, and torch refuses a backward in processes forked after that.
+    The oracle runs on the CPU, but not in this process: with GPUs, the first backward starts a
+    thread for each, and torch refuses a backward in processes that are forked later.
 
     Raises: RankError, which says whether the oracle failed.
     """
@@ -201,7 +201,7 @@ def _compare_step(
             for loss in {outcome.loss for outcome in ranks}
         ]
     has_experts = kind_of(spec.language.model).moe is not None
-    # Where language is frozen, only the terms that reach an encoder are counted.
+    # If language is frozen, a layout counts only the terms that reach an encoder.
     if has_experts and spec.language.frozen is False:
         verdicts += [
             compare_numbers("aux loss", "language", aux_loss, right.aux_loss, bound)

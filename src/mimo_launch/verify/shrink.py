@@ -1,9 +1,9 @@
-"""Makes a spec small enough to prove in seconds, keeping what can go wrong about it.
+"""Makes a spec small enough to prove in seconds, but keeps everything that can go wrong.
 
 Decides: which sizes may shrink. Grids, placement, order, schedule, sharding and flags stay; widths,
-depths, vocabulary, batch and sequence become the smallest legal ones. A run has few steps, is saved
-in the middle, and evaluates there, too, if `eval.every` is set. Zeros stay zero, and nothing else
-becomes zero; warm-ups that differ still do. Rates, moments, decay and clipping stay.
+depths, vocabulary, batch and sequence become the smallest legal ones. A run has few steps, and is
+saved in the middle; with `eval.every` it is also evaluated there. Zeros stay zero, and nothing else
+becomes zero; different warm-ups stay different. Rates, moments, decay and clipping stay.
 Relies on: `data.sample_sizes` for the longest sample.
 Leaves: running the result to `proof`; when a step is skipped and when the run stops to
 `training_proof`.
@@ -61,9 +61,9 @@ MAX_TEMPORAL_PATCHES = 3
 NUM_STEPS = 2
 RUN_STEPS = 5
 SAVE_EVERY = 3
-# After the step that is skipped, and after one that follows a resume.
+# Evaluations are after the step that is skipped, and after a step that follows a resume.
 EVAL_EVERY = 2
-# With a smaller eps, an element whose gradient is zero moves by noise: 1e-17 / eps times the rate.
+# With a smaller eps, an element with zero gradient would move by noise: 1e-17 / eps times the rate.
 MIN_EPS = 1e-8
 MAX_DECAY = 2
 
@@ -73,7 +73,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
 
     Above 32 ranks grids are reduced first, with the same relations of ranks (see `shrink_grids`).
 
-    Raises: ValueError if that takes too many ranks, or has lost a relation.
+    Raises: ValueError if that still takes too many ranks, or loses a relation.
     """
     small = regrid(spec) if world_size(spec) > MAX_RANKS else spec
     modules = {
@@ -82,13 +82,13 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     }
     for name, module in modules.items():
         if deep := (model := module.model).deep_rows:
-            # From the first layer on, as many as there are at both ends, the last one left out.
+            # The first layers, as many as both models allow, without the last layer of language.
             number = min(deep, model.layers, modules[LANGUAGE].model.layers - 1)
             small_model = model.model_copy(update={"deepstack": tuple(range(number))})
             modules[name] = module.model_copy(update={"model": small_model})
     data = _shrink_data(spec)
-    # Placeholders that the user gave become low ids among the random words of synthetic text; with
-    # digits they become the last ids, like those that nobody gave.
+    # Placeholders that the user set become low ids among the random words of synthetic text; with
+    # digits they become the last ids, like placeholders that the user did not set.
     given = [name for name, module in modules.items() if module.placeholder is not None]
     for number, name in enumerate(given, 2):
         placeholder = number if isinstance(data, SyntheticData) else None
@@ -120,13 +120,13 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
     )
     small = small.model_copy(update={"batch": batch})
     for what, before, after in differing(relations(spec), relations(small)):
-        # This would prove another layout.
+        # The proof would be of another layout.
         raise ValueError(f"{what} would change from {before} to {after}")
     return small
 
 
 def _shrink_data(spec: Spec) -> Data:
-    """Return data of little text, small images and short clips; digits stay as they are."""
+    """Return data with little text, small images and short clips; digits stay as they are."""
     data = spec.data
     if isinstance(data, WebdatasetData):
         # Layouts are proved on synthetic samples of the same kinds: with several images or none,
@@ -140,8 +140,8 @@ def _shrink_data(spec: Spec) -> Data:
     shuffles = [kind.images.shuffle for kind in kinds if kind.images]
     frames = [kind.clips.frames_per_row for kind in kinds if kind.clips]
     of_row, frames_of_row = max(shuffles, default=1) ** 2, max(frames, default=FRAMES_PER_TOKEN)
-    # An image of one patch has nothing to attend to: its queries and keys have no gradient. Nor has
-    # one of one row in a connector whose tokens are rows.
+    # An image of one patch has nothing to attend to: its queries and keys have no gradient. The
+    # same is true for an image of one row in a connector if its tokens are rows.
     joined = any(kind.reads_rows and not kind.reads_beside for kind in kinds)
     min_patches = 2 * (of_row if joined else 1)
     min_frames = 2 * (frames_of_row if joined else FRAMES_PER_TOKEN)
@@ -149,16 +149,16 @@ def _shrink_data(spec: Spec) -> Data:
     update: dict[str, object] = {
         "min_patches": min_patches,
         "max_patches": max(min_patches, min(6 * of_row, data.max_patches)),
-        # Neither has a clip of one token.
+        # The same is true for a clip of one token.
         "min_frames": min_frames,
         "max_frames": max(min_frames, min(max_frames, data.max_frames)),
-        # Nor the first token of a text: others must follow. A depth of `mtp` learns only in
-        # documents that are longer than it.
+        # The same is true for the first token of a text: others must follow. A depth of `mtp`
+        # learns only in documents that are longer than the depth.
         "min_text": TEXT_TOKENS * (1 + depths),
         "max_documents": min(data.max_documents, MTP_DOCUMENTS) if depths else data.max_documents,
     }
     if any(kind.images and kind.images.reads_videos for kind in kinds):
-        # Language counts each but the first from the first one, not from the one before it.
+        # Language counts the time of later images from the first image, not from the previous one.
         update["max_temporal_patches"] = MAX_TEMPORAL_PATCHES
     if data.image is not None:  # Whole squares of patches.
         (height, width), unit = data.image, lcm(*shuffles)
@@ -170,7 +170,7 @@ def _shrink_module(
     module: ModuleSpec, stages_before: int, stages: int, precision: str
 ) -> ModuleSpec:
     model = module.model
-    # One or two layers a stage as before, and an uneven cut stays uneven.
+    # One or two layers per stage as before; an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
     layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
     optimizer = module.optimizer.model_copy(
@@ -182,7 +182,7 @@ def _shrink_module(
             "optimizer": optimizer,
             "init_from": None,
             "init_partial": False,
-            # The tests of other backends compare them with this one.
+            # The tests of other backends compare them with this backend.
             "backend": "torch",
             "fp8": None,
             "compile": (
@@ -196,7 +196,7 @@ def _shrink_module(
 def _shrink_model(model: Model, module: ModuleSpec, layers: int) -> Model:
     """Return a small model of the same class with this number of layers."""
     del module, layers
-    return model  # Nobody knows how the sizes of a user's class depend on each other.
+    return model  # How the sizes of a user's class depend on each other is unknown.
 
 
 _shrink_model.register(EncoderBlocks, shrink_blocks)
@@ -251,7 +251,7 @@ def short_run(asked: Spec, small: Spec) -> Spec:
             "train": small.train.model_copy(
                 update={"steps": RUN_STEPS, "max_skipped": max(2, asked.train.max_skipped)}
             ),
-            # Over two batches, which may differ in their labels.
+            # Two batches, which may differ in their labels.
             "eval": asked.eval
             and EvalSpec(
                 every=EVAL_EVERY if asked.eval.every else None, samples=small.batch.global_ + 1

@@ -1,4 +1,4 @@
-"""Makes encoders and flow generators small, keeping what can go wrong when a grid cuts them.
+"""Makes encoders and flow generators small, but keeps all that can go wrong when a grid cuts them.
 
 Decides: their sizes in proofs.
 Relies on: the spec only.
@@ -25,7 +25,7 @@ Encoder = TypeVar("Encoder", bound=TransformerEncoder)
 
 
 def shrink_blocks(model: Blocks, module: ModuleSpec, layers: int) -> Blocks:
-    """Return small blocks; a rank that has several heads keeps two."""
+    """Return a model with small blocks; a rank that has several heads keeps two."""
     heads = module.grid.tp * min(2, model.heads // module.grid.tp)
     hidden = HEAD_SIZE * heads
     sizes = {"layers": layers, "heads": heads, "hidden": hidden, "mlp": 2 * hidden}
@@ -33,7 +33,7 @@ def shrink_blocks(model: Blocks, module: ModuleSpec, layers: int) -> Blocks:
 
 
 def shrink_encoder(model: Encoder, module: ModuleSpec, layers: int) -> Encoder:
-    """Return small blocks and a small projector."""
+    """Return a model with small blocks and a small projector."""
     small = shrink_blocks(model, module, layers)
     if model.projector_mlp is None:
         return small
@@ -46,11 +46,11 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
     if model.image is not None:
         update["image"] = min(3, model.image[0]), min(4, model.image[1])
     if model.tiles is not None:
-        # One grid is averaged, if any was.
+        # If grids were averaged before, one grid is.
         most = None if model.tiles.most is None else 2
         update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most)
     if model.windows is not None:
-        # A small image has several; in a window of one patch there is nothing to attend to.
+        # A small image has several windows; a window of one patch has nothing to attend to.
         side = 2 if model.shuffle == 1 else min(2, model.windows.side)
         full = full_layers(model.windows.full, model.layers, layers)
         update["windows"] = Windows(side=side, full=full)
@@ -58,7 +58,7 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
 
 
 def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioModel:
-    """Return a small encoder of short clips of few bands."""
+    """Return a small encoder of short clips with few mel bands."""
     frames = min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
     sizes = {"mels": min(3, model.mels), "frames": frames}
     return shrink_encoder(model, module, layers).model_copy(update=sizes)

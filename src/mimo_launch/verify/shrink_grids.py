@@ -1,15 +1,16 @@
 """Reduces grids of many ranks to few, with the same relations between modules.
 
-Decides: the size of each reduced axis, by what each loss is worth in ranks; the first rank of each
-module and of the idle ranks; what else changes in a spec: groups of microbatches, the batch.
-Relies on: the ranges of the spec; `coverage` for what a smaller grid loses.
+Decides: the size of each reduced axis, with a price in ranks for each loss; the first rank of each
+module and of the idle ranks; other changes in a spec: groups of microbatches, the batch.
+Relies on: the ranges of the spec; `coverage` for the losses of a smaller grid.
 Leaves: model sizes to `shrink`.
 
-The relations between ranges of ranks never change. Axes above 1 stay above 1 and axes of 1 stay 1.
-Fans, islands of replicas, middle stages and shared heads stay as long as ranks are left for them.
+The relations between ranges of ranks never change. Axes of 1 stay 1, and axes above 1 stay above 1
+if possible. Fans, islands of replicas, middle stages and shared heads stay as long as there are
+enough ranks.
 
 All starts and stops of ranges, in order, cut the ranks into intervals. The relations stay if the
-cuts stay in order, each at least one rank after the one before. The size of a module is the
+cuts stay in order, each at least one rank after the previous one. The size of a module is the
 distance between its two cuts. The least places that satisfy all this are lengths of longest paths.
 """
 
@@ -33,23 +34,23 @@ from mimo_launch.spec.spec import (
 )
 from mimo_launch.verify.coverage import fan, kv_sharing
 
-# How many more ranks a proof may take to keep something. An axis goes to 1 only where nothing fits.
+# How many more ranks a proof may take to keep something. An axis becomes 1 only as a last resort.
 LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
 LOST_FAN, LOST_EXPERT_AXIS = 300, 100
 LOST_MIDDLE = {"pp": 8, "cp": 2}
 LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
-# The search ends here with the best choice so far. Hundreds of trials are usual, which take
-# milliseconds; one layout in some thousands needs tens of thousands of them.
+# The search stops here with the best choice so far. Hundreds of trials are usual and take
+# milliseconds; one layout in some thousands needs tens of thousands of trials.
 MAX_TRIALS = 300_000
 # Grids of at most this many ranks are proved as they are.
 MAX_RANKS = 32
-# Larger ones are reduced to the fewest ranks that keep everything, and at most to these.
+# Larger grids are reduced to the fewest ranks that keep everything, and to at most this many.
 MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
 class Placing:
-    """The cuts of a spec: their number, and the two at the ends of each module and idle ranks."""
+    """The cuts of a spec: their number, and the two cuts of each module and of idle ranks."""
 
     num_cuts: int
     ends: Mapping[str, tuple[int, int]]
@@ -57,7 +58,7 @@ class Placing:
 
     @classmethod
     def of(cls, spec: Spec) -> "Placing":
-        """Number the cuts of a spec."""
+        """Return the numbered cuts of a spec."""
         ranges = {name: module.rank_range for name, module in spec.modules.items()}
         idle = None if spec.idle_ranks is None else rank_range(spec.idle_ranks)
         every = [*ranges.values(), *([] if idle is None else [idle])]
@@ -70,9 +71,9 @@ class Placing:
     def least(
         self, exact: Mapping[str, int], at_least: Mapping[str, int], limit: float
     ) -> list[int] | None:
-        """Return the least place of each cut; None if the last is beyond `limit` or there is none.
+        """Return the least place of each cut; None if there is no solution within `limit` ranks.
 
-        `exact` are sizes of modules, `at_least` lower bounds of the sizes that are not chosen yet.
+        `exact` are sizes of modules, `at_least` are lower bounds of sizes that are not chosen yet.
         """
         edges = [(cut, cut + 1, 1) for cut in range(self.num_cuts - 1)]
         edges += [(*self.ends[name], size) for name, size in (*exact.items(), *at_least.items())]
@@ -93,7 +94,7 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class GridChoice:
-    """A smaller grid for one module, and what it loses."""
+    """A smaller grid for one module, and its loss."""
 
     grid: Grid
     experts: ExpertGrid | None
@@ -113,7 +114,7 @@ def fewest(spec: Spec, most_ranks: int) -> tuple[Mapping[str, GridChoice], list[
 
 
 class _Search:
-    """Branch and bound over modules: language first, then those of most ranks."""
+    """Branch and bound over modules: language first, then the others by decreasing ranks."""
 
     def __init__(self, spec: Spec, most_ranks: int) -> None:
         self.spec, self.most_ranks = spec, most_ranks
@@ -153,7 +154,7 @@ class _Search:
             return self.all[name]
         dp = chosen[LANGUAGE].grid.dp
         if (name, dp) not in self.by_size:
-            # Add what the encoder loses of its relation to a smaller dp of language.
+            # Add the loss where the relation of this dp to the smaller dp of language changes.
             old, lossy = (self.spec.modules[name].grid.dp, self.spec.language.grid.dp), []
             for choice in self.all[name]:
                 new = choice.grid.dp, dp
@@ -183,7 +184,7 @@ def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
 
 
 def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield one value of each list, in increasing order each, whose product is at most `most`."""
+    """Yield tuples of one value per list with a product of at most `most`; lists are sorted."""
     if not values:
         yield ()
         return
@@ -193,7 +194,7 @@ def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _best(choices: Iterable[GridChoice], key: Callable[[Grid], object]) -> list[GridChoice]:
-    """Return the choice of least loss for each key, by the sum of loss and ranks."""
+    """Return the choice of least loss for each key, sorted by the sum of loss and ranks."""
     found: dict[object, GridChoice] = {}
     for choice in choices:
         best = found.setdefault(key(choice.grid), choice)
@@ -203,12 +204,12 @@ def _best(choices: Iterable[GridChoice], key: Callable[[Grid], object]) -> list[
 
 
 def _loss(module: ModuleSpec, grid: Grid) -> int:
-    """Return what a smaller grid loses of a module by itself."""
+    """Return the loss of a smaller grid, apart from relations to other modules."""
     loss = 0
     for axis, lost in LOST_AXIS.items():
         old, new = getattr(module.grid, axis), getattr(grid, axis)
         if new == 1 < old:
-            # Sharding without replicas would shard nothing.
+            # With one replica, full sharding would shard nothing.
             loss += lost * (2 if axis == "dp" and module.sharding == "full" else 1)
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
@@ -221,7 +222,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
 
 
 def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None, int]:
-    """Return the grid of experts that keeps most axes above 1, and what it loses."""
+    """Return the grid of experts that keeps most axes above 1, and its loss."""
     old = module.experts
     if old is None:
         return None, 0
@@ -243,7 +244,7 @@ def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None,
 
 
 def kv_heads_on(kv_heads: int, old: Grid, new: Grid) -> int:
-    """Return a number of key/value heads that tp ranks share if they did, several if possible."""
+    """Return a number of key/value heads, shared by tp ranks if it was; several if possible."""
     if kv_heads >= old.tp:
         return new.tp
     several = kv_heads > 1 and new.tp > 2 and new.tp % 2 == 0
@@ -253,7 +254,7 @@ def kv_heads_on(kv_heads: int, old: Grid, new: Grid) -> int:
 def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     """Return the spec on small grids, with the same relations between modules.
 
-    Raises: ValueError if that takes more than `most_ranks` ranks.
+    Raises: ValueError if the spec still takes more than `most_ranks` ranks.
     """
     choices, cuts = fewest(spec, most_ranks)
     placing = Placing.of(spec)
@@ -273,7 +274,7 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     share = lcm(*(module.grid.dp for module in modules.values()))
     schedule, pp = spec.schedule, modules[LANGUAGE].grid.pp
     if schedule.kind == "interleaved" and spec.is_star:
-        # It needs a multiple of pp microbatches, in each group too. Other graphs take any number.
+        # A step and each group need a multiple of pp microbatches. Other graphs take any number.
         old, group = spec.language.grid.pp, schedule.encoder_microbatches
         turns = schedule.microbatches // old
         together = max(n for n in divisors(turns) if n <= max(1, (group or old) // old))

@@ -1,4 +1,4 @@
-"""Makes language models small, keeping what can go wrong when a grid cuts them.
+"""Makes language models small, but keeps all that can go wrong when a grid cuts them.
 
 Decides: their sizes in proofs.
 Relies on: the spec only.
@@ -22,21 +22,21 @@ from mimo_launch.spec.spec import (
 )
 
 HEAD_SIZE, PART_HEAD_SIZE = 8, 12
-# Time steps start between 0.001 and 0.1, times e to the power of what the token adds. Every head
-# has some shorter than this and some longer: a head whose steps are all clamped gets no gradient
-# through them, and would prove nothing.
+# Time steps start between 0.001 and 0.1, times e to the power of the token's term. With this
+# minimum every head has some shorter and some longer steps: a head with only clamped steps gets no
+# gradient through them, and would prove nothing.
 MAX_MIN_STEP = 0.005
 
 # Shorter than documents, and longer than a chunk of a sequence over cp.
 MAX_WINDOW = 5
 
-# Further tokens that are predicted: the second depth reads the first one.
+# Depths of multi-token prediction: the second depth reads the first one.
 MAX_DEPTH = 2
 
 # Queries grow within documents.
 MIN_BETA, MAX_LENGTH = 0.5, 3
 
-# About as large as scores and logits of small models.
+# About the size of scores and logits of small models.
 MAX_CAP = 2.0
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
@@ -45,10 +45,10 @@ Language = TypeVar("Language", DecoderModel, HybridModel)
 def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> DecoderModel:
     """Return a small decoder with this number of layers.
 
-    Blocks for further tokens are like the last layer, which stays as it was.
+    Blocks for further tokens are like the last layer, so it keeps its kind.
     """
     if model.mtp and model.moe and not model.has_experts(model.layers - 1):
-        # One of two layers with experts can only be the last one.
+        # Of two layers, only the last can have experts.
         layers = max(layers, 3) if module.grid.pp == 1 else layers
     update: dict[str, object] = {"layers": layers}
     if model.sliding_window is not None:
@@ -64,11 +64,11 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
     if (scaling := model.query_scaling) is not None:
-        # Shorter than documents, and large enough that wrong positions are seen.
+        # Shorter than documents, and large enough to show wrong positions.
         small_one = {"beta": max(scaling.beta, MIN_BETA), "length": min(scaling.length, MAX_LENGTH)}
         update["query_scaling"] = scaling.model_copy(update=small_one)
     for key in ("attention_softcap", "logit_softcap"):
-        # Small enough that what is capped differs from what is not.
+        # Small enough that capped values differ from uncapped ones.
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).model_copy(update=update)
@@ -76,9 +76,9 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
 
 
 def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...]:
-    """Return which of `layers` layers have no window: some if some of those before had none.
+    """Return which of `layers` layers have no window: some if some of the `before` layers had none.
 
-    The last one has a window as before: blocks for further tokens are like it.
+    The last layer has a window if it had one: blocks for further tokens are like it.
     """
     whole = {each for each in full if each < before}
     if len(whole) in (0, before):
@@ -88,9 +88,9 @@ def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...
 
 
 def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> TalkerModel:
-    """Return a small talker with this number of layers, of one codebook or two.
+    """Return a small talker with this number of layers and one or two codebooks.
 
-    It has codes for the pixels of digits, too.
+    Its codes also suffice for the pixels of digits.
     """
     codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
     blocks = _small_blocks(model, module.grid.tp)
@@ -105,10 +105,10 @@ def _shrink_language(model: Language, tp: int) -> Language:
     if model.mtp is not None:
         update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
     if model.rotary_factor < 1:
-        # Pairs for three axes, and as many dimensions that do not rotate.
+        # Enough pairs for three axes, and as many dimensions that do not rotate.
         update |= {"head_dim": PART_HEAD_SIZE, "rotary_factor": 0.5}
     if model.mrope is not None:
-        # One pair turns with time, so that height and width have fast ones, in which bugs show.
+        # One pair turns with time, so that height and width get fast pairs, which show bugs.
         pairs = small.model_copy(update=update).rotary_size // 2
         height = (pairs - 1) // 2
         update["mrope"] = 1, height, pairs - 1 - height
@@ -116,7 +116,7 @@ def _shrink_language(model: Language, tp: int) -> Language:
 
 
 def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
-    """Keep whether query heads share key/value heads, and whether tp ranks do.
+    """Return small sizes that keep whether query heads and tp ranks share key/value heads.
 
     A rank that has several heads of either kind keeps two.
     """
@@ -150,13 +150,13 @@ def shrink_hybrid(model: HybridModel, module: ModuleSpec, layers: int) -> Hybrid
 
 
 def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
-    """Return small sizes of recurrent layers, whose ranks share groups as before."""
+    """Return small sizes of recurrent layers; ranks share groups as before."""
     ranks = grid.tp * grid.cp
     groups = min(sizes.groups, ranks * min(2, max(1, sizes.groups // ranks)))
     unit = lcm(ranks, groups)
     update: dict[str, object] = {
         "heads": unit * min(2, sizes.heads // unit),
-        # Not fewer: the norm of a group of one number keeps only its sign, and rounding grows.
+        # Not less: the norm of a group of one number keeps only its sign, and rounding grows.
         "head_dim": 4,
         "conv": min(4, sizes.conv),
         # Several chunks in a sequence.
@@ -171,10 +171,10 @@ def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
 
 
 def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Language:
-    """Return a small model with small experts, in at least one layer.
+    """Return a small model with small experts in at least one layer.
 
-    Several experts stay on a rank, with a choice among them, and layers with and without experts;
-    the last one has some if that of the model `asked` for has.
+    It keeps several experts on a rank with a choice among them, and layers with and without
+    experts. If possible, the last layer has experts exactly if the last layer of `asked` has.
     """
     moe = model.moe
     if moe is None:
@@ -191,9 +191,9 @@ def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Langu
         "top_k": min(moe.top_k, 3, experts),
         "width": 2 * sizes.tp * HEAD_SIZE,
         "shared": tp * min(moe.shared // tp, 2 * HEAD_SIZE),
-        # Large enough that a wrong balance loss is seen beside the main one.
+        # Large enough to show a wrong balance loss next to the main loss.
         "aux_loss": 0.1 if moe.aux_loss else 0.0,
-        # Large enough that a wrong bias is seen in the choices of the next step.
+        # Large enough for a wrong bias to change choices in the next step.
         "bias_update_rate": 0.1 if moe.bias_update_rate else moe.bias_update_rate,
         **groups,
     }

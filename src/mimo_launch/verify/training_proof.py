@@ -1,10 +1,10 @@
 """Trains as `train` does, on all ranks of a small spec, and compares with the oracle's run.
 
-Decides: what a proof of training consists of. One rank gets a NaN in a gradient of one step, which
+Decides: the contents of a proof of training. One rank gets a NaN in a gradient of one step, which
 must be skipped; one rank gets a stop signal, and a run with other initial weights resumes from the
 checkpoint. Every number in the events must be right, and all weights and moments at the end.
 Relies on: the task of the workers, with its reader, loop, evaluation and checkpoints.
-Leaves: the right run to `oracle_run`, judging to `compare`.
+Leaves: the correct run to `oracle_run`, judging to `compare`.
 """
 
 import signal
@@ -52,14 +52,14 @@ from mimo_launch.verify.oracle_run import MADE_IN, RightEvaluation, RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"
-# Counted from 0: the second step is skipped, so that there are moments, which must not change.
+# Counted from 0. The second step is skipped: by then there are moments, which must not change.
 SKIPPED = 1
 STOP_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """The events of a run on one rank, its parts of the tensors at the end, and what it `made`."""
+    """The events of a run on one rank, its parts of the final tensors, and its `made` images."""
 
     events: list[Event]
     tensors: dict[str, list[TensorPiece]]
@@ -80,7 +80,7 @@ class StumblingSession(RankSession):
     """A session that gets a NaN in a gradient of one step, on one rank."""
 
     def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
-        """Compute gradients, and spoil one if this is the step and the rank."""
+        """Compute gradients, and spoil one if this is the chosen step and rank."""
         # The last stage, because the projector may be the only part that trains.
         module = next(module for module in self.layout.modules if not module.frozen)
         rank = module.stage_ranks(module.stages[-1].index)[0]
@@ -93,7 +93,10 @@ class StumblingSession(RankSession):
         super()._sum_partial()
 
     def _spoil(self) -> None:
-        """Plant a NaN in a gradient that this rank counts. Raises: RuntimeError if it has none."""
+        """Plant a NaN in a gradient that this rank counts.
+
+        Raises: RuntimeError if the rank has no such gradient.
+        """
         for name in self.modules:
             for item in self.declared(name):
                 gradient = item.parameter.grad
@@ -191,7 +194,7 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
         ("moments after training", MOMENTS[1], right.second),
     ):
         pieces = [piece for run in ranks for piece in run.tensors[key]]
-        if key == MOMENTS[1]:  # Their roots: a square has twice the range.
+        if key == MOMENTS[1]:  # Compare roots, because a square has twice the range.
             for piece in pieces:
                 piece.values.sqrt_()
         if want or pieces:
