@@ -1,7 +1,7 @@
 """The table of commands, and what all commands share: options, usage errors, exit codes.
 
-Decides: which exit code (`diag.exit_codes`) an end that no command foresaw has, and how an internal
-error is reported.
+Decides: the exit code (`diag.exit_codes`) of an end that no command handles, and the report of an
+internal error.
 Relies on: one module per command with a function of its name and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """
@@ -26,8 +26,8 @@ from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-# In the order in which `--help` lists them. Each is a module of `mimo_launch.cli` with a function
-# of its name, which has typer annotations.
+# In the order of `--help`. Each is a module of `mimo_launch.cli` with a function of the same name,
+# which has typer annotations.
 COMMANDS = (
     "init", "validate", "plan", "train", "verify", "bench", "sample", "data", "watch", "runs",
     "logs", "report", "export", "inspect", "explain", "schema", "doctor",
@@ -105,7 +105,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     # Imports and plans make many objects and little garbage. Python would collect it every 700
     # objects, and walk over all of them again and again: 5 % of the time of `validate`. Workers
-    # collect as usual, because a circle of theirs may hold tensors (`launcher.forking`).
+    # collect as usual, because their reference cycles may hold tensors (`launcher.forking`).
     gc.set_threshold(50_000)
     open_closed_streams()
     sys.exit(run(args))
@@ -133,7 +133,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """Return whether Ctrl-C caused an error; a package hides that if it is just being imported."""
+    """Return whether Ctrl-C caused an error; packages may hide that while they are imported."""
     seen: set[int] = set()
     links: list[BaseException | None] = [error]
     while links:
@@ -147,7 +147,7 @@ def _was_interrupted(error: BaseException) -> bool:
 
 
 def _meant(args: list[str]) -> str:
-    """Return what to write in place of a wrong command line; "" if nobody knows."""
+    """Return what to write in place of a wrong command line; "" if unknown."""
     from mimo_launch.cli.shared.wrong_usage import help_for
 
     group: Any = get_command(build_app())
@@ -161,7 +161,7 @@ def _report(error: Exception, args: list[str], console: Console) -> int:
         context = getattr(error, "ctx", None)
         help_ = f"{context.command_path if context else 'mimo-launch'} --help"
         if meant := _meant(args):
-            # Without guesses of names that are only spelt alike.
+            # Drop guesses of names that are only spelt alike.
             message, help_ = re.split(r"; | \(Possible", message, maxsplit=1)[0], meant
         console.note(f"error[usage]: {message[:1].lower()}{message[1:]}")
         console.note(wrapped(f"   = help: {help_}", indent=11))

@@ -1,8 +1,8 @@
 """`mimo-launch bench`: time steps of a spec and say where the time goes.
 
 Decides: the options.
-Relies on: `cli.launch.start` for everything that `train` does, too: checks, workers, reports of
-failures.
+Relies on: `cli.launch.start` for everything that it shares with `train`: checks, workers, reports
+of failures.
 Leaves: measuring to `bench`, the answer to `bench_screen`.
 """
 
@@ -121,7 +121,7 @@ def bench(
 
 
 def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:
-    """Refuse a file that cannot be written before minutes of measuring.
+    """Before minutes of measuring, refuse a file that cannot be written.
 
     Raises: typer.BadParameter.
     """

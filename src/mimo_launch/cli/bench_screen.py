@@ -1,8 +1,8 @@
-"""What a bench shows: a bar while it runs, then tables, or a comparison with an earlier bench.
+"""Shows a bench: a bar while it runs, then tables, or a comparison with an earlier bench.
 
 Decides: columns, units and their order; which values of an earlier result are compared, and that
 all of them are present before anything starts; that only the answer goes to stdout.
-Relies on: the record in `bench.json` (docs/bench.md); events of `train`, which a bench emits, too.
+Relies on: the record in `bench.json` (docs/bench.md); events of `train`, which a bench also emits.
 Leaves: nothing.
 """
 
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 class NotAResult(typer.BadParameter):
-    """The file of `--compare` holds no earlier result; the message says which file and why."""
+    """The file of `--compare` contains no earlier result; the message names the file and why."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param_hint="--compare")
@@ -41,7 +41,7 @@ class NotAResult(typer.BadParameter):
 class Earlier:
     """The values of an earlier result to compare with; `step_s` is the median, in seconds.
 
-    `circumstances` say what was measured and on what, by name: plan, device, hosts, packages.
+    `circumstances` has, by name, what was measured and on what: plan, device, hosts, packages.
     """
 
     command: str
@@ -139,7 +139,7 @@ _SHARES = {
 
 
 def tables(record: Record) -> Iterator[RenderableType]:
-    """Yield what to print about a bench."""
+    """Yield the printed parts of a bench."""
     machine, count = record["machine"], len(record["ranks"])
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
     hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
@@ -176,7 +176,7 @@ def tables(record: Record) -> Iterator[RenderableType]:
 
 
 def _of_ranks(record: Record) -> Iterator[RenderableType]:
-    """Yield where the time of each rank went, and its memory."""
+    """Yield the shares of each rank's time, and its memory."""
     shown = record["ranks"][:MAX_RANKS]
     # All-to-alls happen only where experts are spread over ranks.
     travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
@@ -205,7 +205,7 @@ def _of_ranks(record: Record) -> Iterator[RenderableType]:
 
 
 def constants_table(event: CalibrationFinished) -> Table:
-    """Return the table of the constants that were measured."""
+    """Return the table of the measured constants."""
     table = Table("constant", "value", "unit", "meaning")
     for each in constants():
         if each.name in event.measured:
@@ -215,7 +215,7 @@ def constants_table(event: CalibrationFinished) -> Table:
 
 
 def fit_of(event: CalibrationFinished) -> str:
-    """Say how well the constants explain the steps from which some of them come."""
+    """Describe how well the constants explain the timed steps, which gave some of them."""
     off = event.estimated_step_s / event.step_s - 1
     return (
         f"step: {seconds_text(event.step_s)} measured (median), "

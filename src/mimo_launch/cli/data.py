@@ -1,7 +1,7 @@
 """`mimo-launch data`: reads the data as training would, and reports on them.
 
-Decides: the options and the exit code. It writes an index of shards if there is none, and no other
-file unless asked to.
+Decides: the options and the exit code. It writes an index of shards if there is none, and other
+files only on request.
 Relies on: `survey` for the facts.
 Leaves: the words to `data_tables`.
 """
@@ -64,7 +64,7 @@ def data(
     """Say what the data of a spec are like, and how fast they are read."""
     console = console_of(ctx)
     spec = sound_spec(file, overrides, console)
-    # One thread each, as ranks have; more would compete while they are timed.
+    # One thread per process, as in ranks; more would compete while reading is timed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ended = custom_classes_fail(spec, console)
     if ended is not None:
@@ -90,5 +90,5 @@ def data(
 
 
 def keeps_up(found: "Survey", tokens_per_second: float) -> bool:
-    """Return whether reading is as fast as computing."""
+    """Return whether reading is at least as fast as computing."""
     return found.read.speed.tokens_per_s >= tokens_per_second

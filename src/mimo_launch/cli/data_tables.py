@@ -1,7 +1,7 @@
 """The answers of `mimo-launch data`: lines, JSON, and a page with the samples.
 
-Decides: the words, the rounding, and the keys of `--json`; that everything from the data is escaped
-in the page; that the smallest value of an image is drawn black, the largest white.
+Decides: the words, the rounding, and the keys of `--json`; that the page escapes everything from
+the data, and draws the smallest value of an image black, the largest white.
 Relies on: `survey` for the facts, `drawing.html_page`, `shared.console` for narrow screens.
 Leaves: output to the command.
 """
@@ -43,7 +43,7 @@ def as_json_text(found: Survey, wanted: float | None) -> str:
 
 
 def as_text(found: Survey, wanted: float | None) -> str:
-    """Return the survey as lines; `wanted` are the tokens per second to keep up with, if any."""
+    """Return the survey as text; `wanted` is the tokens per second to keep up with, if any."""
     lines = [wrapped(line, _LABEL) for line in (*_facts(found), "", *_reading(found, wanted))]
     for number, sample in enumerate(found.shown):
         padding = f", {sample.padding:,} of padding"
@@ -58,7 +58,7 @@ def as_text(found: Survey, wanted: float | None) -> str:
 
 
 def _facts(found: Survey) -> Iterator[str]:
-    """Yield what the index says about the records."""
+    """Yield facts about the records from the index."""
     facts = found.facts
     share = "" if facts.surveyed == facts.records else f" of {facts.records:,}"
     yield f"{found.name}: data of kind {found.kind}, {facts.surveyed:,}{share} records looked at"
@@ -119,7 +119,7 @@ def _spread(spread: SampleSpread) -> str:
 
 
 def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
-    """Yield how reading the records went, and how fast it is."""
+    """Yield the results and the speed of reading the records."""
     read, speed = found.read, found.read.speed
     bad = f"{len(read.bad):,} of them could not be" if read.bad else "all of them could be"
     yield f"read       {read.records:,} records of {_count(speed.steps, 'step')}; {bad}"
@@ -197,7 +197,7 @@ def page(found: Survey) -> str:
 def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     if piece.kind == "rows":
         words = escape(f"{piece.text}: {piece.tokens} rows", quote=True)
-        if piece.encoder not in record.images:  # A connector reads rows.
+        if piece.encoder not in record.images:  # A connector reads rows, not images.
             return f"&lt;{words}&gt;"
         data = b64encode(png(record.images[piece.encoder][piece.item])).decode()
         return f'<img src="data:image/png;base64,{data}" alt="{words}" title="{words}">'
@@ -209,7 +209,7 @@ def png(array: Media) -> bytes:
     """Return an array as PNG (https://www.w3.org/TR/png-3/), black at its minimum.
 
     Shapes: [channels, (frames,) height, width], grey unless there are three channels; or
-    frames of a clip, or its codes, [height, width], with the first row at the bottom.
+    [height, width] for the frames or codes of a clip, with the first row at the bottom.
     """
     image: npt.NDArray[Any] = array[::-1][None] if array.ndim == 2 else array
     if array.ndim == 4:  # The frames of a temporal patch side by side, one if they are equal.
@@ -221,7 +221,7 @@ def png(array: Media) -> bytes:
     scaled = (image - low) * (255.0 / max(high - low, 1e-12))
     pixels = scaled.round().astype(np.uint8).transpose(1, 2, 0)
     height, width, channels = pixels.shape
-    # Each line starts with the number of its filter, 0 for none.
+    # Each line starts with the number of its filter; 0 means no filter.
     lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     lines[:, 1:] = pixels.reshape(height, -1)
     colour_type = 2 if channels == 3 else 0

@@ -2,7 +2,7 @@
 
 Decides: the form of the answer, and the exit code.
 Relies on: `launcher.host_checks`.
-Leaves: what one spec needs to `validate` and `plan`.
+Leaves: the needs of a spec to `validate` and `plan`.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`mimo-launch explain`: what a code means, with an example.
+"""`mimo-launch explain`: the meaning of a code, with an example.
 
 Decides: nothing; the text is the page of the docs.
 Relies on: `diag.diagnostic`.
@@ -23,7 +23,7 @@ all codes.
 
 
 def _codes(incomplete: str) -> list[str]:
-    """Return what a shell offers for the beginning of a code."""
+    """Return shell completions for the beginning of a code."""
     from mimo_launch.diag.diagnostic import all_codes
 
     return [code for code in all_codes() if code.startswith(incomplete)]

@@ -1,7 +1,7 @@
 """`mimo-launch export`: the weights of a run as folders that transformers loads.
 
-Decides: the meaning of the options, the messages, and the exit code. One process does it all, and
-needs no GPU.
+Decides: the meaning of the options, the messages, and the exit code. It uses one process and no
+GPU.
 Relies on: `export`.
 Leaves: the tensors and files to `export`.
 """
@@ -38,7 +38,7 @@ transformers, or with 1 when the files cannot be written.
 
 
 class DType(StrEnum):
-    """The type in which tensors are written."""
+    """The type of exported tensors."""
 
     AUTO = "auto"
     SOURCE = "source"
@@ -133,7 +133,7 @@ def _progress(
 
 
 def _bytes(size: str) -> int:
-    """Return the bytes that `--max-shard-size` says. Raises: typer.BadParameter."""
+    """Return the value of `--max-shard-size` in bytes. Raises: typer.BadParameter."""
     from mimo_launch.spec.base import size_in_bytes
 
     try:

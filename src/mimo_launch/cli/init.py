@@ -1,7 +1,7 @@
 """`mimo-launch init`: a first spec, from model folders and a number of GPUs.
 
-Decides: the questions, the meaning of the flags, and when a file is written; how many more GPUs
-are tried if nothing fits.
+Decides: the questions, the meaning of the flags, and when to write a file; how many more GPUs to
+try if nothing fits.
 Relies on: `init_draft` for the spec, `search.first_spec` for its layout.
 Leaves: later changes of the file to its owner.
 """
@@ -36,12 +36,12 @@ nothing fits.
 """
 
 Folder = Path | None
-# Where nothing fits, twice the GPUs are tried so often: 64 times as many at most.
+# If nothing fits, try up to this many doublings of the GPUs: 64 times as many.
 _DOUBLINGS = 6
 
 
 def _gpus(incomplete: str) -> list[str]:
-    """Return what a shell offers for the beginning of the name of a GPU."""
+    """Return shell completions for the beginning of a GPU's name."""
     from mimo_launch.spec.gpus import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
@@ -135,7 +135,7 @@ def init(
 
 
 def _folder(path: Folder, console: Console) -> Folder:
-    """Return the folder that a path means: itself, or that of its config.json."""
+    """Return the folder that a path means: itself, or the folder of a config.json."""
     from mimo_launch.hugging_face.folder import CONFIG
 
     if path is None or not path.is_file():
@@ -147,9 +147,9 @@ def _folder(path: Folder, console: Console) -> Folder:
 
 
 def _more_gpus(answers: "Answers", error: "CannotDraft") -> str:
-    """Return the smallest number of GPUs for which there is a layout, as help; "" if not too few.
+    """Return help with the smallest number of GPUs for which a layout fits; "" for other errors.
 
-    Numbers are those given, times powers of two.
+    It tries the given number times powers of two.
     """
     from dataclasses import replace
 
@@ -173,7 +173,7 @@ def _more_gpus(answers: "Answers", error: "CannotDraft") -> str:
 
 
 def _asked(answers: "Answers", console: Console) -> "Answers":
-    """Ask on the terminal and return the answers; an empty answer means the value in brackets."""
+    """Ask on the terminal and return the answers; an empty one means the value in brackets."""
     from dataclasses import replace
 
     def folder(question: str) -> Path | None:

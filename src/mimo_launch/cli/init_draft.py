@@ -1,7 +1,7 @@
-"""The spec that `init` writes, from answers, as commented YAML.
+"""Turns answers into the spec that `init` writes, as commented YAML.
 
-Decides: every value that the user is not asked for; the order of the lines, the comments, and which
-defaults are written out.
+Decides: every value that `init` does not ask for; the order of the lines, the comments, and which
+defaults to write out.
 Relies on: `hugging_face.contents` for models, `search.first_spec` for ranks, grids and schedule.
 Leaves: files and questions to `init`.
 """
@@ -36,12 +36,12 @@ GPUS_PER_NODE = 8
 BATCH = 32
 SEQ = 2048
 TEXT_ROOM = 256
-# The placeholders of an image and a clip in texts, unless `data` says otherwise.
+# The placeholders of an image and a clip in texts, unless `data` sets others.
 MARKERS = {"vision": "<image>", "audio": "<audio>"}
 
 
 class CannotDraft(Exception):
-    """No spec can be written; the message says why, `help` the remedy."""
+    """No spec can be written; the message says why, `help` is the remedy."""
 
     def __init__(self, message: str, help_: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class CannotDraft(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What the user wants; `folders` are by module, None leaves the choice to `draft`."""
+    """The user's answers; `folders` are by module, None leaves the choice to `draft`."""
 
     name: str
     model: Path | None = None
@@ -113,13 +113,13 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
             )
         for name, part in here.items():
             if part.kind == "talker" and not wanted:
-                continue  # Its data are codes of sound, which a first spec does not have.
+                continue  # It needs codes of sound as data, which a first spec does not have.
             if part.not_computed:
                 raise CannotDraft(
                     f"{folder} asks for {', '.join(part.not_computed)}, which is not computed here",
                     f"mimo-launch inspect {folder}",
                 )
-            # As in a LLaVA, the model that `export` writes; a whole model decides it itself.
+            # As in LLaVA, the format of `export`; in a whole model, its own config decides.
             said = {"final_norm": False} if contents.model_type in vit.ALONE else {}
             found[name] = (replace(part, keys={**part.keys, **said}), folder)
     if not found and (answers.data or answers.tokenizer):
@@ -185,9 +185,9 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
 
 
 def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) -> None:
-    """Use the tokens that a tokenizer has for images and clips; make room for the others.
+    """Use the tokenizer's tokens for images and clips; make room for missing ones.
 
-    The check of the spec reports what is wrong with a tokenizer.
+    The check of the spec reports faults of the tokenizer.
     """
     num_words = 0
     if tokenizer is not None:
@@ -202,11 +202,11 @@ def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) ->
     model["vocab"] = max(model["vocab"], num_words) + last
 
 
-# Peak learning rates from scratch, up to a width of language: of the digits example, of GPT-3 Small
-# (arXiv:2005.14165, table 2.1), and of Llama 3 8B, 70B and 405B (arXiv:2407.21783, table 3).
+# Peak learning rates from scratch, up to a width of language, from the digits example, GPT-3 Small
+# (arXiv:2005.14165, table 2.1), and Llama 3 8B, 70B and 405B (arXiv:2407.21783, table 3).
 _FROM_SCRATCH = ((512, 2e-3), (1024, 6e-4), (6144, 3e-4), (12288, 1.5e-4))
 _WIDEST = 8e-5
-# With weights to start from: that of LLaVA's second stage (arXiv:2304.08485).
+# With pretrained weights: the rate of LLaVA's second stage (arXiv:2304.08485).
 _FINE_TUNING, _SHORT_WARMUP, _WARMUP = 2e-5, 20, 50
 
 
@@ -219,7 +219,7 @@ def learning_rate(modules: Mapping[str, Any]) -> tuple[float, int]:
 
 
 def spec_text(first: FirstSpec, memory: str | None) -> str:
-    """Return the spec with comments; `memory` is that of a GPU, or its name, if it is known."""
+    """Return the spec with comments; `memory` is a GPU's memory or name, if known."""
     data = first.data
     lines = [
         *(f"# {line}" for line in wrap(_why(first, memory), 96)),
@@ -254,7 +254,7 @@ def spec_text(first: FirstSpec, memory: str | None) -> str:
 
 
 def _why(first: FirstSpec, memory: str | None) -> str:
-    """Return what the layout is, and why."""
+    """Return a sentence about the layout and why it was chosen."""
     if not first.changes:
         fits = f"fits into {memory}" if memory else "the memory of GPUs is not known"
         return (
@@ -270,7 +270,7 @@ def _why(first: FirstSpec, memory: str | None) -> str:
     )
 
 
-# What a module says behind its ranks and its grid, and what `full` costs.
+# Keys of a module that follow its ranks and grid, and comments on the cost of `full`.
 PLACED = {
     "experts": "",
     "sequence_parallel": "",
@@ -289,7 +289,7 @@ def _module_lines(data: Mapping[str, Any], name: str) -> Iterator[str]:
         if key in module:
             yield f"{key}: {flow(module[key])}"
     if name in MARKERS and "placeholder" not in module and "tokenizer" in data["data"]:
-        # Then an exported model needs a tokenizer with that token before it can take images.
+        # An exported model then needs a tokenizer with that token before it can take images.
         yield f"# placeholder: the last id; the tokenizer has no {MARKERS[name]}"
     yield f"ranks: {module['ranks']}"
     yield f"grid: {flow({axis: n for axis, n in module['grid'].items() if n > 1})}"

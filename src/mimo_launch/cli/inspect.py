@@ -1,6 +1,6 @@
-"""`mimo-launch inspect`: what a folder of weights holds, and the spec for it.
+"""`mimo-launch inspect`: the contents of a folder of weights, and a spec for it.
 
-Decides: the kind of the folder, and what is shown.
+Decides: the kind of the folder, and what to show.
 Relies on: `hugging_face` and `checkpoint.folder`, neither of which reads a whole tensor;
 `launcher.run_folder` for a run without a checkpoint.
 Leaves: checking a spec against a folder to `validate`.
@@ -97,16 +97,16 @@ def _answer(found: "_Families | _Model | _Saved", console: Console, *, as_json: 
 
         console.answer(json.dumps({"version": 1, **found.record()}, indent=2, default=list))
         return
-    # All before the first is printed, so that a failure prints none.
+    # Make all lines before printing the first, so that a failure prints none.
     for line in list(found.lines()):
         console.answer(line)
 
 
 class _Families:
-    """Every model type that is read."""
+    """All supported model types."""
 
     def record(self) -> dict[str, Any]:
-        """Return whole models and modules, with all that is known of each."""
+        """Return whole models and modules, with everything known about each."""
         from mimo_launch.hugging_face.families_page import modules, wholes
 
         lists = {"wholes": wholes(), "modules": modules()}
@@ -114,7 +114,7 @@ class _Families:
         return {"kind": "families", **content}
 
     def lines(self) -> Iterator[str]:
-        """Yield what each is read as, models on the hub, what is written, and what is refused."""
+        """Yield for each type: read as, examples on the hub, written as, and what is refused."""
         from mimo_launch.hugging_face.families_page import modules, wholes
 
         for title, entries in (("whole models", wholes()), ("modules", modules())):
@@ -136,7 +136,7 @@ class _Model:
     found: "Contents"
 
     def record(self) -> dict[str, Any]:
-        """Return its modules, and what no module takes."""
+        """Return its modules, and the contents that no module uses."""
         found = self.found
         return {
             "kind": "hugging_face",
@@ -170,7 +170,7 @@ class _Model:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield its modules with their sizes, and what no module takes."""
+        """Yield its modules with their sizes, and the contents that no module uses."""
         from mimo_launch.hugging_face.decoder import HEAD
         from mimo_launch.hugging_face.folder import TYPES
 
@@ -234,7 +234,7 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A checkpoint of the run in a folder, or the folder itself."""
+    """A checkpoint of a run; `folder` is the run folder or the checkpoint itself."""
 
     found: "Checkpoint"
     folder: Path
@@ -246,7 +246,7 @@ class _Saved:
         return sorted(int(p.name[5:]) for p in all_checkpoints(self.folder) if is_complete(p))
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return the numbers of parameters and of tensors of each module."""
+        """Return the number of parameters and the number of tensors of each module."""
         names = self.found.spec.modules
         shapes = {name: self.found.segments(name).values() for name in names}
         return {name: (sum(map(prod, each)), len(each)) for name, each in shapes.items()}
@@ -279,7 +279,7 @@ class _Saved:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield the checkpoint, the others of its run, and its modules."""
+        """Yield the checkpoint, the run's other checkpoints, and the modules."""
         from mimo_launch.diag.quantities import bytes_text, num_ranks_text, sizes_text
         from mimo_launch.layout.layout import world_size
 

@@ -1,4 +1,4 @@
-"""`mimo-launch logs`: what the ranks of a run have printed.
+"""`mimo-launch logs`: the output of a run's ranks.
 
 Decides: the order of files, and how lines name their rank.
 Relies on: `launcher.worker_logs` for the files; `launcher.run_folder` for the end of a run.

@@ -158,7 +158,7 @@ def plan(
 
         parts = parts_of(report, table_width(), full=full, fits=checked.spec is not None)
         _answer(parts, console)
-    # What does not fit is a mistake that the change mends.
+    # A spec that does not fit is an error, unless a written change fixes it.
     if checked.spec is None and not is_written:
         raise typer.Exit(2)
 

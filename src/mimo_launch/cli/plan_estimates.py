@@ -1,6 +1,6 @@
 """Estimates, layers and experts as tables of `plan`.
 
-Decides: units and columns; that the layers of a module with one kind of layer are not listed.
+Decides: units and columns; that a module with one kind of layer gets no list of layers.
 Relies on: `estimate.rows` for the figures, `drawing.layer_rows` for the layers.
 Leaves: the order on the page to `plan_tables`.
 """
@@ -36,11 +36,11 @@ def headline(estimates: Estimates) -> str:
 
 
 def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
-    """Yield the tables of memory and of work, with a row for ranks that are alike."""
+    """Yield the tables of memory and of work, with one row per group of similar ranks."""
     for module, left_out in estimates.not_counted.items():
         hint = "" if "weights" not in left_out else "; `parameters` in its model would count more"
         yield f"Not counted of the layers of {module}: {', '.join(left_out)}{hint}"
-    # Memory first: users mostly want to know whether ranks fit.
+    # Memory comes first: users mostly want to know whether ranks fit.
     limit = estimates.gpu_memory
     of = f" of {bytes_text(limit)}" if limit else ""
     memory = PlainTable("ranks", "holds", f"memory{of}", *estimates.ranks[0].memory.parts)
@@ -49,7 +49,7 @@ def estimate_tables(estimates: Estimates) -> Iterator[RenderableType]:
         memory.add_row(ranks_text(row.ranks), ", ".join(row.role), *map(bytes_text, sizes))
     yield memory
     yield ""
-    # All-to-alls, of experts on several ranks, are part of the time for computing.
+    # All-to-alls, for experts on several ranks, are part of the computing time.
     travels = any(row.all_to_all for row in estimates.ranks)
     names = ("computes", *(("all-to-all",) * travels), "waits", "reduces", "updates")
     work = PlainTable("ranks", "holds", "parameters", "work a step", *names)
@@ -100,7 +100,7 @@ MAX_PLACES = 8
 def layer_parts(
     layers: Sequence[LayerRow], experts: Sequence[ExpertsRow]
 ) -> Iterator[RenderableType]:
-    """Yield the layers of modules with several kinds of layers or with experts, and the experts."""
+    """Yield tables of experts, and of layers for modules with several kinds or with experts."""
     table = PlainTable(
         "module", "kind", "layers", "parameters each", "work a step", "activations each"
     )

@@ -1,7 +1,7 @@
 """The files that `plan --timeline`, `plan --trace`, `plan --html` and `plan --apply` write.
 
-Decides: that they are written before the answer, so that a failure prints none; the messages; which
-change a number means.
+Decides: that it writes the files before the answer, so that a failure prints no answer; the
+messages; which change a number means.
 Relies on: `drawing.svg`, `drawing.trace`, `drawing.plan_page` and `spec.editing` for the content.
 Leaves: nothing.
 """
@@ -28,8 +28,8 @@ APPLY = "--apply"
 class Drawings:
     """The files to write: a picture, of one rank if `rank` is given; a trace; a page; a spec.
 
-    The spec is that of the job with a `change` of the answer, by its number. `ranks` is the text
-    of `--trace-ranks`. Times are estimated, or in `model_units`.
+    The spec is the spec of the job with one `change` of the answer, given by number. `ranks` is the
+    text of `--trace-ranks`. Times are estimated, or in `model_units`.
     """
 
     svg: Path | None
@@ -42,7 +42,7 @@ class Drawings:
     model_units: bool
 
     def traced(self, num_ranks: int) -> Sequence[int] | None:
-        """Return the ranks that `--trace-ranks` or else `--rank` asks for; None without both.
+        """Return the ranks of `--trace-ranks`, or else of `--rank`; None if neither is given.
 
         Raises: typer.BadParameter.
         """
@@ -63,9 +63,10 @@ class Drawings:
 
 
 def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
-    """Refuse to overwrite the spec, or one file with the other, before anything is read.
+    """Before anything is read, refuse to overwrite the spec, or one written file with another.
 
-    Refuse a change, too, if none is sought or no file is named.
+    Refuse options that contradict or lack each other, too: --html with --rank, --apply without
+    --output or the reverse, and --apply if the answer shows no changes.
 
     Raises: typer.BadParameter.
     """
@@ -109,7 +110,7 @@ def write_drawings(
     wanted: Drawings,
     estimator: Estimator,
 ) -> None:
-    """Write the files that were asked for, and say where.
+    """Write the requested files, and say where.
 
     Raises: typer.BadParameter; typer.Exit if a file cannot be written.
     """
@@ -168,7 +169,7 @@ def write_change(
     console: Console,
     wanted: Drawings,
 ) -> bool:
-    """Write the spec of a file with `--set` and the change that was asked for; return if one was.
+    """Write the spec with its overrides and the requested change; return whether one was requested.
 
     Raises: typer.Exit if there is no such change, or the spec cannot be written.
     """

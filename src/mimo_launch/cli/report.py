@@ -1,11 +1,10 @@
 """`mimo-launch report`: curves of one or several runs in one file, with tables if it is a page.
 
-Decides: the format of the file by its suffix, the names of runs, and the exit code; of a page, the
-numbers of a run and their words, which settings are compared, as the runs' own `spec.yaml` have
-them, that panels stand below each other where a screen is narrow, and that all text from a file or
-a path is escaped.
-Relies on: `train.history` to read runs, resumed ones, too, and the files of the run folder, each of
-which may be missing; `report_figure` for the drawings.
+Decides: the format of the file by its suffix, the names of runs, and the exit code. For a page also
+the figures of a run and their labels, which settings from the runs' `spec.yaml` it compares, that
+panels are below each other on a narrow screen, and that all text from a file or a path is escaped.
+Relies on: `train.history` to read runs, including resumed ones, and the files of the run folder,
+each of which may be missing; `report_figure` for the drawings.
 Leaves: live metrics of a run to `train`, TensorBoard and Weights & Biases.
 """
 
@@ -76,7 +75,7 @@ def report(
     except NoHistory as error:
         console.refuse(str(error), help_=error.help)
     histories = list({each.file.resolve(): each for each in found}.values())
-    # Runs whose folders have the same name get their whole paths as names.
+    # Runs with equal folder names are named by their whole paths.
     names = [each.name for each in histories]
     histories = [
         replace(each, name=str(each.run)) if names.count(each.name) > 1 else each
@@ -107,9 +106,9 @@ _LEFT_OUT = ("version", "name")
 
 
 def differing_settings(runs: "Sequence[History]") -> list[tuple[str, ...]]:
-    """Return each key that differs, with its value in each run; `-` where it has none.
+    """Return each key that differs, with its value in each run; `-` if it is not set.
 
-    Runs without a spec that can be read have `?` everywhere.
+    Runs without a readable spec have `?` everywhere.
     """
     found = [_settings(run) for run in runs]
     readable = [each for each in found if each]
@@ -122,7 +121,7 @@ def differing_settings(runs: "Sequence[History]") -> list[tuple[str, ...]]:
 
 
 def changed_settings(runs: "Sequence[History]") -> list[tuple[str, str, str]]:
-    """Return a run, where it was resumed, and a setting that it changed there, in order."""
+    """Return (run, step where it was resumed, setting that changed there), in order."""
     return [
         (run.name, f"{record['step']:,}", str(change))
         for run in runs
@@ -187,7 +186,7 @@ def cells(run: "History") -> tuple[str, ...]:
 
 
 def _status(run: "History") -> str:
-    """Return the state of a run; a running one looks the same as one that was killed."""
+    """Return the state of a run; a running one looks like one that was killed."""
     from mimo_launch.launcher.run_folder import FAILURE, SPEC, has_failed
     from mimo_launch.spec.load import load_spec
 

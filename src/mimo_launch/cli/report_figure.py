@@ -1,7 +1,7 @@
 """Draws runs: loss, gradient norms, learning rates and throughput over the steps.
 
-Decides: the panels, and their colours. A run has one colour in all panels, a module one dash style;
-a single run has a colour per module instead.
+Decides: the panels and their colours. A run has the same colour in all panels, a module the same
+dash style; a single run has a colour per module instead.
 Relies on: matplotlib, without its global state; `train.history` for curves.
 Leaves: the page around the drawing to `report`.
 """
@@ -44,7 +44,7 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The panels of some runs, with curves that are means of `smooth` steps."""
+    """The panels of some runs; curves are averaged over `smooth` steps."""
 
     runs: Sequence[History]
     smooth: int
@@ -62,7 +62,7 @@ class Charts:
         return re.sub(r"<!DOCTYPE.*?>\n", "", raw.decode("utf-8"), flags=re.DOTALL)
 
     def elements(self) -> list[str]:
-        """Return each panel as an SVG element, which takes the colours of its page."""
+        """Return each panel as an SVG element, which inherits the colours of its page."""
         from matplotlib.figure import Figure
 
         elements = []
@@ -72,12 +72,12 @@ class Charts:
                 panel(figure.subplots())
                 raw = _saved(figure, format="svg", metadata=_NO_METADATA, transparent=True)
                 text = raw.decode("utf-8").replace(_INK, "currentColor")
-                # Names of groups, which every panel has again, are referred to by nothing.
+                # Remove the ids of groups: every panel repeats them, and nothing refers to them.
                 elements.append(re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :]))
         return elements
 
     def sheet(self) -> Any:
-        """Return the figure of all panels, with the names of several runs."""
+        """Return the figure of all panels, with a legend if there are several runs."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 7), layout="constrained")
@@ -90,11 +90,11 @@ class Charts:
 
     @property
     def panels(self) -> tuple[Callable[[Any], None], ...]:
-        """The functions that draw the panels on axes, in order."""
+        """The functions that draw the panels, in order."""
         return self.loss, self.norms, self.learning_rates, self.speed
 
     def loss(self, axes: Any) -> None:
-        """Draw the loss of each run, and those of modules, of which it is the sum, with dashes."""
+        """Draw the loss of each run, and with dashes the losses of modules that it sums."""
         for number, run in enumerate(self.runs):
             _line(axes, run.curve("loss"), self.smooth, color=color_of(number))
             axes.plot(*run.eval_curve("eval_loss"), "o", color=color_of(number), markersize=4)
@@ -113,7 +113,7 @@ class Charts:
     def norms(self, axes: Any) -> None:
         """Draw the gradient norm of each module."""
         curves = [{module: run.norms_of(module) for module in run.modules()} for run in self.runs]
-        # A frozen module has no norms, and a logarithmic axis has no place for zero.
+        # A frozen module has no norms, and a logarithmic axis cannot show zero.
         shown = [
             {module: curve for module, curve in each.items() if any(v > 0 for v in curve[1])}
             for each in curves
@@ -148,7 +148,7 @@ class Charts:
         return f", mean of {self.smooth} steps" if self.smooth > 1 else ""
 
     def _finish(self, axes: Any, title: str) -> None:
-        """Mark where runs were resumed, and name what is drawn."""
+        """Mark where runs were resumed, and set the title."""
         for number, run in enumerate(self.runs):
             color = color_of(number) if len(self.runs) > 1 else "#888888"
             for step in run.resumed_after():
@@ -160,7 +160,7 @@ class Charts:
 
 
 def color_of(number: int) -> str:
-    """Return the colour of a run by its place."""
+    """Return the colour of a run by its number."""
     return COLORS[number % len(COLORS)]
 
 
@@ -172,7 +172,7 @@ def _style(ink: str) -> Iterator[None]:
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink
     )
     with mpl.rc_context({**_STYLE, **colors, "grid.color": ink}), warnings.catch_warnings():
-        # A name in a script that matplotlib's font lacks: SVG takes the reader's font.
+        # matplotlib's font may lack the script of a name; SVG uses the reader's font.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
@@ -184,7 +184,7 @@ def _saved(figure: Any, **how: Any) -> bytes:
 
 
 def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -> None:
-    """Draw curves by module: a colour for each module of a single run, else a dash for each."""
+    """Draw curves by module: a colour per module for a single run, else a dash style."""
     modules = list(dict.fromkeys(module for curves in runs for module in curves))
     if len(runs) == 1:
         looks = {m: {"color": c} for m, c in zip(modules, itertools.cycle(COLORS))}
@@ -199,12 +199,12 @@ def _lines_by_module(axes: Any, runs: Sequence[dict[str, Curve]], smooth: int) -
 
 
 def _line(axes: Any, curve: Curve, smooth: int, **look: str) -> None:
-    """Draw a curve; with smoothing, draw the raw values faintly behind it."""
+    """Draw a curve; with smoothing, draw the raw values, too, but faintly."""
     steps, values = curve
     if smooth > 1:
         axes.plot(*thinned(curve, MOST_POINTS), **look, linewidth=0.8, alpha=0.3)
         curve = steps, moving_average(values, smooth)
-    # A single point makes no line.
+    # A single point makes no line, so mark it.
     marker = "." if len(steps) == 1 else None
     axes.plot(*thinned(curve, MOST_POINTS), **look, linewidth=1.4, marker=marker)
 
@@ -228,7 +228,7 @@ def _make_logarithmic(axes: Any) -> None:
             return f"{value:g}" if super().__call__(value, position) else ""
 
     axes.set_yscale("log")
-    # The default labels are formulas, which are off. Few decades: labels in between, too.
+    # The default labels are formulas, which are off. With few decades, label values in between.
     axes.yaxis.set_major_formatter(Plain())
     axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(2, 0.5)))
     axes.tick_params(which="minor", labelsize=7)

@@ -1,7 +1,7 @@
 """Shows a run as it happens: a live table on a terminal, one plain line per log interval elsewhere.
 
 Decides: what a user sees of each event of `train` and `sample`; that "done" is the last line of a
-run; of `sample`, that only the places of the files go to stdout, and a bar is drawn only on a
+run; for `sample`, that only the paths of the files go to stdout, and a bar appears only on a
 terminal.
 Relies on: events of `train`; a Rich console that knows whether it is a terminal.
 Leaves: storing metrics to `train.metrics_file`.
@@ -40,7 +40,7 @@ from mimo_launch.train.events import (
     StepFinished,
 )
 
-# The time left is that of the last steps, evaluations and saves between them included.
+# The time left is estimated from this many steps, with the evaluations and saves between them.
 ETA_STEPS = 50
 
 
@@ -53,14 +53,14 @@ class _Progress:
         self._without_gradient: set[str] = set()
 
     def _note_missing_gradients(self, event: StepFinished) -> None:
-        """Say of each module, once, that a step gave it no gradient and updated it all the same."""
+        """Say once per module that a step gave it no gradient but updated it nevertheless."""
         for name in () if event.skipped else event.lrs:
             if event.grad_norms[name] == 0 and name not in self._without_gradient:
                 self._without_gradient.add(name)
                 self._say(no_gradient_line(event.step, name))
 
     def _tell(self, event: Event) -> None:
-        """Print an event that is neither the start nor a step."""
+        """Print an event other than the start or a step."""
         match event:
             case EvalFinished():
                 self._say(eval_line(event))
@@ -73,7 +73,7 @@ class _Progress:
                     self._say(line)
 
     def _finish(self, kind: type[BaseException] | None) -> None:
-        """Say at last that all is done, unless the run has failed since."""
+        """Say at the end that the run is done, unless it has failed."""
         if self._done and kind is None:
             self._say(self._done)
 
@@ -120,7 +120,7 @@ class PlainProgress(_Progress):
 
 
 class LiveProgress(_Progress):
-    """Listener for a terminal: where the run is, how long it takes, and a row per module.
+    """Listener for a terminal: the progress of the run, the time left, and a row per module.
 
     `began` is when the run began, in seconds of `time.time`; by default now.
     """
@@ -177,7 +177,7 @@ class LiveProgress(_Progress):
                 self._tell(event)
 
     def _note_time(self, event: StepFinished) -> None:
-        """Note how long steps take, with what is between them: evaluations and saves."""
+        """Note how long steps take, including evaluations and saves between them."""
         now = time.time() if event.usage is None else event.usage.at
         taken = now - self._last if self._last is not None else event.tokens / event.tokens_per_s
         self._seconds.append(taken)
@@ -210,10 +210,10 @@ class LiveProgress(_Progress):
 
     @staticmethod
     def _more(event: StepFinished, name: str) -> str:
-        """Return what else is known of a module."""
+        """Return other facts about a module: losses, memory, zero gradients, imbalance."""
         said = []
         for loss, value in (event.losses or {}).items():
-            # Those of further tokens are called `language.mtp`.
+            # The loss of further tokens is called `language.mtp`.
             module, _, part = loss.partition(".")
             if module == name:
                 said.append(f"{part} loss {value:.4f}".strip())
@@ -242,7 +242,7 @@ def progress_for(
 
 
 class SampleScreen(CountScreen):
-    """Listener that draws a bar of `total` samples, then says what was written.
+    """Listener that draws a bar of `total` samples, then lists the written files.
 
     With `plain` it draws no bar.
     """

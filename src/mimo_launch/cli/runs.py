@@ -1,4 +1,4 @@
-"""`mimo-launch runs`: how the runs in a folder stand.
+"""`mimo-launch runs`: the status of the runs in a folder.
 
 Decides: the columns, and their words.
 Relies on: `launcher.run_folder`.

@@ -1,9 +1,9 @@
 """`mimo-launch sample`: pictures and answers that a trained model makes.
 
-Decides: the options; that a layout other than that of training is a spec of its own.
-Relies on: `cli.launch.start` for everything that `train` does, too: checks, workers, reports of
-failures.
-Leaves: pictures and answers to `train.samples`, what is shown to `run_screens`.
+Decides: the options; that a layout other than the one of training comes from a separate spec.
+Relies on: `cli.launch.start` for everything that it shares with `train`: checks, workers, reports
+of failures.
+Leaves: pictures and answers to `train.samples`, the screen to `run_screens`.
 """
 
 from functools import partial
@@ -75,7 +75,7 @@ def sample(
     console = console_of(ctx)
     _need_pillow()
     shown, found = shown_ranks(console_ranks), _opened(run, checkpoint, console)
-    # Weights come from the checkpoint alone, and an evaluation is what the plan must have.
+    # Weights come from the checkpoint only, and the plan must include an evaluation.
     settings = [f"eval.samples={samples}", "checkpoint=none", "init_from=null"]
     settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
     file = spec or found.path.parent.parent / SPEC
@@ -117,7 +117,7 @@ def _need_pillow() -> None:
 
 
 def _opened(run: Path, step: int | None, console: Console) -> "Checkpoint":
-    """Return the checkpoint that is meant. Raises: typer.Exit if there is none."""
+    """Return the checkpoint of a step, or the newest one. Raises: typer.Exit if there is none."""
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
 
     try:

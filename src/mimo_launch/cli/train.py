@@ -1,9 +1,9 @@
 """`mimo-launch train`: validate, plan, start the workers (or join them), show progress.
 
-Decides: the options; which steps and ranks the words of `--profile` and `--profile-ranks` mean: a
-number is the step of that number.
+Decides: the options; which steps and ranks the values of `--profile` and `--profile-ranks` mean: a
+step number counts from 1, as in the output.
 Relies on: `checks` for everything that can be known before a process starts; `cli.launch.origin`
-for what started this process.
+for the role of this process.
 Leaves: the run to `cli.launch.start`.
 """
 
@@ -144,13 +144,13 @@ STEPS, RANKS = "--profile", "--profile-ranks"
 
 
 def profiled_steps(text: str | None, total: int) -> range:
-    """Return the steps that `--profile` asks for, counted from 0, in a run of `total` steps.
+    """Return the steps that `--profile` requests, counted from 0, in a run of `total` steps.
 
     Raises: typer.BadParameter.
     """
     if text is None:
         return range(0)
-    # More digits than any number of steps has are no number.
+    # At most 18 digits: no run has more steps.
     match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", text)
     if match is None:
         shown = text if len(text) < 40 else text[:40] + "..."
@@ -166,7 +166,7 @@ def profiled_steps(text: str | None, total: int) -> range:
 
 
 def traced_ranks(text: str | None, steps: range, total: int, world_size: int) -> frozenset[int]:
-    """Return the ranks that `--profile-ranks` asks for. Raises: typer.BadParameter."""
+    """Return the ranks that `--profile-ranks` requests. Raises: typer.BadParameter."""
     if text is None:
         return frozenset()
     if not steps:

@@ -1,4 +1,4 @@
-"""`mimo-launch validate`: reports all mistakes of a spec at once.
+"""`mimo-launch validate`: reports all mistakes of a spec together.
 
 Decides: what goes to stdout (a verdict per file, or JSON), and the exit code.
 Relies on: `checks.load_and_check` for findings, `diag.text` for their form.

@@ -128,7 +128,7 @@ def _prove(
 
     import yaml
 
-    # Before torch's first parallel region, or a forked rank would hang in its parent's thread pool.
+    # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from mimo_launch.checks.all_checks import check
     from mimo_launch.launcher.forking import import_for_workers
@@ -143,7 +143,7 @@ def _prove(
         raise typer.Exit(ended)
     try:
         small = shrink(spec, precision.value)
-        # In float32, AdamW turns noise into updates where a gradient is zero: no proof of training.
+        # In float32, AdamW turns noise into updates where a gradient is zero, which proves nothing.
         training = short_run(spec, small) if precision is Precision.FP64 else None
         proved = training or small
         for finding in check(proved):

@@ -1,9 +1,9 @@
-"""`mimo-launch watch`: the screen of a run that another terminal, or another host, has started.
+"""`mimo-launch watch`: the screen of a run that another terminal or host started.
 
 Decides: how often it looks; what it says when the run has ended.
-Relies on: the files of the run folder alone; `cli.run_screens` for the screen;
+Relies on: only the files of the run folder; `cli.run_screens` for the screen;
 `launcher.run_folder` for the state.
-Leaves: what ranks print to `logs`.
+Leaves: the output of ranks to `logs`.
 """
 
 import os
@@ -58,7 +58,7 @@ def watch(
         if (started := records.start()) is not None:
             hear(started)
         while True:
-            # First the state: the last records of a run that has ended are written.
+            # Read the state first: a run that has ended has written its last records.
             status = status_of(run)
             for event in events:
                 hear(event)
@@ -74,7 +74,7 @@ def watch(
 
 
 class Records:
-    """What a run has written: its start, and steps and evaluations since the last look."""
+    """The records of a run: its start, and steps and evaluations since the last look."""
 
     def __init__(self, run: Path) -> None:
         from mimo_launch.train.metrics_file import METRICS
@@ -83,7 +83,7 @@ class Records:
         self._inode = self._place = 0
 
     def new(self) -> "list[StepFinished | EvalFinished]":
-        """Return the new ones. A resumed run replaces the file: its records come again."""
+        """Return the new records. A resumed run replaces the file, and all its records are new."""
         from mimo_launch.spec.files import parse_json
         from mimo_launch.train.event_records import from_record
 

@@ -1,1 +1,1 @@
-"""From a checked spec to a run: what `train` and `bench` share."""
+"""Runs a checked spec, for `train`, `bench` and `sample`."""

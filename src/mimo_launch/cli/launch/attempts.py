@@ -2,7 +2,7 @@
 
 Decides: when to start again; the exit code of `train`; that a report goes to stderr and to the run
 folder.
-Relies on: `launcher.start_workers` for one attempt, `launcher.failure_report` for the words.
+Relies on: `launcher.start_workers` for one attempt, `launcher.failure_report` for the text.
 Leaves: the verdict on a failure to `launcher.verdict`.
 """
 
@@ -37,7 +37,7 @@ class Pause:
         self._next, self._step = FIRST_PAUSE, 0
 
     def after(self, step: int) -> float:
-        """Return the seconds to wait after an attempt whose newest checkpoint is of `step`."""
+        """Return the seconds to wait after an attempt that last saved after `step`."""
         if step > self._step:
             self._next, self._step = FIRST_PAUSE, step
         seconds, self._next = self._next, min(LONGEST_PAUSE, 2 * self._next)
@@ -48,7 +48,7 @@ class Pause:
 class Attempts:
     """A job on this host that is started again after failures.
 
-    Each attempt has an `audience` of its own.
+    `audience` is called for each attempt.
     """
 
     job: "Job"
@@ -87,14 +87,14 @@ class Attempts:
                 return self._stopped(ended_by) if ended_by else ExitCode.DONE
 
     def _stopped(self, number: int) -> int:
-        """Say which signal ended the run, on node 0 also how to resume it; return the exit code."""
+        """Say which signal ended the run and, on node 0, how to resume; return the exit code."""
         code = interrupted_by(number, self.console)
         if self.hosts.node == 0:
             show_way_on(self.job, self.console)
         return code
 
     def _waits_to_restart(self, failed: "RunFailed", number: int, pause: Pause) -> bool:
-        """Announce the next attempt and wait for its start, or say why there is none."""
+        """Announce the next attempt and wait for its start, or say why there is no other."""
         from mimo_launch.launcher.run_folder import newest_checkpoint
 
         if self._asked_to_stop():
@@ -124,7 +124,7 @@ class Attempts:
 
 
 def host_lacks(fault: tuple[str, str], console: Console) -> int:
-    """Say what this host lacks for a run and the remedy, and return the exit code."""
+    """Say what this host lacks for a run, with the remedy, and return the exit code."""
     console.note(f"error: {fault[0]}\n   = help: {fault[1]}")
     return ExitCode.FAILED
 
@@ -138,9 +138,9 @@ def interrupted_by(number: int, console: Console) -> int:
 def show_failure(
     failed: "RunFailed", job: "Job", console: Console, program: str = "mimo-launch"
 ) -> None:
-    """Write the report to stderr and append it to `failure.txt`; node 0 does so for all hosts.
+    """Write the report to stderr and append it to `failure.txt`; node 0 does it for all hosts.
 
-    `program` is what starts the run again.
+    `program` is the command that starts the run again.
     """
     from mimo_launch.launcher.failure_report import report_lines
     from mimo_launch.launcher.run_folder import FAILURE

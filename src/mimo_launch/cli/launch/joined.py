@@ -1,4 +1,4 @@
-"""A run as one of the ranks that torchrun or srun started.
+"""Runs as one of the ranks that torchrun or srun started.
 
 Decides: the first rank opens the run folder and shows the run; the watcher of a host prints the
 report of a failure, a rank its own error only if it has no watcher; the exit code of a rank.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mimo_launch.train.events import Listener
 
 # Without a watcher, a rank that only lost its peers exits this much later than the rank that failed
-# on its own, so that torchrun or srun sees the latter first.
+# itself, so that torchrun or srun sees that rank first.
 STAY_SECONDS = 2.0
 VERDICT_SECONDS = 5.0
 
@@ -48,7 +48,7 @@ def run_joined(request: Start, joined: "Joined", console: Console) -> int:
     from mimo_launch.launcher.rank_watcher import RankWatcher
     from mimo_launch.launcher.watched_rank import watched_rank
 
-    import_for_workers()  # Before the watcher is forked, which needs them, too.
+    import_for_workers()  # Before the fork of the watcher, which needs these imports, too.
 
     def watch(listener: "socket.socket") -> None:
         def show(failed: "RunFailed") -> None:
@@ -60,14 +60,14 @@ def run_joined(request: Start, joined: "Joined", console: Console) -> int:
 
 
 def _program() -> str:
-    """Return how the user started the ranks, as far as a rank knows."""
+    """Return the command that started the ranks, as far as a rank knows it."""
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     return "torchrun ... -m mimo_launch" if torchrun else "srun ... mimo-launch"
 
 
 @dataclass(frozen=True, slots=True)
 class _JoinedRank:
-    """One rank, `watched` or not."""
+    """One rank; `watched` is None if it has no watcher."""
 
     request: Start
     joined: "Joined"
@@ -75,7 +75,7 @@ class _JoinedRank:
     watched: "WatchedRank | None"
 
     def run(self) -> int:
-        """Run, or return an exit code."""
+        """Run and exit, or return an exit code if there is nothing to run."""
         from mimo_launch.launcher.joined_world import JoinedWorld
 
         try:
@@ -103,7 +103,7 @@ class _JoinedRank:
             raise typer.Exit(ExitCode.FAILED) from error
 
     def _open(self, world: "JoinedWorld") -> int:
-        """Find out, as the first rank, if there is anything to run, and tell the others."""
+        """As the first rank, open the run if there is anything to run, and inform the others."""
         from mimo_launch.launcher.joined_world import Beginning
         from mimo_launch.launcher.worker_logs import next_attempt
 
@@ -172,21 +172,21 @@ class _JoinedRank:
         listeners = [] if listener is None else [listener]
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         try:
-            with held or ExitStack():  # The screen says at its end that all is done.
+            with held or ExitStack():  # On exit, the screen says that the run is done.
                 ended_by = run_worker(
                     job.plan, job.run, listeners, task=job.task, device=job.device, links=links
                 )
         except Exception as error:
             status: int = ExitCode.FAILED
             if watched is not None and not watched.has_failed:
-                watched.fail(error)  # While it left: a record that cannot be closed.
+                watched.fail(error)  # An error at the end: a record that cannot be closed.
             self.console.note(f"error: rank {self.joined.rank} failed\n{traceback.format_exc()}")
         else:
             status = after_signal(ended_by) if ended_by else ExitCode.DONE
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
+        # gloo's threads sometimes abort at interpreter exit, which would turn success into failure.
         os._exit(status)
 
     def _report_error_and_stay(self, error: BaseException) -> None:
@@ -196,7 +196,7 @@ class _JoinedRank:
         of_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
         files = [] if of_torchrun is None else [Path(of_torchrun)]
         if self.watched is not None:
-            self.watched.fail(error, *files)  # What follows only if the watcher has left.
+            self.watched.fail(error, *files)  # Usually this ends the process.
         for file in files:
             with suppress(Exception):
                 write_error(error, file)

@@ -1,8 +1,8 @@
-"""What this process is: a launcher by its options, or a rank or launcher of torchrun or srun.
+"""The role of this process: a launcher by its options, or a rank or launcher of torchrun or srun.
 
 Decides: which usage errors are found before anything starts.
 Relies on: `launcher.torchrun_slurm` for the environment.
-Leaves: acting on it to `start`.
+Leaves: acting in the role to `start`.
 """
 
 import os
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """A rank if `joined`, the launcher of one of several hosts if `place`, else of this host alone.
+    """A rank if `joined`, the launcher of one of several hosts if `place`, else the only launcher.
 
     `launches` says that the options decide this, whatever the environment says. `nproc` is the
-    number of workers per host that the options ask for, `world_size` the number of ranks, if known.
+    requested number of workers per host, `world_size` the number of ranks, if known.
     """
 
     joined: "Joined | None" = None
@@ -39,14 +39,14 @@ class Origin:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process reports problems to the user; of ranks only the first does."""
+        """Whether this process reports problems to the user: a launcher or the first rank."""
         return self.joined is None or self.joined.rank == 0
 
 
 def asked_origin(
     nproc: int | None, nnodes: int | None, node_rank: int, endpoint: str | None, run_id: str
 ) -> Origin:
-    """Return what the options say this process is. Raises: typer.BadParameter."""
+    """Return the role that the options give this process. Raises: typer.BadParameter."""
     place = node_place(nnodes or 1, node_rank, endpoint, run_id)
     return Origin(place=place, launches=nnodes is not None, nproc=nproc)
 
@@ -54,7 +54,7 @@ def asked_origin(
 def node_place(
     nnodes: int, node_rank: int, endpoint: str | None, run_id: str
 ) -> "NodePlace | None":
-    """Return which of several hosts the options say this is. Raises: typer.BadParameter."""
+    """Return this host's place among several, from the options. Raises: typer.BadParameter."""
     from mimo_launch.launcher.network import parse_endpoint
     from mimo_launch.launcher.torchrun_slurm import NodePlace
 
@@ -78,7 +78,7 @@ def node_place(
 
 
 def origin_of(options: Origin, spec: "Spec") -> Origin:
-    """Return what this process is in a job with the ranks of `spec`.
+    """Return the role of this process in a job with the ranks of `spec`.
 
     For a rank of srun, sets the environment for torch. Raises: typer.BadParameter.
     """
@@ -130,12 +130,12 @@ def checked_spec(
     device: Device,
     constants: "Calibration | None" = None,
 ) -> tuple["Spec", Origin]:
-    """Return a spec that fits the number of ranks, and what this process is in the job.
+    """Return a spec that fits the number of ranks, and the role of this process in the job.
 
-    Shows the findings, and makes the index of the shards. Unless `device` is the processor, the
+    Show the findings, and make the index of the shards. Unless `device` is the processor, the
     spec must fit the memory of the GPUs, estimated with `constants`.
 
-    Raises: typer.Exit for a spec with mistakes, or data that cannot be used; typer.BadParameter.
+    Raises: typer.Exit for a spec with mistakes, or unusable data; typer.BadParameter.
     """
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.readiness import ready_shards, show_findings

@@ -1,9 +1,9 @@
-"""A request to run, and all that precedes its workers: the plan, the resources, the run folder.
+"""A request to run, and its preparation before workers start: plan, resources, run folder.
 
 Decides: what a run prints before its workers start, and what prevents its start.
 Relies on: `drawing`, `checks` and `launcher.host_resources` for the needs of a run,
 `launcher.run_folder` for its folder.
-Leaves: starting to `start`.
+Leaves: starting workers to `start`.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Start:
     """What to run and how, from the command line.
 
     `say` prints the plan and the output of shown ranks. `show` makes the screen of the run; its
-    argument says whether it must print plain lines.
+    argument says whether the screen must print plain lines.
     """
 
     plan: "Plan"
@@ -64,7 +64,7 @@ class Start:
 
     @property
     def job(self) -> "Job":
-        """The job as workers get it."""
+        """The job for the workers."""
         from mimo_launch.launcher.rank_tasks import Job
 
         return Job(
@@ -79,13 +79,13 @@ class Start:
         if self.device != "cpu":
             from mimo_launch.launcher.forking import import_for_workers
 
-            import_for_workers()  # Here, or the child that counts GPUs would import torch, too.
+            import_for_workers()  # Before the child that counts GPUs, so that it inherits torch.
         device = device_here(self.spec, self.device, num_workers)
         return replace(self, device=device, num_workers=num_workers)
 
 
 def announce(request: Start) -> None:
-    """Say which plan of which spec is run: the first line, before torch is imported."""
+    """Print the first line, before torch is imported: the spec and its plan."""
     from mimo_launch.diag.quantities import num_ranks_text
 
     ranks = num_ranks_text(request.plan.layout.world_size)
@@ -125,7 +125,7 @@ def prepare(
     except RunInUse as error:
         console.note(f"error: {error}")
         return 1
-    code = _nothing_to_run(request, console)  # The run that this one waited for may have ended it.
+    code = _nothing_to_run(request, console)  # Again: a run that this one waited for may be done.
     if code is not None:
         folder.lock.close()
         return code
@@ -162,7 +162,7 @@ def screen_of(
 
 
 def _nothing_to_run(request: "Start", console: Console) -> int | None:
-    """Say so and return an exit code if nothing is left to do or the disk is too small.
+    """If nothing is left to do or the disk is too small, say so and return an exit code.
 
     Raises: typer.BadParameter.
     """

@@ -1,9 +1,9 @@
-"""From a checked spec to a run, on one host or several.
+"""Starts the run of a checked spec, on one host or several.
 
 Decides: which launcher opens the run folder, and which shows the run.
 Relies on: `launcher` for hosts and workers.
-Leaves: checks and messages before the run to `prepare`, attempts and exit codes to `attempts`, a
-rank that something else started to `joined`.
+Leaves: checks and messages before the run to `prepare`, attempts and exit codes to `attempts`,
+ranks of torchrun or srun to `joined`.
 """
 
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """Starts the workers of this host, as the `request` says."""
+    """Starts the workers of this host for a `request`."""
 
     request: Start
     console: Console
@@ -115,7 +115,7 @@ class _Launcher:
         request, console = self.request, self.console
 
         def audience() -> Audience:
-            # Events come from rank 0, so the launcher of its host shows them.
+            # Events come from rank 0, so the launcher of rank 0's host shows them.
             screen = (
                 nullcontext(lambda event: None)
                 if folder is None

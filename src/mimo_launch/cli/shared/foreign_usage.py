@@ -1,13 +1,13 @@
-"""Lists what commands and options of other launchers are called here.
+"""Lists commands and options of other launchers, with their equivalents here.
 
-Decides: the command or the options that stand for each; where only words can say what is meant.
+Decides: the command or the options that replace each; which need an explanation instead.
 Relies on: nothing.
-Leaves: the command line that is written with them, and settings of the spec, to `wrong_usage`.
+Leaves: the translated command line, and settings of the spec, to `wrong_usage`.
 """
 
 from collections.abc import Mapping
 
-# Our commands, and words for each.
+# Our commands, and other names of each.
 COMMANDS: Mapping[str, str] = {
     "train": "run launch start fit sft pt pretrain finetune fine-tune continue",
     "plan": "dry-run dryrun simulate estimate estimate-memory memory show visualize layout",
@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "env diagnose check-env collect-env",
     "init": "new create generate-config",
 }
-# Words for what no command does.
+# Words for things that no command does, and what to do instead.
 NO_COMMAND: Mapping[str, str] = {
     "eval evaluate evaluation": "a run evaluates while it trains and at its end, as `eval` of its "
     "spec says; `mimo-launch sample RUN --to DIR` writes what a checkpoint makes of held-out "
@@ -54,12 +54,12 @@ _MODEL = (
     "a spec describes the model: `mimo-launch init spec.yaml --model {}` writes one for a folder; "
     "`--set init_from={}` takes its weights"
 )
-# Of files that are drawn.
+# Formats of drawings.
 FORMATS = ("html", "png", "svg", "pdf")
-# Options, and what stands for each: the first of these that the command has. `{}` is the value of
-# the option, which takes none where it is missing. `@` names another command, `<` an option in
-# front of the command, `RUN` the argument of commands that read a run; `#` says that the option is
-# left out. What begins otherwise are words.
+# Options, and templates for each; the first one that the command accepts replaces the option. `{}`
+# is the value of the option; without `{}` the option takes no value. `@` names another command, `<`
+# an option in front of the command, `RUN` the argument of commands that read a run; `#` drops the
+# option. Any other text is an explanation.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "config config_file config_path cfg spec yaml file conf recipe c f": ("{}",),
     "config_name": ("name the file: `mimo-launch train FOLDER/{}.yaml`",),
@@ -143,7 +143,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "master_addr main_process_ip": ("the host of rank 0 and a port: `--rdzv-endpoint {}:29500`",),
 }
-# Values of our own options, as others write them; None: the default says the same.
+# Values of our options, as other launchers write them; None: the default means the same.
 VALUES: Mapping[str, Mapping[str, str | None]] = {
     "--device": {"gpu": "cuda", "cuda:0": "cuda", "cuda:all": "cuda"},
     "--nproc": {"auto": None, "gpu": None},

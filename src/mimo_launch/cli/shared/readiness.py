@@ -1,10 +1,10 @@
-"""What several commands do before they work on a spec: show findings, import classes, index shards.
+"""Prepares work on a spec for several commands: shows findings, imports classes, indexes shards.
 
 Decides: that messages go to stderr, and their words; that the index of shards exists before any
-process group does, so that no rank waits for it in one.
-Relies on: `diag.text` for findings; `launcher.ask_child`, which imports custom classes in a process
-of their own; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a
-host makes the index and others wait.
+process group does, so that no rank waits for the index inside a group.
+Relies on: `diag.text` for findings; `launcher.ask_child`, which imports custom classes in a child
+process; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a host
+makes the index and others wait.
 Leaves: other consequences to the commands, reading samples to the workers.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def show_findings(checked: "Checked", console: Console) -> None:
-    """Write errors and warnings of a spec to stderr; write nothing when there are none."""
+    """Write errors and warnings of a spec, if any, to stderr."""
     from mimo_launch.diag.text import render
 
     if checked.diagnostics:
@@ -37,7 +37,7 @@ def show_findings(checked: "Checked", console: Console) -> None:
 
 
 def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) -> "Spec":
-    """Return the spec of a file, for work without GPUs, and show what is wrong with it.
+    """Return the spec of a file, for work without GPUs, and show its findings.
 
     Raises: typer.Exit if there are errors.
     """
@@ -53,7 +53,7 @@ def sound_spec(file: Path, overrides: Sequence[str] | None, console: Console) ->
 def custom_classes_fail(
     spec: "Spec", console: Console, stop: "StopRequest | None" = None
 ) -> int | None:
-    """Return the exit code and say why if a class that the spec names cannot be used.
+    """If a class that the spec names cannot be used, say why and return the exit code.
 
     Raises: Interrupted.
     """
@@ -82,9 +82,9 @@ def show_deadlock(error: "DeadlockError", file: Path, console: Console) -> None:
 
 
 def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
-    """Make the indexes of a spec's shards where they are missing or out of date.
+    """Make the indexes of a spec's shards if they are missing or out of date.
 
-    Does nothing for other kinds of data. With `speaks`, reports what was found and left out.
+    Do nothing for other kinds of data. With `speaks`, report what was found and left out.
 
     Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
     """
@@ -112,7 +112,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
 
 def _progress(console: Console, stack: ExitStack) -> "Say":
-    """Return a function that shows progress: as a bar on a terminal, else a line per split."""
+    """Return a function that shows progress: as a bar on a terminal, else as a line per split."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
