@@ -1,9 +1,9 @@
 """Describes the state of a rank as boxes of full tensors, whatever its layout.
 
 Decides: the names of saved tensors (`weights/SEGMENT`, `exp_avg/SEGMENT`, ..., `fp8/LAYER...`) and
-which rank saves which part: the one that counts it in the gradient norm, so that each element is
+the rank that saves each part: the one that counts it in the gradient norm, so that each element is
 saved once.
-Relies on: segments for where a local tensor lies in the full one; FSDP2 sharding moments like
+Relies on: segments for the position of a local tensor in the full one; FSDP2 sharding moments like
 weights.
 Leaves: reading and writing to `storage`.
 """
@@ -32,7 +32,7 @@ NAMES_SHOWN = 8
 class Box:
     """A box of a full tensor: `tensor` holds the part that starts at `offsets` in a `shape`.
 
-    Several ranks may hold the same box; on one of them it is `counted`, and that one saves it.
+    Several ranks may hold the same box; it is `counted` on the one that saves it.
     """
 
     name: str
@@ -51,13 +51,13 @@ def weight_boxes(module: RankModule) -> Iterator[Box]:
 def state_boxes(modules: dict[str, RankModule], updates: Updates) -> Iterator[Box]:
     """Yield this rank's parts of all weights, of all optimizer state and of the scales of FP8.
 
-    An optimizer that has made no step yet gets the state that it would start with.
+    An optimizer that has not made a step yet gets its initial state.
     """
     for module in modules.values():
         yield from weight_boxes(module)
         if (fp8 := module.context.fp8) is None:
             continue
-        # What FP8 keeps from step to step is the same on all ranks of a stage.
+        # The FP8 state is the same on all ranks of a stage.
         for name, tensor in fp8.tensors():
             shape = tuple(tensor.shape)
             yield Box(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
@@ -68,7 +68,7 @@ def state_boxes(modules: dict[str, RankModule], updates: Updates) -> Iterator[Bo
 
 
 def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
-    """Return the number of AdamW's updates of each segment whose first element is on this rank.
+    """Return the number of AdamW updates of each segment with its first element on this rank.
 
     The bias correction depends on it. Waits for the device.
     """
@@ -84,7 +84,7 @@ def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str,
 def set_update_counts(
     modules: dict[str, RankModule], updates: Updates, counts: Mapping[str, int]
 ) -> None:
-    """Set the number of AdamW's updates of each parameter; 0 if `counts` lacks it."""
+    """Set the number of AdamW updates of each parameter; 0 if `counts` lacks it."""
     for item, state in _states(modules, updates):
         state["step"].fill_(counts.get(item.placed[0].name, 0))
 
@@ -135,15 +135,15 @@ def _box(kind: str, item: LocalSegment) -> Box:
 
 
 class WeightsDoNotFit(EndOfRun):
-    """Names or shapes in a checkpoint differ from those of the model; the message lists them."""
+    """Names or shapes in a checkpoint differ from the model's; the message lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """This rank's boxes that fit, and the names over all ranks that do not.
+    """This rank's boxes that fit, and the names on all ranks that do not.
 
     `num_loaded` counts the fitting names. `missing` maps names to their shapes in the model;
-    `misfits` are in words.
+    `misfits` are descriptions.
     """
 
     boxes: tuple[Box, ...]
@@ -185,9 +185,9 @@ def fit(
 
 
 def differences(**lists: Sequence[str]) -> str:
-    """Return the differences in words, with the first few names of each list.
+    """Describe the differences, with the first few names of each list.
 
-    The keywords of `lists` describe them, with `_` for spaces.
+    The keywords of `lists` describe the lists, with `_` for spaces.
     """
 
     def some(names: Sequence[str]) -> str:
@@ -202,10 +202,10 @@ def differences(**lists: Sequence[str]) -> str:
 
 
 def plain(name: str) -> str:
-    """Return the name as users know it: weights without their prefix."""
+    """Return the name as users know it: without the prefix for weights."""
     return name.removeprefix(f"{WEIGHTS}/")
 
 
 def size(shape: tuple[int, ...]) -> str:
-    """Return a shape in words, as in `96x24`."""
+    """Return a shape as text, such as `96x24`."""
     return "x".join(map(str, shape))

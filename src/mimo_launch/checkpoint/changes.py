@@ -1,9 +1,9 @@
-"""What is not as it was when a checkpoint was saved: settings, and data.
+"""Changes of settings and data since a checkpoint was saved.
 
-Decides: that a run goes on with other held-out samples, but not with others to train on, unless
-that is allowed.
-Relies on: `data.contents` for what a change of data is.
-Leaves: what is loaded to `loading`.
+Decides: that a run continues with other held-out samples, but not with other training samples,
+unless that is allowed.
+Relies on: `data.contents` to compare data.
+Leaves: the choice of what to load to `loading`.
 """
 
 import json
@@ -19,7 +19,7 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 class DataHasChanged(EndOfRun):
-    """A run would go on with other samples than it was saved with."""
+    """A run would continue with other training samples than before."""
 
 
 def changed_data(
@@ -30,14 +30,14 @@ def changed_data(
     *,
     allowed: bool,
 ) -> list[str]:
-    """Return what differs from the `old` data, by split, that a checkpoint was saved with.
+    """Return the differences from the `old` data of a checkpoint; both are by split.
 
-    Ranks: collective over `group`. Raises: DataHasChanged if those to train on differ, unless that
+    Ranks: collective over `group`. Raises: DataHasChanged if training samples differ, unless that
     is `allowed`.
     """
     if old is None:
         return ["data: not recorded in the checkpoint"] * any(data.values())
-    # Hosts may have copies: the first rank says what there is.
+    # Hosts may have their own copies, so the first rank decides.
     train, heldout = from_first(
         [changed_files(old.get(split, ()), data.get(split, ())) for split in ("train", "heldout")],
         group,
@@ -49,7 +49,7 @@ def changed_data(
             "of the epoch may come twice or not at all; `--no-resume` starts a new run"
         )
     if not {"heldout"} <= old.keys() & data.keys():
-        heldout = []  # It was not evaluated, or is not: the settings say so.
+        heldout = []  # It was or is not evaluated; the changed settings show that.
     return [*(f"data.shards {each}" for each in train), *(f"data.eval_shards {h}" for h in heldout)]
 
 
@@ -65,5 +65,5 @@ def changed_settings(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def _as_yaml(value: Any) -> str:
-    """Return a value as a spec writes it."""
+    """Return a value as written in a spec."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,9 +1,10 @@
 """The folders of checkpoints on disk: their names, and the file that completes one.
 
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
-other file with its size and CRC-32; a folder without it is incomplete, one that differs is damaged.
-An incomplete one ends in `.partial`, a damaged one is renamed to end in `.damaged`.
-Relies on: no torch, so that the command line can look at checkpoints before it imports that.
+other file with its size and CRC-32. A folder without it is incomplete; a folder that differs from
+it is damaged. An incomplete folder ends in `.partial`; a damaged one is renamed to end in
+`.damaged`.
+Relies on: no torch, so that the command line can look at checkpoints before it imports torch.
 Leaves: tensors to `storage`.
 """
 
@@ -38,10 +39,10 @@ class DamagedCheckpoint(Exception):
 class Marker:
     """The content of `checkpoint.json`.
 
-    `files` maps each file of the folder to its size and CRC-32. `counts` are those of `RunState`,
-    `updates` the number of optimizer updates of each segment, `spec` the resolved spec and `plan`
-    its hash. `not_finite` names the weights that hold a NaN or an infinity, None if an earlier
-    release saved them. `data` are the contents of the data by split, None if they were not
+    `files` maps each file of the folder to its size and CRC-32. `counts` are from `RunState`,
+    `updates` has the number of optimizer updates of each segment, `spec` is the resolved spec and
+    `plan` the plan's hash. `not_finite` lists the weights that hold a NaN or an infinity, None if
+    an earlier release saved them. `data` are the contents of the data by split, None if not
     recorded.
     """
 
@@ -57,7 +58,7 @@ class Marker:
 
 
 def folder_name(step: int) -> str:
-    """Return the name of the checkpoint of a step."""
+    """Return the folder name of the checkpoint of a step."""
     return f"step-{step:08d}"
 
 
@@ -107,7 +108,7 @@ def read_marker(path: Path) -> Marker:
 
 
 def is_finite(path: Path) -> bool:
-    """Return whether all weights of a checkpoint were seen to be finite when it was saved."""
+    """Return whether all weights of a checkpoint were checked to be finite when it was saved."""
     try:
         return read_marker(path).not_finite == []
     except DamagedCheckpoint:
@@ -138,8 +139,8 @@ def sync_folder(path: Path) -> None:
 
 
 def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
-    """Write the marker of a folder whose files are on disk, and give the folder its name."""
-    # The checksum is of what a reader will see: JSON has no tuples.
+    """Write the marker of a folder with all files on disk, and give the folder its final name."""
+    # Compute the checksum over the content as read back: JSON has no tuples.
     content = json.loads(json.dumps(marker))
     with (partial / MARKER).open("w", encoding="utf-8") as file:
         json.dump({_CHECKSUM: _checksum(content), **content}, file)
@@ -147,16 +148,16 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
         os.fsync(file.fileno())
     sync_folder(partial)
     if final.exists():
-        # The same step saved again, after a resume from an older one.
+        # The same step was saved before; the run has resumed from an older one since.
         shutil.rmtree(final)
     partial.rename(final)
     sync_folder(final.parent)
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it does not count as one, nor block a new one.
+    """Rename a damaged checkpoint, so that it does not count as a checkpoint or block a new one.
 
-    What a killed save left is removed: nothing will complete it, and it fills the disk.
+    The remains of a killed save are removed: nothing will complete them, and they fill the disk.
     """
     if path.suffix == PARTIAL:
         shutil.rmtree(path, ignore_errors=True)
@@ -167,10 +168,10 @@ def set_aside(path: Path) -> None:
 
 
 def delete_old(run: Path, keep: int) -> None:
-    """Delete all complete checkpoints but the newest `keep`, and incomplete ones of older steps.
+    """Delete all complete checkpoints except the newest `keep`, and incomplete ones of older steps.
 
-    If all of these hold a weight that is not finite, the newest one without stays, too. Damaged
-    ones stay: a user may rescue parts of them.
+    If all of the newest hold a non-finite weight, also keep the newest one with only finite
+    weights. Damaged ones stay: a user may rescue parts of them.
     """
     found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
     whole = [path for path in found if is_complete(path)]
@@ -179,7 +180,7 @@ def delete_old(run: Path, keep: int) -> None:
         kept += [path for path in whole[keep:] if is_finite(path)][:1]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
-            # Rename first: after an interrupted deletion, no rest may look like a checkpoint.
+            # Rename first: the remains of an interrupted deletion must not look like a checkpoint.
             doomed = path if path.suffix else path.with_name(path.name + PARTIAL)
             if path != doomed:
                 path.rename(doomed)

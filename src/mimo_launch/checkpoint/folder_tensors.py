@@ -1,8 +1,9 @@
-"""Reads slices of the tensors of a Hugging Face folder; quantized ones as what they stand for.
+"""Reads slices of the tensors of a Hugging Face folder; dequantizes quantized ones.
 
 Decides: which values and scales a slice needs, and that they are multiplied in float32.
-Relies on: safetensors, which reads slices and runs no code; `hugging_face.quantized` for the forms.
-Leaves: which slices a rank takes to `hugging_face` beside it, copies of whole tensors to `export`.
+Relies on: safetensors, which reads slices and runs no code; `hugging_face.quantized` for the
+formats.
+Leaves: the slices of each rank to `checkpoint.hugging_face`, copies of whole tensors to `export`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from mimo_launch.hugging_face.folder import TensorHeader
 from mimo_launch.hugging_face.quantized import BLOCK, GROUP, MXFP4, QuantizedHeader
 
-# Rows of a table in memory at once.
+# Number of rows of a table that are in memory at a time.
 ROWS = 4096
 # E2M1: a sign bit, two bits of exponent, one of mantissa.
 _HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -27,7 +28,7 @@ _EXPONENT_BIAS = 127
 
 
 class FolderTensors(ExitStack):
-    """The tensors of a folder, whose files stay open until the `with` ends.
+    """The tensors of a folder; its files stay open until the `with` block ends.
 
     Raises: OSError; SafetensorError, RuntimeError or ValueError for a damaged file.
     """
@@ -38,7 +39,7 @@ class FolderTensors(ExitStack):
         self._opened: dict[str, Any] = {}
 
     def sliceable(self, name: str, header: TensorHeader) -> Any:
-        """Return what reads slices without steps of a tensor: `found[0:2, 3:4]` is a tensor."""
+        """Return an object to slice without steps, so that `found[0:2, 3:4]` reads a tensor."""
         if isinstance(header, QuantizedHeader):
             values, scales = (self.sliceable(*each) for each in (header.values, header.scales))
             return _Quantized(header, values, scales)
@@ -60,7 +61,7 @@ class FolderTensors(ExitStack):
         columns: Sequence[range],
         beat: Callable[[], None],
     ) -> bool:
-        """Return whether two tensors, each with its name, hold the same numbers in a box."""
+        """Return whether two tensors, each given with its name, have equal values in a box."""
         first, second = self.sliceable(*one), self.sliceable(*other)
         across = [slice(each.start, each.stop) for each in columns]
         if one[1].shape != other[1].shape:
@@ -82,7 +83,7 @@ class FolderTensors(ExitStack):
 def mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> Tensor:
     """Return the mean of all rows in float64, the same on every rank.
 
-    An output row equal to the mean gives the mean logit, so no new word is likelier than the others
+    An output row equal to the mean gives the mean logit, so no new word is likelier than others
     (J. Hewitt, Initializing New Word Embeddings for Pretrained Language Models, 2021).
     """
     total = torch.zeros((), dtype=torch.float64)
@@ -93,13 +94,13 @@ def mean_row(saved: Any, num_rows: int, beat: Callable[[], None]) -> Tensor:
 
 
 class _Quantized:
-    """A tensor of values and scales, both sliceable; slices are float32."""
+    """A tensor given by values and scales, both sliceable; its slices are float32."""
 
     def __init__(self, header: QuantizedHeader, values: Any, scales: Any) -> None:
         self._header, self._values, self._scales = header, values, scales
 
     def __getitem__(self, at: slice | tuple[slice, ...]) -> Tensor:
-        """Return a slice; dimensions that are not given are taken whole."""
+        """Return a slice; dimensions that are not given are read completely."""
         given = at if isinstance(at, tuple) else (at,)
         given += (slice(None),) * (len(self._header.shape) - len(given))
         *stack, rows, columns = (
@@ -122,7 +123,7 @@ class _Quantized:
         return values * scales[..., row_of, :][..., column_of]
 
     def _in_groups(self, before: tuple[slice, ...], rows: range, columns: range) -> Tensor:
-        """Return rows and columns of matrices in MXFP4, as they lie in the file."""
+        """Return rows and columns of matrices in MXFP4, in the order of the file."""
         groups, _ = _scales_of(columns, GROUP)
         there = (*before, slice(rows.start, rows.stop), groups)
         packed, scales = self._values[there], self._scales[there]
@@ -134,7 +135,7 @@ class _Quantized:
 
 
 def _scales_of(span: range, block: int) -> tuple[slice, Tensor]:
-    """Return the scales that a span needs, and for each of its places the scale among these."""
+    """Return the slice of scales for a span, and the index into it for each position."""
     first = span.start // block
     return slice(first, -(-span.stop // block)), torch.arange(
         span.start, span.stop

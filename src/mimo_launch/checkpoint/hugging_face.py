@@ -1,10 +1,10 @@
-"""Takes the weights of a module from a Hugging Face folder, on any layout.
+"""Loads the weights of a module from a Hugging Face folder, on any layout.
 
-Decides: which elements of the files each rank reads; how a vocabulary beyond the file's is filled;
-that every tensor of the files is used, left out by rule, or an error; that one which is left out
-because it repeats another must be equal to it.
+Decides: which elements of the files each rank reads; how a vocabulary larger than the file's is
+filled; that every tensor of the files is used, left out by rule, or an error; that a tensor that is
+left out because it repeats another must be equal to it.
 Relies on: `folder_tensors` for slices; `hugging_face` for names.
-Leaves: whether the model is the same to `checks`, which has compared config.json.
+Leaves: comparing the model to `checks`, which has compared config.json.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ from mimo_launch.models.build import RankModule
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
 
-# The tensors of a part by the names of its family: the name in the files, and the header.
+# The tensors of a part, by name in its family: the name in the files, and the header.
 Stored = Mapping[str, tuple[str, TensorHeader]]
 
 
@@ -59,7 +59,7 @@ def load_hugging_face(
     """Fill the weights of a module; each rank reads only its own parts.
 
     Ranks: collective over the world. Raises: WeightsDoNotFit unless every tensor of the files and
-    of the model fits or is left out by rule, or the spec says `init_partial` and at least one fits;
+    of the model fits or is left out by rule, or the spec has `init_partial` and at least one fits;
     CheckpointError if a file cannot be read.
     """
     spec = session.spec
@@ -119,7 +119,7 @@ def load_hugging_face(
 def _contents_on_first(
     folder: Path, group: dist.ProcessGroup
 ) -> tuple[Config, dict[str, TensorHeader]]:
-    """Return the configuration and the headers of the files, as the first rank sees them.
+    """Return the configuration and the headers of the files, as read by the first rank.
 
     Ranks: collective over `group`. Raises: CheckpointError on all ranks.
     """
@@ -142,9 +142,9 @@ def _placed(
 ) -> Iterator[tuple[Box, Place | None]]:
     """Yield this rank's boxes under their names in the files, and their places there.
 
-    Rows of a tensor are named like a slice of it. A box without a place keeps its name, and its
+    Rows of a tensor have the name of a slice of it. A box without a place keeps its name and its
     initial values. The full shape of a vocabulary has the rows that the files and the model share:
-    the model's rows beyond those are filled by rule, and its padding is never used.
+    further rows of the model are filled by rule, and its padding is never used.
     """
     for box in weight_boxes(module):
         key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
@@ -155,7 +155,7 @@ def _placed(
                 yield replace(box, name=key), None
                 continue
             if place.name == EMBEDDING not in stored and kind_of(model).is_tied and HEAD in stored:
-                place = replace(place, name=HEAD)  # Either may hold the values of both.
+                place = replace(place, name=HEAD)  # Either tensor may hold the values of both.
             key = place.key
             if key in (EMBEDDING, HEAD):
                 there = stored[key][1].shape[0] if key in stored else vocab
@@ -164,7 +164,7 @@ def _placed(
 
 
 def _place_of(part: Part[Any], key: str, model: Any) -> Place | None:
-    """Return a place; what the family does not have is missing in its files under our name."""
+    """Return the place of a segment; one that the family lacks is missing under our name."""
     try:
         return part.place(key, model)
     except KeyError:
@@ -172,7 +172,7 @@ def _place_of(part: Part[Any], key: str, model: Any) -> Place | None:
 
 
 def _found(place: Place, stored: Stored) -> Place:
-    """Return a place as a file has it: entries of a stack may be transposed, by their shape."""
+    """Return a place as in the file: the shape shows whether entries of a stack are transposed."""
     entry, whole = place.stacked, place.shape
     if place.name not in stored or entry is None or whole is None:
         return place
@@ -184,7 +184,7 @@ def _found(place: Place, stored: Stored) -> Place:
 
 
 def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
-    """Return the shape of the part that a tensor offers a segment; its own if it does not fit."""
+    """Return the shape of a tensor's part for a segment; the tensor's shape if it does not fit."""
     if place.stacked is not None:
         if shape != place.shape:
             return shape
@@ -203,7 +203,7 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
 
 
 def _leading(shape: tuple[int, ...]) -> int:
-    """Return how many dimensions of size 1 stand in front of those of the rows."""
+    """Return the number of leading dimensions of size 1, without counting the last dimension."""
     return next((i for i, size in enumerate(shape[:-1]) if size > 1), len(shape) - 1)
 
 
@@ -215,7 +215,7 @@ def _read(
     vocab: int,
     beat: Callable[[], None],
 ) -> str:
-    """Fill boxes; return the first error in words, or ""."""
+    """Fill boxes; return the first error as text, or ""."""
     with FolderTensors(folder) as there:
         for box in boxes:
             beat()
@@ -237,7 +237,7 @@ def _unlike(
     pairs: Mapping[str, str],
     beat: Callable[[], None],
 ) -> str:
-    """Return the first tensor that differs from the one that it repeats, in the parts of boxes."""
+    """Describe the first tensor that should repeat another but differs within the boxes, or ""."""
     with FolderTensors(folder) as there:
         for box, (one, other) in product(boxes, pairs.items()):
             if box.name == other and one in stored:
@@ -253,12 +253,12 @@ def _unlike(
 
 
 def _spans(box: Box) -> list[range]:
-    """Return which rows, columns and so on of a whole tensor a box is."""
+    """Return the rows, columns and so on of a box in the whole tensor."""
     return [range(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)]
 
 
 def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
-    """Read one box; a vocabulary may reach beyond the tensor of the file."""
+    """Read one box; a vocabulary may be larger than the tensor in the file."""
     rows, *rest = _spans(box)
     end = min(rows.stop, box.shape[0])
     columns = [slice(x.start, x.stop) for x in rest]

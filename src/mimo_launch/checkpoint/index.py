@@ -1,8 +1,8 @@
-"""Reads the index of a checkpoint, `tensors.json`: which boxes of which tensors lie where.
+"""Reads the index of a checkpoint, `tensors.json`: the files and offsets of the boxes of tensors.
 
 Decides: that each element of each tensor lies in one box, in a file of the folder: an element
 without a box would keep the value that was in memory before.
-Relies on: no torch, so that the command line can look at checkpoints before it imports that.
+Relies on: no torch, so that the command line can look at checkpoints before it imports torch.
 Leaves: reading the boxes to `storage`.
 """
 
@@ -29,9 +29,9 @@ from mimo_launch.spec.load import MARKER, spec_from_data
 from mimo_launch.spec.spec import Spec
 
 TENSORS = "tensors.json"
-# An entry has some hundred bytes, and there may be thousands of ranks and tensors.
+# An entry has a few hundred bytes, and there may be thousands of ranks and tensors.
 _MAX_BYTES = 1024 * MEGABYTE
-# More dimensions and elements than any real tensor has.
+# More dimensions and elements than in any real tensor.
 _MAX_DIMENSIONS, _MAX_ELEMENTS = 16, 2**62
 _PRIME = 2**61 - 1
 Numbers = tuple[int, ...]
@@ -39,7 +39,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredBox:
-    """A part of a tensor: its offsets, its sizes, and the bytes of the file that hold it."""
+    """A part of a tensor: its offsets, its sizes, and its file and bytes there."""
 
     offsets: Numbers
     sizes: Numbers
@@ -50,7 +50,7 @@ class StoredBox:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor: its full shape, its type in torch's words (`float32`), its boxes."""
+    """A tensor: its full shape, the name of its dtype in torch (`float32`), its boxes."""
 
     shape: Numbers
     dtype: str
@@ -96,15 +96,15 @@ def uncovered(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> str:
     found = sum(prod(sizes) for _, sizes in boxes)
     if found != prod(shape):
         return f"{found} of {prod(shape)} elements are there"
-    # The number is right: if no element is there twice, none is missing.
+    # The number of elements is right: if none is there twice, none is missing.
     return "some elements are there twice" if _overlap(shape, boxes) else ""
 
 
 def _overlap(shape: Numbers, boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
-    """Return whether boxes of the right total size lie on one another.
+    """Return whether boxes of the right total size overlap.
 
     If each axis is stretched at random, boxes still fill the shape if each element is in one box.
-    If not, their volumes add up to that of the shape with a chance below 2**-56.
+    If not, their volumes add up to the volume of the shape with probability below 2**-56.
     """
     places = [defaultdict[int, int](partial(randbelow, _PRIME)) for _ in shape]
 
@@ -125,7 +125,7 @@ def _entry(entry: Any) -> Entry:
         first, extent = _numbers(offsets), _numbers(sizes)
         if not len(first) == len(extent) == len(shape):
             raise ValueError(f"a part of a tensor of shape {list(shape)} has other dimensions")
-        # Only the name: a path in a stranger's index must not lead out of the folder.
+        # Keep only the name: a path in an untrusted index must not lead out of the folder.
         boxes.append(StoredBox(first, extent, Path(str(file)).name, *_numbers([offset, length])))
     return Entry(shape, str(entry["dtype"]), tuple(boxes))
 
@@ -137,7 +137,7 @@ def _numbers(found: Any) -> Numbers:
 
 
 class NoCheckpoint(Exception):
-    """There is no checkpoint to read; the message says what is there instead."""
+    """There is no checkpoint to read; the message says what was found instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Checkpoint:
     shapes: dict[str, tuple[int, ...]]
 
     def segments(self, module: str) -> dict[str, tuple[int, ...]]:
-        """Return the full shapes of a module's segments, by their names inside the module."""
+        """Return the full shapes of a module's segments, by their names in the module."""
         prefix = prefix_of(module)
         return {
             name.removeprefix(prefix): shape
@@ -161,7 +161,7 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of its files."""
+        """Return the total size of its files."""
         return sum(size for size, _ in self.sums.values())
 
     def check(self, read: Callable[[int], None]) -> None:
@@ -180,17 +180,17 @@ class Checkpoint:
 
 
 def prefix_of(module: str) -> str:
-    """Return the prefix that `boxes` gives the names of a module's weights."""
+    """Return the prefix of the names that `boxes` gives to a module's weights."""
     return f"weights/{module}."
 
 
 def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
     """Return the checkpoint of a step of a run, or its newest; `path` may be a checkpoint itself.
 
-    For commands that read weights: it takes the newest one whose files have the right sizes, and
+    For commands that read weights: this takes the newest checkpoint with files of the right sizes;
     `Checkpoint.check` reads their contents. A run itself resumes from
-    `checkpoint.loading.newest_usable`. A live run may complete one checkpoint and delete another
-    meanwhile: then this looks again.
+    `checkpoint.loading.newest_usable`. If a live run completes one checkpoint and deletes another
+    meanwhile, this looks again.
 
     Raises: NoCheckpoint.
     """
@@ -204,7 +204,7 @@ def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
 
 
 def _state(path: Path) -> list[tuple[str, int]]:
-    """Return names and times that change when a run completes or deletes a checkpoint."""
+    """Return the names and times of checkpoints; they change when a run saves or deletes one."""
     state = []
     for folder in all_checkpoints(path):
         made = 0

@@ -1,10 +1,10 @@
-"""Takes the state of a run, or the weights of a module, from a checkpoint of any layout.
+"""Loads the state of a run, or the weights of a module, from a checkpoint of any layout.
 
-Decides: that a run resumes from its newest usable checkpoint, and otherwise takes the weights that
+Decides: that a run resumes from its newest usable checkpoint, and otherwise loads the weights that
 `init_from` names; which checkpoint is usable; that a tensor that does not fit is an error, except
-in `init_from` where the spec allows it.
-Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for weights of others,
-`changes` for what is not as it was saved.
+in `init_from` if the spec allows it.
+Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for Hugging Face
+folders, `changes` for differences from the saved settings and data.
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
@@ -58,7 +58,7 @@ from mimo_launch.train.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class Usable:
-    """A checkpoint whose files are all there and unchanged."""
+    """A checkpoint with all files present and unchanged."""
 
     path: Path
     marker: Marker
@@ -67,7 +67,7 @@ class Usable:
         """Return the full shape of every tensor. Raises: CheckpointError."""
         try:
             return {name: entry.shape for name, entry in read_index(self.path).items()}
-        except DamagedCheckpoint as error:  # It changed after it was found usable.
+        except DamagedCheckpoint as error:  # It has changed since it was found usable.
             raise CheckpointError(f"{self.path}: {error}") from error
 
 
@@ -76,15 +76,15 @@ def newest_usable(
 ) -> Usable | None:
     """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
 
-    A run resumes from it. Here contents are compared with their checksums; the sizes alone are
-    checked by `launcher.run_folder.newest_checkpoint`, which tells the user where a run would
-    resume, and by `checkpoint.index.open_checkpoint`, for commands that read weights.
+    A run resumes from it. This compares contents with their checksums. Only sizes are checked by
+    `launcher.run_folder.newest_checkpoint`, which shows the user where a run would resume, and by
+    `checkpoint.index.open_checkpoint`, for commands that read weights.
 
     Emits an event for each checkpoint that is passed over, and sets it aside if the folder is the
-    run's `own`. One of the ranks reads each file, once, and calls `beat` meanwhile. Returns None if
-    there never was a complete one.
+    run's `own`. Each file is read once, by one of the ranks, which calls `beat` meanwhile. Returns
+    None if there never was a complete checkpoint.
 
-    Ranks: collective over `group`. Raises: CheckpointError if complete ones exist, all damaged.
+    Ranks: collective over `group`. Raises: CheckpointError if all complete checkpoints are damaged.
     """
     folders = all_checkpoints(start)
     if not folders and not own and start.is_dir():
@@ -109,7 +109,7 @@ def newest_usable(
             return Usable(path, marker)
         emit(CheckpointPassedOver(checkpoint=str(path), reason=reason))
         if own and is_first:
-            with suppress(OSError):  # It is passed over in any case.
+            with suppress(OSError):  # The checkpoint is passed over in any case.
                 set_aside(path)
     if lost:
         raise CheckpointError(f"every checkpoint of {start} is damaged; `--no-resume` starts anew")
@@ -121,13 +121,13 @@ def load_state(
 ) -> tuple[RunState, tuple[str, ...]]:
     """Fill weights and optimizers; return the state of the run and modules without saved moments.
 
-    A module that was frozen when it was saved, or had another optimizer, starts with zero moments.
+    A module that was frozen or had another optimizer when it was saved starts with zero moments.
 
     Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
     shape; CheckpointError if a file cannot be read.
     """
     saved = usable.shapes()
-    # Scales of another backend or history are not loaded: they adapt within a few steps.
+    # Scales of another backend or history length are not loaded: they adapt within a few steps.
     boxes = [
         box
         for box in state_boxes(session.modules, session.updates)
@@ -153,10 +153,10 @@ def load_state(
 def load_weights(
     session: RankSession, name: str, usable: Usable, group: dist.ProcessGroup
 ) -> WeightsLoaded:
-    """Fill the weights of one module with those that fit.
+    """Fill the weights of one module with the saved weights that fit.
 
-    Ranks: collective over the world. Raises: WeightsDoNotFit if any does not fit and the spec does
-    not say `init_partial`, or if none fits; CheckpointError if a file cannot be read.
+    Ranks: collective over the world. Raises: WeightsDoNotFit if one does not fit and the spec does
+    not have `init_partial`, or if none fits; CheckpointError if a file cannot be read.
     """
     module = session.modules.get(name)
     boxes = [] if module is None else list(weight_boxes(module))
@@ -199,7 +199,7 @@ def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
 def _first_damage(
     path: Path, marker: Marker, group: dist.ProcessGroup, beat: Callable[[], None]
 ) -> str:
-    """Return what is wrong with the first damaged file, or ""; the ranks share the files."""
+    """Describe the first damaged file, or return ""; the files are divided among the ranks."""
     rank, found = dist.get_rank(group), ""
     for name in sorted(marker.files)[rank :: dist.get_world_size(group)]:
         try:
@@ -215,17 +215,17 @@ def start_run(
 ) -> tuple[RunState, CheckpointSaver | None]:
     """Load from the run folder or `init_from`; return the state of the run, and its saver.
 
-    `dataset` is that of the spec; without it, it is built.
+    `dataset` is the spec's data set; if None, it is built.
 
     Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit, DataHasChanged.
     """
     spec = session.spec
     starts = {name: Path(m.init_from) for name, m in spec.modules.items() if m.init_from}
     session.progress.enter(Phase.LOOKING)
-    # Its own group: saves run beside training, and exchange objects on the host.
+    # Use a separate group: saves run during training, and exchange objects on the host.
     timeout = timedelta(seconds=spec.train.timeout)
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="checkpoint")
-    # Hosts may see a shared folder at different moments: the first rank says what is there.
+    # Hosts may see a shared folder at different moments, so the first rank decides.
     has_checkpoints = from_first((run / CHECKPOINTS).is_dir(), group)
     data: dict[str, Contents] = {}
     if has_checkpoints or spec.saving is not None:

@@ -1,9 +1,9 @@
 """Saves a run while it trains: copy the state, write it in the background, complete it, prune.
 
-Decides: the order in which a crash loses no more than the save under way: write tensors and index
-to a folder with another name and sync them; write the marker; rename the folder; delete old ones.
-A save that fails removes what it has written.
-Relies on: `storage` for tensors; a gloo group of its own, since a thread uses it beside training.
+Decides: an order in which a crash loses only the running save: write tensors and index to a folder
+with a temporary name and sync them; write the marker; rename the folder; delete old ones. A save
+that fails removes its files.
+Relies on: `storage` for tensors; a separate gloo group, because a thread uses it during training.
 Leaves: when to save to the loop.
 """
 
@@ -48,9 +48,9 @@ Outcome = CheckpointSaved | CheckpointFailed
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers at the moment of a save: those of the run, and the updates of each segment here.
+    """Counts at the moment of a save: the run's, and the updates of each segment on this rank.
 
-    `not_finite` names the weights here that hold a NaN or an infinity.
+    `not_finite` lists the weights on this rank that hold a NaN or an infinity.
     """
 
     run: dict[str, int]
@@ -59,7 +59,7 @@ class Counts:
 
 
 class CheckpointSaver:
-    """Keeps the checkpoints of a run; all ranks call every method."""
+    """Manages the checkpoints of a run; all ranks call every method."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class CheckpointSaver:
         group: dist.ProcessGroup,
         data: Mapping[str, Contents] | None = None,
     ) -> None:
-        """Save under `run/checkpoints`; `group` holds all ranks, and only this object uses it.
+        """Save under `run/checkpoints`; `group` has all ranks, and only this object uses it.
 
         `data` are the contents of the data by split; without them, a resumed run cannot compare.
 
-        Raises: ValueError if the spec says to save nothing.
+        Raises: ValueError if the spec disables saving.
         """
         settings = session.spec.saving
         if settings is None:
@@ -82,7 +82,7 @@ class CheckpointSaver:
         self._data = None
         if data is not None:
             self._data = {split: [astuple(each) for each in files] for split, files in data.items()}
-        # While training runs beside a save, only training counts as progress.
+        # While training runs during a save, only training counts as progress.
         self._beat = partial(session.progress.beat, Phase.SAVING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
@@ -129,7 +129,7 @@ class CheckpointSaver:
         return list(outcomes)
 
     def newest_finite(self) -> str | None:
-        """Return the newest checkpoint of which all weights are finite. Ranks: collective."""
+        """Return the newest checkpoint with only finite weights. Ranks: collective."""
         found = None
         if dist.get_rank(self._group) == 0:
             found = next((str(p) for p in all_checkpoints(self._run) if is_finite(p)), None)
@@ -137,7 +137,7 @@ class CheckpointSaver:
         return best
 
     def finish(self) -> None:
-        """Wait for the save under way."""
+        """Wait for the running save."""
         self._collect()
 
     def _collect(self) -> None:
@@ -188,7 +188,7 @@ class CheckpointSaver:
         )
 
     def _discard(self, unfinished: Path) -> None:
-        """Remove what a failed save has written: metrics, logs and reports need the room."""
+        """Remove the files of a failed save: metrics, logs and reports need the space."""
         for path in self._written(unfinished):
             with suppress(OSError):
                 path.unlink()
@@ -243,7 +243,7 @@ class CheckpointSaver:
                 "data": self._data,
             }
             try:
-                # The first rank may not see what the others wrote.
+                # The first rank may not see the files of the others.
                 for name, (size, _) in files.items():
                     path = unfinished / name
                     if not path.is_file() or path.stat().st_size != size:

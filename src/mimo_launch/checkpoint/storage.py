@@ -1,11 +1,11 @@
 """Writes and reads tensors through torch's distributed checkpoint (DCP), without pickle.
 
-Decides: that both sides have boxes of full tensors, so that any layout reads any other's;
-that the index of tensors is JSON (`tensors.json`): DCP's own is a pickle, which would run
-code from a stranger's checkpoint. Tensors are read with `weights_only`.
+Decides: that saving and loading use boxes of full tensors, so that any layout can read any other's
+checkpoint; that the index of tensors is JSON (`tensors.json`): DCP's own index is a pickle, which
+would run code from an untrusted checkpoint. Tensors are read with `weights_only`.
 Relies on: DCP's planners and storage, its documented extension points
 (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
-Leaves: what is saved to `boxes`, when a folder counts as complete to `folder`.
+Leaves: the choice of what to save to `boxes`, completeness of folders to `folder`.
 """
 
 import os
@@ -50,14 +50,14 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]]:
-    """Yield the tensors of an index; ours holds nothing else."""
+    """Yield the tensors of an index; our index has no other entries."""
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             yield name, entry
 
 
 class BoxSavePlanner(SavePlanner):
-    """Saves boxes as they are; the state dict that DCP passes along is empty.
+    """Saves boxes unchanged; the state dict that DCP passes is empty.
 
     `beat` is called for each box.
     """
@@ -101,7 +101,7 @@ class BoxSavePlanner(SavePlanner):
 
 
 class BoxLoadPlanner(LoadPlanner):
-    """Fills boxes from those that any layout saved, and calls `beat` for each."""
+    """Fills boxes from boxes that any layout saved, and calls `beat` for each."""
 
     def __init__(self, boxes: Sequence[Box], beat: Callable[[], None]) -> None:
         self._boxes, self._beat = boxes, beat
@@ -110,13 +110,13 @@ class BoxLoadPlanner(LoadPlanner):
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Take the index of the checkpoint."""
+        """Store the index of the checkpoint."""
         if metadata is None:
             raise ValueError("there is no index")
         self._saved = dict(tensors_of(metadata))
 
     def create_local_plan(self) -> LoadPlan:
-        """Return what to read for each box."""
+        """Return the items to read for each box."""
         items: list[ReadItem] = []
         for box in self._boxes:
             where = ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.shape)
@@ -156,7 +156,7 @@ class CheckpointError(EndOfRun):
 def write_boxes(
     folder: Path, boxes: Iterable[Box], group: dist.ProcessGroup, beat: Callable[[], None]
 ) -> None:
-    """Write the counted boxes of all ranks and their index into a folder, synced to disk.
+    """Write the counted boxes of all ranks and their index to a folder, synced to disk.
 
     `beat` is called as boxes are written.
 
@@ -175,9 +175,9 @@ def read_boxes(
     group: dist.ProcessGroup | None,
     beat: Callable[[], None],
 ) -> None:
-    """Fill the tensors of `boxes`, all of which must be in the folder in their shapes.
+    """Fill the tensors of `boxes`; the folder must have all of them, with the same shapes.
 
-    `beat` is called as boxes are read. Without a group this process reads alone.
+    `beat` is called as boxes are read. Without a group, this process reads alone.
 
     Ranks: collective over `group`. Raises: CheckpointError, on all ranks if it fails on one.
     """
@@ -204,7 +204,7 @@ def _first_words(error: CheckpointException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The place of a box, with the attributes that DCP's reader asks for."""
+    """The place of a box, with the attributes that DCP's reader needs."""
 
     relative_path: str
     offset: int
@@ -220,7 +220,7 @@ class _Writer(FileSystemWriter):
         self._folder = folder
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Delete what an interrupted save left, on the first rank and before any rank writes."""
+        """Delete the remains of an interrupted save, on the first rank before any rank writes."""
         for file in self._folder.iterdir():
             file.unlink()
         prepared: list[SavePlan] = super().prepare_global_plan(plans)

@@ -1,14 +1,14 @@
 """Writes the folders of an export, all of them or none.
 
 Decides: the order of the work, and the note on the origin of an export; that a folder is written
-beside its place under another name and renamed at the end, that the next export to this place
-removes what a killed one left, and that only a folder of an earlier export is ever replaced; how
-tensors are distributed over safetensors files, their names, and how much is in memory: values are
-converted as they are read, a few tensors at a time.
-Relies on: `export_plan` for what to write; `checkpoint.storage`, which needs no process groups;
-renaming a folder being atomic on the file systems that we know; the format
-(https://huggingface.co/docs/safetensors/index#format): the package would need all tensors of a file
-in memory, and copy them once more.
+under a temporary name and renamed at the end, that the next export to the same place removes the
+remains of a killed one, and that only a folder of an earlier export is ever replaced; the names of
+safetensors files and the tensors in each; the memory use: values are converted as they are read, a
+few tensors at a time.
+Relies on: `export_plan` for what to write; `checkpoint.storage`, which needs no process groups; the
+atomic renaming of folders on common file systems; the format
+(https://huggingface.co/docs/safetensors/index#format), because the package would need all tensors
+of a file in memory, and copy them once more.
 Leaves: showing progress to the command line.
 """
 
@@ -35,7 +35,7 @@ from mimo_launch.export.export_plan import FolderPlan
 from mimo_launch.export.tensors import FileTensor
 from mimo_launch.hugging_face.folder import CONFIG, INDEX, WEIGHTS
 
-# Bytes that are read and written at once; a single tensor may be larger.
+# Bytes that are read and written together; a single tensor may be larger.
 BATCH = 1 << 28
 DTYPES = {
     torch.float64: "F64",
@@ -56,7 +56,7 @@ def write_tensors(
     *,
     name: str = WEIGHTS,
 ) -> None:
-    """Write tensors into files of at most `max_bytes` each, and an index if they are several.
+    """Write tensors into files of at most `max_bytes` each, and an index if there are several.
 
     A single file is called `name`. `read` returns values; `wrote` is called with the number of
     bytes after each write. Raises: OSError.
@@ -78,7 +78,7 @@ def write_tensors(
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a file of JSON, synced to disk. Raises: OSError."""
+    """Write a JSON file, synced to disk. Raises: OSError."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")
         file.flush()
@@ -86,7 +86,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def _cut(tensors: Sequence[FileTensor], max_bytes: int) -> Iterator[list[FileTensor]]:
-    """Yield runs of consecutive tensors of at most `max_bytes`; a single one may have more."""
+    """Yield runs of consecutive tensors of at most `max_bytes`; a single tensor may be larger."""
     taken: list[FileTensor] = []
     size = 0
     for each in tensors:
@@ -109,7 +109,7 @@ def _write_file(
         header[each.name] = place
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # So that tensors begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)  # Tensors must begin at a multiple of eight bytes.
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for batch in _cut(tensors, BATCH):
@@ -120,17 +120,17 @@ def _write_file(
         os.fsync(file.fileno())
 
 
-# A file with the origin of an export, by which a folder is known to be one.
+# A file with the origin of an export, which identifies its folder as an export.
 NOTE = "export.json"
 PROJECTOR_WEIGHTS, PROJECTOR_CONFIG = "projector.safetensors", "projector.json"
 
 
 class InTheWay(Exception):
-    """There is something else at the place of the folder; the message says what."""
+    """Something else is at the path of the folder; the message says what."""
 
 
 def check_place(target: Path, *, force: bool) -> None:
-    """Refuse a place that is taken. Raises: InTheWay."""
+    """Refuse a path that is taken. Raises: InTheWay."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / NOTE).is_file():
@@ -141,11 +141,11 @@ def check_place(target: Path, *, force: bool) -> None:
 
 @contextmanager
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a folder to write to, which gets its name when the block ends without an error.
+    """Yield a folder to write to, which is renamed to `target` if the block ends without an error.
 
-    What an export to the same place left that was killed is removed, or put back.
+    The remains of a killed export to the same path are removed, or put back.
 
-    Raises: InTheWay; OSError, after which nothing is left of what was written.
+    Raises: InTheWay; OSError, after which nothing that was written is left.
     """
     target = target.absolute()
     unfinished = target.with_name(f".{target.name}.partial")
@@ -176,16 +176,16 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Make an empty folder, whose note is locked as long as the block lasts. Raises: InTheWay."""
+    """Make an empty folder, and lock its note during the block. Raises: InTheWay."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Emptying it would empty the note of the export that holds the lock.
+    # Mode "a", because "w" would empty the note of the export that holds the lock.
     with (folder / NOTE).open("a") as note:
         try:
             fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InTheWay(f"another export writes {folder}") from None
         except OSError:
-            pass  # A file system without locks.
+            pass  # The file system has no locks.
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -195,7 +195,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[Tensor]:
-    """Return tensors of the files to be written. Raises: CheckpointError; OSError."""
+    """Return the values of tensors to write. Raises: CheckpointError; OSError."""
     made: list[Tensor] = []
     for each in tensors:
         if each.copied is None:
@@ -209,7 +209,7 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
             raise OSError(f"{folder / header.file}: {error}") from error
     pairs = list(zip(tensors, made, strict=True))
     boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
-    # Some families have a tensor of ours twice.
+    # Some families store one of our tensors twice.
     first = {box.name: box for box in reversed(boxes)}
     read_boxes(checkpoint.path, list(first.values()), None, lambda: None)
     values = {name: box.tensor for name, box in first.items()}
@@ -220,7 +220,7 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """Called with numbers of bytes: of the checkpoint when checked, of files when written."""
+    """Callbacks with numbers of bytes: checked in the checkpoint, and written to files."""
 
     checked: Callable[[int], None]
     wrote: Callable[[int], None]
@@ -237,8 +237,8 @@ def write_export(
 ) -> None:
     """Write all folders under a new `target`.
 
-    Raises: InTheWay if the place is taken; NoCheckpoint or CheckpointError if the checkpoint is
-    damaged; OSError if the disk is full, or for another reason. Then nothing is left behind.
+    Raises: InTheWay if the path is taken; NoCheckpoint or CheckpointError if the checkpoint is
+    damaged; OSError if the disk is full, or for other reasons. After an error, nothing is left.
     """
     read = partial(read_tensors, checkpoint)
     with new_folder(target, force=force) as unfinished:
@@ -248,7 +248,7 @@ def write_export(
             folder.mkdir(exist_ok=True)
             write_tensors(folder, plan.tensors, max_bytes, read, progress.wrote)
             if plan.projector:
-                name, most = PROJECTOR_WEIGHTS, plan.num_bytes  # Always one file.
+                name, most = PROJECTOR_WEIGHTS, plan.num_bytes  # This is always one file.
                 write_tensors(folder, plan.projector, most, read, progress.wrote, name=name)
                 write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
             for name, file in plan.beside.copied.items():

@@ -1,6 +1,6 @@
 """The plan of an export: its folders, their configurations and tensors, before any byte is written.
 
-Decides: the folders, the types of tensors, and every reason why a module cannot be written.
+Decides: the folders, the dtypes of tensors, and every reason why a module cannot be written.
 Relies on: `hugging_face` for architectures and names, `sources` for the origin of weights.
 Leaves: reading, writing and renaming to `export`.
 """
@@ -41,7 +41,7 @@ TORCH = {
 
 
 class CannotExport(Exception):
-    """The run cannot be written as asked; `reasons` are all of them, one line each."""
+    """The run cannot be exported as requested; `reasons` has all reasons, one line each."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -50,9 +50,9 @@ class CannotExport(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FolderPlan:
-    """A folder to be written: `where` below the target, `""` for the target itself.
+    """A folder to write: `where` below the target, `""` for the target itself.
 
-    `projector` are the tensors of a separate file, `projector_config` says what they compute.
+    `projector` has the tensors of a separate file; `projector_config` says what they compute.
     """
 
     where: str
@@ -65,7 +65,7 @@ class FolderPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(each.num_bytes for each in (*self.tensors, *self.projector))
 
 
@@ -83,7 +83,7 @@ class Exporter:
 
     @cached_property
     def sources(self) -> dict[str, WeightSource | None]:
-        """The origin of each module's weights, if it is known and still there."""
+        """The origin of each module's weights, if it is known and still exists."""
         return {name: source_of(self.spec, name) for name in self.spec.modules}
 
     @cached_property
@@ -101,9 +101,10 @@ class Exporter:
         return Modules(models=models, tokens=tokens, widths=widths, like=frozenset(like))
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
-        """Return the folders to be written: one per module of `wanted`, or of all if it is empty.
+        """Return the folders to write: one per module in `wanted`, or per module if it is empty.
 
-        Without `wanted` it is one folder if transformers has a model of all modules together.
+        If `wanted` is empty and transformers has a model of all modules together, return one
+        folder.
         Raises: CannotExport with every reason.
         """
         unknown = [name for name in wanted if name not in self.spec.modules]
@@ -175,18 +176,18 @@ class Exporter:
         )
 
     def _first_left_out(self, part: Part[Any], model: Model) -> int | None:
-        """Return the first depth of multi-token prediction that files do not hold, if any."""
+        """Return the first depth of multi-token prediction that files cannot hold, if any."""
         depths = range(kind_of(model).depths)
         return next(
             (n for n in depths if part.place(f"{OURS}{n}.norm.weight", model) is None), None
         )
 
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
-        """Return the tensors of a module, and those of a projector without a place among them."""
+        """Return the tensors of a module, and the tensors of a projector that has its own file."""
         model, part = self.modules.models[name], found.parts[name]
         segments = self.checkpoint.segments(name)
         places = {key: part.place(key, model) for key in segments}
-        # Multi-token prediction that files do not hold is left out.
+        # Leave out multi-token prediction that files cannot hold.
         places = {key: at for key, at in places.items() if at or not key.startswith(OURS)}
         segments = {key: segments[key] for key in places}
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
@@ -216,13 +217,13 @@ class Exporter:
     def _dtypes(
         self, name: str, places: Mapping[str, Place | None]
     ) -> Callable[[str], torch.dtype]:
-        """Return a function from segments to types; `places` are those in the files to write."""
+        """Return a function from segments to dtypes; `places` are places in the files to write."""
         model, source = self.modules.models[name], self.sources[name]
 
         def of_segment(key: str) -> torch.dtype:
             try:
                 at = None if source is None else source.part.place(key, model)
-            except KeyError:  # A segment that the source lacks, which `init_partial` allows.
+            except KeyError:  # The source lacks the segment, which `init_partial` allows.
                 at = None
             found = self._dtype(name, None if at is None else at.name)
             there = places[key]
@@ -232,7 +233,7 @@ class Exporter:
         return of_segment
 
     def _dtype(self, name: str, inner: str | None) -> torch.dtype:
-        """Return the type of a tensor of a module, by its name in the family of its source."""
+        """Return the dtype of a module's tensor, by its name in the family of its source."""
         if self.dtype in TORCH:
             return TORCH[self.dtype]
         source = self.sources[name]

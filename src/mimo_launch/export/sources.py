@@ -1,11 +1,11 @@
-"""The Hugging Face folders that weights of a run came from, and what an export keeps of them.
+"""The Hugging Face folders from which a run's weights came, and what an export keeps of them.
 
 Decides: that the source of a module is what `init_from` names, through runs that started from runs;
-which settings of a source's `config.json` an export keeps, such as ids of tokens, and which would
+which settings of a source's `config.json` an export keeps, such as token ids, and which would
 contradict the weights; which other files it copies: tokenizer, image processor, generation config.
 Relies on: paths in specs, relative to the current folder; `hugging_face.architectures` for the
-configurations of models; names and keys of files as transformers 4 and 5 write them.
-Leaves: what is exported to `export_plan`, copying and writing to `export`.
+configurations of models; names and keys of files as written by transformers 4 and 5.
+Leaves: the choice of what to export to `export_plan`, copying and writing to `export`.
 """
 
 import re
@@ -47,7 +47,7 @@ from mimo_launch.hugging_face.tokenizer import (
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Model, Spec, WebdatasetData
 
-# What tensors are written as, by their types in the files.
+# The dtypes of exported tensors, by their dtypes in the source files.
 TORCH = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -56,19 +56,19 @@ TORCH = {
     FP8: torch.bfloat16,
     MXFP4: torch.bfloat16,
 }
-# Of tensors that are copied as they are.
+# Dtypes of tensors that are copied unchanged.
 WHOLE_NUMBERS = {"I64": torch.int64}
-# Tensors of any model that are left out by rule because they follow from others.
+# Tensors of any model that are left out by rule, because they can be derived from others.
 _DERIVED = re.compile(r"(inv_freq|position_ids|^lm_head\.weight)$")
-# Keys of older versions of transformers with a newer equivalent, settings per layer, and the form
-# of weights that are written in another.
+# Keys of older transformers versions that have a newer equivalent, per-layer settings, and formats
+# of weights that are not kept.
 _OUTDATED = {
     "architectures", "torch_dtype", "rope_theta", "rope_scaling", "layer_types",
     "transformers_version", "quantization_config",
 }  # fmt: skip
-# Without a source the special tokens are unknown; transformers would use the ids of Llama.
+# Without a source, the special tokens are unknown; transformers would use Llama's ids.
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-# Files that users of a model read unchanged; a model has some of them.
+# Files that users of a model need unchanged; a model has some of them.
 _OF_TEXT = (
     TOKENIZER,
     "tokenizer_config.json",
@@ -91,8 +91,8 @@ _LLAVA = "LlavaProcessor"
 class WeightSource:
     """The part of a Hugging Face folder that a module started from.
 
-    `config` is that of the whole folder; `tensors` maps the names of the part's family to the names
-    in the files and the headers.
+    `config` is the configuration of the whole folder; `tensors` maps the names of the part's family
+    to the names in the files and the headers.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ class WeightSource:
 
     @classmethod
     def in_folder(cls, folder: Path, kind: str) -> "WeightSource | None":
-        """Return the part of a folder for a kind of module, if it holds weights of one."""
+        """Return the part of a folder for a kind of module, if it holds weights of that kind."""
         try:
             if not has_weights(folder):
                 return None
@@ -120,7 +120,7 @@ class WeightSource:
         return cls(folder, config, part, tensors) if has_weights_of_ours else None
 
     def dtype(self, inner: str | None) -> torch.dtype:
-        """Return the type of a tensor of the source; the most frequent type for any other."""
+        """Return the dtype of a tensor in the source; the most frequent dtype for any other."""
         known = {each: header.dtype for each, (_, header) in self.tensors.items()}
         known = {each: dtype for each, dtype in known.items() if dtype in TORCH}
         if inner is not None and inner in known:
@@ -130,7 +130,7 @@ class WeightSource:
     def unused(self, model: Model) -> Iterator[tuple[str, str, TensorHeader]]:
         """Yield the tensors that our model does not use: name in the family, in the files, header.
 
-        The tower of a LLaVA has layers after those whose states become rows.
+        The tower of a LLaVA has layers after the one that outputs the rows.
         """
         for inner, (name, header) in self.tensors.items():
             if self.part.is_ignored(name, model) and not _DERIVED.search(inner):
@@ -138,7 +138,7 @@ class WeightSource:
 
 
 def source_of(spec: Spec, name: str) -> WeightSource | None:
-    """Return the folder that a module's weights come from, if it is still there."""
+    """Return the folder from which a module's weights came, if it still exists."""
     seen: set[Path] = set()
     while (start := spec.modules[name].init_from) is not None:
         folder = Path(start).resolve()
@@ -159,7 +159,7 @@ def source_of(spec: Spec, name: str) -> WeightSource | None:
 def whole_config(
     found: Architecture, sources: Mapping[str, WeightSource | None], dtype: str, seq: int
 ) -> Config:
-    """Return the configuration to write for an architecture whose tensors have mainly one type."""
+    """Return the configuration to write for an architecture; `dtype` is the main tensor dtype."""
     config = dict(found.config)
     for name, part in found.parts.items():
         source, path = sources[name], found.where.get(name, ())
@@ -170,7 +170,7 @@ def whole_config(
         made = defaults | merged(ours, None if source is None else source.part.config)
         config = _with(config, path, {**made, "dtype": dtype} if path else made)
     if found.where and (source := sources["language"]) is not None:
-        # Old versions repeat keys of the parts beside them.
+        # Old versions repeat keys of the parts at the top level.
         parts = (reduce(getitem, path, config) for path in found.where.values())
         of_parts = {key for part in parts for key in part} - {"model_type"}
         rest = {key: value for key, value in source.config.items() if key not in of_parts}
@@ -186,9 +186,9 @@ def _with(config: Config, path: tuple[str, ...], inner: Config) -> Config:
 
 
 def merged(config: Config, base: Config | None) -> Config:
-    """Return a configuration with the other keys of `base`, if that is of the same type.
+    """Return a configuration with the other keys of `base`, if `base` has the same type.
 
-    The same holds for the configurations inside.
+    Nested configurations are merged in the same way.
     """
     if base is None or base.get("model_type") != config["model_type"]:
         return config
@@ -212,9 +212,9 @@ class Companions:
 def companions_of(
     spec: Spec, names: Iterable[str], sources: Mapping[str, WeightSource | None], config: Config
 ) -> Companions:
-    """Return the files beside the weights of modules, whose `config.json` is `config`.
+    """Return the files to put next to the weights of modules; `config` is their `config.json`.
 
-    The folders that the spec's data name come before those that the weights came from.
+    Folders that the spec's data names take precedence over the sources of the weights.
     """
     found: dict[str, Path] = {}
     for name in names:
@@ -229,7 +229,7 @@ def companions_of(
             known = (folder / each for folder in folders if (folder / each).is_file())
             if (path := next(known, None)) is not None:
                 found[each] = path
-    # The processor of a tower of Pixtral is not that of LLaVA.
+    # A Pixtral tower has its own processor, not LLaVA's.
     of_llava = config["model_type"] == llava.MODEL_TYPE and (
         config["vision_config"].get("model_type") != pixtral.MODEL_TYPE
     )
@@ -239,9 +239,9 @@ def companions_of(
 
 
 def _of_llava(found: dict[str, Path], config: Config) -> Companions:
-    """Return the files of a LLaVA, whose processor must know the rows of an image.
+    """Return the files of a LLaVA; its processor must know the rows of an image.
 
-    The folder of a single tower does not: it has no text part, or that of SigLIP or CLIP.
+    The folder of a single tower lacks such a processor: it has no text part, or SigLIP's or CLIP's.
     """
     theirs: Any = {}
     if PROCESSOR in found:

@@ -1,12 +1,12 @@
-"""The tensors of a file to be written, and the segments of a checkpoint that they are made of.
+"""The tensors of a file to write, and the segments of a checkpoint from which they are made.
 
 Decides: shapes in the files, that padding rows of the vocabulary are left out, and that every
-segment of a module has its place and every row of a file its segment. Layers and norms after those
-whose states become rows are copied from the source, so that an import and an export return the same
-folder; without a source, an identity norm is written.
+segment of a module has its place and every row of a file its segment. Layers and norms after the
+layer that outputs the rows are copied from the source, so that an import and an export return the
+same folder; without a source, an identity norm is written.
 Relies on: a family's `place`; shapes as saved; `architectures.says` to check that the whole is
 still our model.
-Leaves: reading to `export`, writing to `export`.
+Leaves: reading and writing to `export`.
 """
 
 import math
@@ -29,7 +29,7 @@ from mimo_launch.spec.spec import Model
 
 # Segments of a decoder with a row per token.
 VOCABULARY = ("embedding.weight", "head.weight")
-# The settings of those layers: in the configuration of the tower, and of the model around it.
+# The settings of the copied layers: in the configurations of the tower and the model around it.
 _IN_TOWER = (
     "vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token", "mlp_ratio",
     "num_cls_tokens", "num_registers", "summary_idxs", "video_temporal_patch_size",
@@ -43,7 +43,7 @@ _AROUND = {
 class TensorPart:
     """The part of a file's tensor at a `place`: the first rows of a saved tensor of shape `saved`.
 
-    `shape` is that of the part as saved, without rows that are left out.
+    `shape` is the shape of the part as saved, without rows that are left out.
     """
 
     name: str
@@ -52,9 +52,9 @@ class TensorPart:
     place: Place
 
     def box(self, tensor: Tensor) -> Box:
-        """Return the box of the part as saved: in the file's tensor, a view of it, or beside it.
+        """Return the box of the part as saved: a view of the file's tensor, or a new tensor.
 
-        Rows in runs are read beside it, all at once; see `put`.
+        Rows in runs are read together into a new tensor; see `put`.
         """
         in_runs = self.place.runs is not None
         into = torch.empty(self.shape, dtype=tensor.dtype) if in_runs else self._view(tensor)
@@ -84,7 +84,7 @@ class TensorPart:
 class FileTensor:
     """One tensor of a file: made of parts, or `copied` from a folder, by its name there.
 
-    Without either, all elements are `filled`.
+    Without either, all elements have the value `filled`.
     """
 
     name: str
@@ -100,11 +100,11 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def boxes(self, tensor: Tensor) -> list[Box]:
-        """Return a box of each part; `tensor` has this shape and type, and holds most of them."""
+        """Return a box of each part; most are views of `tensor`, which has this shape and dtype."""
         return [part.box(tensor) for part in self.parts]
 
     def fill(self, tensor: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Copy each part as saved, by its name, into `tensor`, which has this shape and type."""
+        """Copy each part as saved, by its name, into `tensor`, which has this shape and dtype."""
         for part in self.parts:
             part.put(values[part.name], tensor)
 
@@ -119,9 +119,9 @@ def file_tensors(
 ) -> list[FileTensor]:
     """Return the tensors that hold all segments of a module, in the order of the segments.
 
-    `segments` maps names without `prefix`, which is that of the module in the checkpoint, to
-    shapes; `vocab` is the number of tokens without padding. Raises: KeyError for a segment without
-    a place; ValueError if the segments of a tensor do not fill it.
+    `segments` maps names to shapes; the names lack `prefix`, the module's prefix in the checkpoint.
+    `vocab` is the number of tokens without padding. Raises: KeyError for a segment without a place;
+    ValueError if the segments of a tensor do not fill it.
     """
     made: dict[str, FileTensor] = {}
     for name, saved in segments.items():
@@ -149,9 +149,9 @@ def with_unused(
     source: WeightSource | None,
     dtype_of: Callable[[str | None], torch.dtype],
 ) -> tuple[Architecture, list[FileTensor]]:
-    """Return an architecture and the tensors that it has besides those of our encoder.
+    """Return an architecture, and its tensors that our encoder does not have.
 
-    `dtype_of` maps their names in the family of the source to types, None to the usual type.
+    `dtype_of` maps their names in the source's family to dtypes, and None to the usual dtype.
     """
     part = found.parts[name]
     if part.family.kind != "vit" or len(found.where.get(name, ())) > 1:
@@ -181,7 +181,7 @@ def with_unused(
 
 
 def of_other_parts(found: Architecture, source: WeightSource | None) -> Iterator[FileTensor]:
-    """Yield the tensors of a source of the same architecture that belong to no module of ours."""
+    """Yield the tensors of a source of the same architecture that belong to none of our modules."""
     if source is None or source.config.get("model_type") != found.config["model_type"]:
         return
     for name, header in read_tensors(source.folder).items():

@@ -1,6 +1,7 @@
 """Statistics from the index: lengths, rows, padding, and the balance of encoder replicas.
 
-Decides: which samples represent all: the first of the first epoch, in the order of training.
+Decides: the samples that represent the data set: the first ones of the first epoch, in the order of
+training.
 Relies on: the index of the data set; no record is read.
 Leaves: reading records to `survey` and `shown_samples`.
 """
@@ -26,13 +27,13 @@ from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
-# Steps whose balance is measured: enough for a mean, few enough to take a second at most.
+# Number of steps to measure the balance: enough for a mean, few enough to take at most a second.
 MOST_STEPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpread:
-    """Percentiles of some numbers, each of which is one of the numbers."""
+    """Percentiles of some numbers; each percentile is one of the numbers."""
 
     min: int
     p5: int
@@ -43,10 +44,10 @@ class SampleSpread:
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """What one encoder or generator gets of the surveyed records.
+    """The inputs of one encoder or generator in the surveyed records.
 
-    `rows` are those of its images or clips together, `per_item` those of one; `without` is the
-    number of records that have none. `in_text`: rows are tokens of language, which reads them.
+    `rows` is for all of its images or clips together, `per_item` for one; `without` is the number
+    of records without any. `in_text`: the rows are tokens of language, which reads them.
     """
 
     items: int
@@ -60,7 +61,7 @@ class Modality:
 class Filling:
     """The share of tokens that are not padding: with one record per sequence, and packed.
 
-    `is_packed` says which of the two training does.
+    `is_packed` says whether training packs records.
     """
 
     is_packed: bool
@@ -71,7 +72,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """The `imbalance` of an encoder over some steps: its mean, and that of the worst step."""
+    """The `imbalance` of an encoder over some steps: the mean, and the worst step."""
 
     steps: int
     mean: Imbalance
@@ -79,7 +80,7 @@ class Evenness:
 
     @classmethod
     def of(cls, seen: Sequence[Imbalance]) -> "Evenness":
-        """Return the evenness over steps, from the imbalance of each."""
+        """Return the evenness over steps, given the imbalance of each step."""
         before = [each.before for each in seen]
         after = [each.after for each in seen]
         mean = Imbalance(sum(before) / len(seen), sum(after) / len(seen))
@@ -88,7 +89,7 @@ class Evenness:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the index says of the first `surveyed` of the `records` of an epoch."""
+    """Facts from the index about the first `surveyed` of the `records` of an epoch."""
 
     records: int
     surveyed: int
@@ -141,7 +142,7 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
 def first_steps(
     spec: Spec, dataset: Dataset, num_steps: int, end: int
 ) -> Iterator[tuple[int, tuple[Sample, ...], StepData]]:
-    """Yield number, samples and data of the first steps: at least one, no other beyond `end`.
+    """Yield number, samples and data of the first steps up to `end`, and of at least one step.
 
     `end` is a place in the order of samples.
     """

@@ -1,13 +1,13 @@
-"""The speed of reading a spec's data, and all that `mimo-launch data` reports of them.
+"""The speed of reading a spec's data, and the whole report of `mimo-launch data`.
 
-Decides: the contents of the report; which ranks are measured for all, sharing a host's processors.
+Decides: the contents of the report; which ranks are measured to represent all ranks of a host.
 Relies on: `index_statistics`, `shown_samples`; the functions and threads with which training reads.
-Leaves: drawing to `cli`, whether reading is fast enough to those who know the speed of the GPUs.
+Leaves: drawing to `cli`; to the user, who knows the speed of the GPUs, whether reading keeps up.
 
-A rank reads one step while it computes the one before. So it keeps up if reading a step takes less
-time than a step: in wall time for each rank by itself, and in CPU time for all ranks of a host
-together. Ranks that read the same modules are of one kind; of each kind the one with the most rows
-of a step is measured. The cache of the file system may be warm.
+A rank reads a step while it computes the previous one. So it keeps up if reading a step takes less
+time than computing a step: in wall time for each rank alone, and in CPU time for all ranks of a
+host together. Ranks that read the same modules are of one kind; in each kind, the rank with the
+most rows in a step is measured. The cache of the file system may be warm.
 """
 
 import os
@@ -31,15 +31,15 @@ Kind = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReadingSpeed:
-    """How fast steps are read, in tokens of a whole step per second.
+    """The speed of reading steps, in tokens of a whole step per second.
 
     Args:
-        steps: Steps that were read.
-        tokens: Tokens of them, with image rows and without padding.
-        alone: The speed if every rank had a host to itself.
-        slowest: What the slowest kind of rank reads; `slowest_s` are its seconds per step.
+        steps: Number of steps that were read.
+        tokens: Number of their tokens, with image rows and without padding.
+        alone: The speed if every rank had its own host.
+        slowest: The modules that the slowest kind of rank reads, in `slowest_s` seconds per step.
         together: The speed of all ranks of a host together on `processors`.
-        host_ranks: Ranks of that host.
+        host_ranks: Number of ranks of that host.
     """
 
     steps: int
@@ -53,13 +53,13 @@ class ReadingSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The speed of the job, which both of them limit."""
+        """The speed of the job, limited by `alone` and `together`."""
         return min(self.alone, self.together)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The result of reading: `bad` records by id with the reason, of `records` that were read."""
+    """The result of reading `records` records; `bad` maps the ids of bad ones to reasons."""
 
     records: int
     bad: dict[int, str]
@@ -72,7 +72,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
     records = tokens = steps = 0
     wall: dict[Kind, float] = defaultdict(float)
     cpu: dict[Kind, float] = defaultdict(float)
-    # The names of what each rank reads in any step.
+    # The names of the modules that each rank reads in any step.
     kinds = {
         rank: tuple(
             module.name
@@ -125,7 +125,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
 
 
 def _most(views: StepViews, ranks: list[int]) -> Reads:
-    """Return the reads of the rank with the most rows of a step, then the most texts."""
+    """Return the reads of the rank with the most rows in a step or, if equal, the most texts."""
 
     def size(reads: Reads) -> tuple[int, int]:
         rows = sum(
@@ -147,10 +147,10 @@ MOST_BAD = 5
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The records that are left out: those that are `bad`, and those `too_long` for a sequence.
+    """The records that are left out: `bad` ones, and ones that are `too_long` for a sequence.
 
-    `first_bad` has some bad ones by name with the reason; all of them are in `file`. `ignored`
-    counts the others by what they have that is not read.
+    `first_bad` maps the names of some bad records to reasons; `file` lists all of them. `ignored`
+    counts the other records by content that is not read.
     """
 
     bad: int
@@ -178,7 +178,7 @@ class Survey:
 def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int) -> Survey:
     """Survey at most `records` records in the index, read `steps` steps, show `show` samples."""
     layout = build_layout(spec)
-    # After the first epoch there is nothing new; its last step reaches into the next one.
+    # Nothing is new after the first epoch, but its last step reaches into the second.
     first = first_steps(spec, dataset, show, 2 * dataset.num_samples("train"))
     return Survey(
         name=spec.name,

@@ -1,6 +1,6 @@
 """Samples as the model gets them: pieces of text, each learned or not, and rows of images.
 
-Decides: the text of tokens of data sets without a tokenizer.
+Decides: the text of tokens in data sets without a tokenizer.
 Relies on: the data set for texts and images.
 Leaves: drawing to `cli`.
 """
@@ -23,7 +23,7 @@ from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
 from mimo_launch.train.loader import BAD
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# The tokens of the digits task, but for placeholders.
+# The tokens of the digits task, except placeholders.
 _DIGIT_TOKENS = {
     PAD: "<pad>",
     BOS: "<bos>",
@@ -38,8 +38,8 @@ _DIGIT_TOKENS = {
 class ShownPiece:
     """A run of tokens: text, or the rows of an image or clip, the `item` of an encoder.
 
-    Text that counts in the loss is of kind `learnt`. Rows that language does not read, those of an
-    encoder behind a connector or of a generator, are no tokens of the text.
+    Text that counts in the loss has the kind `learnt`. Rows that language does not read directly,
+    of an encoder before a connector or of a generator, are not tokens of the text.
     """
 
     kind: Literal["text", "learnt", "rows"]
@@ -72,7 +72,7 @@ class Shown:
 def show_samples(
     spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
-    """Return the first `most` samples with their records decoded, no record a second time."""
+    """Return the first `most` samples with decoded records; each record is shown only once."""
     shown = _Records(spec, dataset)
     found: list[Shown] = []
     seen: set[int] = set()
@@ -107,7 +107,7 @@ class _Records:
             return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
         # The label of a token is at the position before it.
         loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
-        # Each module behind those that it reads.
+        # Each module comes after the modules that it reads.
         rows = [
             (span, module, item)
             for module in (*spec.encoders, *spec.generators)
@@ -116,7 +116,7 @@ class _Records:
         pieces: list[ShownPiece] = []
         at, in_text = 0, spec.sources_of(LANGUAGE)
         for span, module, item in sorted(rows, key=lambda row: row[0].position):
-            # A generator makes its image of tokens, so that stands behind them.
+            # A generator makes its image from tokens, so the image follows them.
             until = span.position if span.reads is None else span.position + span.reads
             pieces += self.texts(tokens, loss_mask, range(at, until))
             text = f"{module} {span.height} x {span.width}"
@@ -130,7 +130,7 @@ class _Records:
     def texts(
         self, tokens: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.bool_], here: range
     ) -> Iterator[ShownPiece]:
-        """Yield runs of tokens that are all learned or all not."""
+        """Yield runs of tokens that are all learned or all not learned."""
         cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
         for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
             if first < last:
@@ -139,7 +139,7 @@ class _Records:
 
     @cached_property
     def words(self) -> Callable[[Sequence[int]], str]:
-        """The function that writes tokens as text."""
+        """The function that turns tokens into text."""
         data = self.spec.data
         if isinstance(data, WebdatasetData):
             from pathlib import Path
