@@ -50,9 +50,9 @@ class Diagnostic:
     """One finding about one spec.
 
     `path` leads to the faulty value, e.g. `("modules", "vision", "grid", "tp")`, or with `at_key`
-    to its key. A path that is not in the file (a missing key, a default) stands for its nearest
-    parent that is. `line` and `column` (1-based) are set only if the YAML itself could not be read,
-    so that there is no path.
+    to its key. A path that is not in the file (a missing key, a default) means its nearest parent
+    that is. `line` and `column` (1-based) are set only if the YAML could not be parsed, so that
+    there is no path.
     """
 
     code: str
@@ -203,7 +203,7 @@ class Code:
     Attributes:
         name: Names the wrong pattern.
         is_warning: Whether a command continues despite it.
-        summary: One sentence that says what is wrong.
+        summary: One sentence about the mistake.
         page: The whole page, as Markdown that reads well as plain text.
     """
 

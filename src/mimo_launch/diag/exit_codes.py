@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a script may conclude from the end of a command."""
+    """Exit codes, by what a script may conclude from them."""
 
     DONE = 0
     FAILED = 1

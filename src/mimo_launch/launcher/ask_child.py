@@ -33,7 +33,7 @@ from mimo_launch.launcher.worker_processes import (
 from mimo_launch.spec.spec import Spec
 
 Answer = TypeVar("Answer")
-# Importing what a class needs takes minutes on slow disks; so do drivers on hosts with many GPUs.
+# Importing a class can take minutes on a slow disk, and so can starting drivers for many GPUs.
 ANSWER_SECONDS = 300.0
 # A process that is blocked in the kernel does not die; we stop waiting for it.
 KILL_SECONDS = 1.0

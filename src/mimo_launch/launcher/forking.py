@@ -1,4 +1,4 @@
-"""What this process does before it forks others.
+"""Prepares this process for forking others.
 
 Decides: the list of slow imports, which workers inherit; none initialises CUDA, which does not
 survive a fork. Every forked process gets new output streams: at the moment of the fork, another

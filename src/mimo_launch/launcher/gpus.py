@@ -105,7 +105,7 @@ def _seen() -> Gpus:
 
 
 def device_of(kind: "DeviceKind", num_workers: int) -> Literal["cpu", "cuda"]:
-    """Return where `num_workers` workers of this host run; `auto` means GPUs where there are any.
+    """Return the device of `num_workers` workers of this host; `auto` means GPUs if it has any.
 
     Raises: NotEnoughGpus, also for settings under which a job on GPUs would hang.
     """

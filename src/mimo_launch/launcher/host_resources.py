@@ -53,7 +53,7 @@ def too_few_files(num_workers: int) -> tuple[str, str] | None:
 
 
 def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
-    """Return what the host lacks and the remedy, if an error or its text shows a lack."""
+    """Return the missing resource and the remedy, if an error or its text shows one."""
     text = str(error)
     # Native code gives the error's message, not its number.
     told = (n for n in (errno.EMFILE, errno.ENFILE, errno.EAGAIN) if os.strerror(n) in text)

@@ -39,7 +39,7 @@ class FolderCheck(Protocol):
 
     @property
     def lost(self) -> str:
-        """What is known to have happened to the folder; "" if nothing."""
+        """Why the folder is lost, as far as is known; "" while it is not."""
 
     def stopping(self) -> None:
         """Record that the run was asked to end."""
@@ -69,12 +69,12 @@ class Watched(Protocol):
         """Report the workers of this host as done; return whether all hosts have."""
 
     def interrupted(self, signal: int) -> None:
-        """Report that this host ends at once."""
+        """Report that this host ends immediately."""
 
     def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
     ) -> RunFailed:
-        """Return the failure, from what all hosts know."""
+        """Return the failure, judged from the reports of all hosts."""
 
     def close(self) -> None:
         """Leave the job."""
@@ -120,7 +120,7 @@ class OneHost:
         return True
 
     def interrupted(self, signal: int) -> None:
-        """Do nothing: there is no other host to tell."""
+        """Do nothing: there is no other host to inform."""
 
     def failed_run(
         self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
@@ -173,7 +173,7 @@ class WatchedHosts:
         return all(everyone.said(node, "done") for node in range(everyone.num_nodes))
 
     def interrupted(self, signal: int) -> None:
-        """Report that this host ends at once."""
+        """Report that this host ends immediately."""
         self._everyone.messages.say(interrupted=signal)
         self._everyone.messages.flush(1.0)
 

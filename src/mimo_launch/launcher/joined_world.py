@@ -134,7 +134,7 @@ class JoinedWorld:
             time.sleep(POLL_SECONDS)
 
     def hear(self) -> Beginning | int:
-        """Return what the first rank says: how the run begins, or its exit code."""
+        """Return the first rank's message: how the run begins, or its exit code."""
         said = self._store.get(_TOLD).decode()
         self._store.add(_HEARD, 1)
         return int(said) if said.isdecimal() else Beginning.from_json(said)

@@ -152,7 +152,7 @@ class WorkerStore:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What all hosts of an attempt agree on: its number, and where its workers meet.
+    """An agreement of all hosts on an attempt: its number, and where its workers meet.
 
     The host that has the `store` serves it once it has forked its workers.
     """

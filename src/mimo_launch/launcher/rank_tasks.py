@@ -1,7 +1,7 @@
 """The tasks of the ranks of a job, once each has its session: to train or to measure.
 
-Decides: what a run of each kind does and records; that a resumed run measures those requested steps
-that are still ahead.
+Decides: what a run of each kind does and records; that a resumed run measures only the requested
+steps that are left.
 Relies on: `train`, imported where it is used: the launcher that makes a task needs no torch.
 Leaves: connecting, reporting errors and exiting to `worker`; parsing options to `cli`.
 """
@@ -216,7 +216,7 @@ def _not_written(file: Path, error: OSError) -> NotWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run: a plan, its run folder, task and device, and the ranks whose output is shown."""
+    """A run to start: plan, run folder, task and device; `shown` ranks print to the console."""
 
     plan: Plan
     run: Path

@@ -1,4 +1,4 @@
-"""The watcher of the ranks that torchrun or srun started on this host: a process of its own.
+"""The process that watches the ranks of torchrun or srun on this host.
 
 Decides: it watches ranks as a launcher does, by their processes and their cells. After a failure it
 sends each rank the exit code, to the rank to blame first, so that the program that started the
@@ -237,7 +237,7 @@ class _KnownHosts(AllHosts):
 
 
 class _FolderOfFirstRank:
-    """What the first rank, which holds the lock, reports about the run folder."""
+    """The state of the run folder, as the first rank, which holds the lock, reports it."""
 
     def __init__(self, cells: HostCells) -> None:
         self._cells = cells

@@ -91,7 +91,7 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
 
 
 def damages(run: Path) -> list[str]:
-    """Return what is wrong with the checkpoints of a run that were once complete."""
+    """Return the damages of checkpoints of a run that were complete."""
     found = []
     for path in all_checkpoints(run):
         if path.suffix == DAMAGED:

@@ -184,7 +184,7 @@ def is_in_use(run: Path) -> bool | None:
             found = os.fstat(file.fileno())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    if not found.st_nlink:  # Released meanwhile.
+    if not found.st_nlink:  # The owner has just released the lock.
         return False
     return True if not reaches and time.time() - found.st_mtime < SILENT_SECONDS else None
 

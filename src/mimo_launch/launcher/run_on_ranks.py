@@ -38,7 +38,7 @@ MARGIN_SECONDS = 5
 
 
 class RankError(RuntimeError):
-    """A rank failed; the message names it and holds its traceback."""
+    """A rank failed; the message names it and includes its traceback."""
 
 
 @dataclass(frozen=True, slots=True)

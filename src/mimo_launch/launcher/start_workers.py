@@ -236,7 +236,7 @@ def _start(
 
 
 class Pump(threading.Thread):
-    """Passes events on until the other end is closed; `error` is what the listener raised."""
+    """Passes events on until the other end closes; `error` is the listener's exception."""
 
     def __init__(self, reader: Connection, listener: Listener) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""The verdict on a failed run: which rank is to blame and why, from what is known of all ranks.
+"""The verdict on a failed run: which rank is to blame and why, from the facts about all ranks.
 
 Decides: errors that a lost or late peer explains count only if no rank failed otherwise; of the
 other failures the earliest counts. Without any failure, the rank that the others wait for is to
@@ -20,7 +20,7 @@ from mimo_launch.runtime.progress import Cause, Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What is known of one rank when a run has to end. Times are seconds since the epoch.
+    """The facts about one rank when a run has to end. Times are seconds since the epoch.
 
     `error_time` is when it reported an error, or 0. `process` is the kernel's letter for the state
     of its process, empty if it has ended. `size` is the length of its program. `gpu` says that it
@@ -65,7 +65,7 @@ class RankState:
 
     @property
     def died(self) -> bool:
-        """Whether the process ended too early without an error of its own."""
+        """Whether the process ended too early without reporting an error."""
         if self.end is None or self.error_time:
             return False
         return bool(self.end.killed_by) or self.phase is not Phase.FINISHED
@@ -168,7 +168,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What is known of a failure besides the states of its ranks.
+    """The facts about a failure in addition to the states of its ranks.
 
     `oom_killed` says that the kernel killed processes for lack of memory during the attempt,
     `frozen_s` for how many seconds the whole job stood still, `folder_lost` what happened to the
@@ -218,7 +218,7 @@ class Failure:
         return ExitCode.ELSEWHERE if outside and not self.verdict.final else ExitCode.FAILED
 
     def of(self, rank: int) -> RankState | None:
-        """Return what is known of a rank."""
+        """Return the state of a rank; None if its host did not report it."""
         return next((state for state in self.states if state.rank == rank), None)
 
 

@@ -131,7 +131,7 @@ class WorkerWatch:
         return max(self._cells.read(worker.local_rank).ended_by for worker in self.workers)
 
     def examine(self) -> list[RankState]:
-        """Return what is known of each worker, its stack included. Takes some seconds."""
+        """Return the state of each worker, including its stack. Takes some seconds."""
         self._settle()
         if self._recorder is not None:
             self._recorder.ask([w.rank for w in self.workers if self._end(w) is None])

@@ -1,4 +1,4 @@
-"""What a worker reports about its own error, for its launcher to read.
+"""Reports a worker's own error, for its launcher to read.
 
 Decides: whether an error is the worker's own or due to a lost or late peer; the message for a full
 GPU; the format of `error.json`, which torch elastic defines.

@@ -4,8 +4,8 @@ Decides: the kernel, not the peers, says which rank ended first: a killed worker
 and its peers immediately report a lost connection. SIGUSR1 makes a worker write the stacks of its
 threads to a file, even when it is blocked outside Python. Processes that workers started end with
 the attempt.
-Relies on: pidfds (Linux 5.3); faulthandler, whose handler runs in the signal context and needs
-neither the interpreter nor its lock; PR_SET_CHILD_SUBREAPER (Linux 3.4) and /proc.
+Relies on: pidfds (Linux 5.3); faulthandler, which runs in the signal context and needs neither the
+interpreter nor its lock; PR_SET_CHILD_SUBREAPER (Linux 3.4) and /proc.
 Leaves: reaping workers to torch elastic; the meaning of an end or a stack to `verdict`.
 """
 
@@ -36,7 +36,7 @@ _COMMUNICATION = (
     "/mimo_launch/runtime/stage_transfers.py",
     "/mimo_launch/runtime/bridges.py",
 )
-# Here the host waits for its GPU, whose transfers wait for other ranks.
+# Here the host waits for its GPU, where transfers wait for other ranks.
 _DEVICE_WAITS = ("/torch/cuda/streams.py", "/torch/cuda/__init__.py")
 ORPHAN_SECONDS = 5.0
 # The first version of `struct pidfd_info` in linux/pidfd.h, which ends with the exit code.

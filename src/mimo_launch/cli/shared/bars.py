@@ -25,7 +25,7 @@ def rich_on(stream: IO[str], console: Console) -> RichConsole:
 
 
 class Bars(Live):
-    """Draws `what` on `rich` until it is exited; terminal output of `console` goes above it."""
+    """Draws `what` on `rich` until exit; terminal output of `console` appears above it."""
 
     def __init__(
         self, what: RenderableType, rich: RichConsole, console: Console, *, transient: bool = False
