@@ -27,7 +27,7 @@ from mimo_launch.spec.hybrid import MambaSizes
 class GroupNorm(SegmentedModule):
     """RMSNorm over each group of heads, of x * silu(z): [N, f] -> [N, f], at least fp32.
 
-    tp ranks that share a group sum its squares, so the result is the same as at tp 1.
+    Ranks that share a group sum its squares, so the result is the same as at tp 1.
     """
 
     def __init__(self, context: ParallelContext, sizes: MambaSizes, eps: float) -> None:

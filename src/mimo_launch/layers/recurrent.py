@@ -167,8 +167,7 @@ class RecurrentMixer(nn.Module):
             return mixed.flatten(0, 1)
         steps = [[_rows(t, share.heads, 1, dim=1) for t in steps_Nh] for share in shares]
         parts = [torch.cat([x, *more], dim=1) for x, more in zip(channels, steps, strict=True)]
-        # Send features of this rank's tokens, a part per cp rank; receive all tokens of its own
-        # part.
+        # Send features of this rank's tokens, a part per cp rank; receive its part of all tokens.
         arrived = exchange(torch.stack(parts), cp).flatten(0, 1)
         sizes = [channels[0].shape[1], *(t.shape[1] for t in steps[0])]
         whole = in_order(arrived, sequences.batch, cp.size)

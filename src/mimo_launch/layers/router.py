@@ -78,7 +78,7 @@ class _AddAuxLoss(torch.autograd.Function):
 
 
 def add_aux_loss(x: Tensor, loss: Tensor, total: AuxLoss) -> Tensor:
-    """Return x; its backward also starts that of a scalar loss, and adds the loss to `total`.
+    """Return x; its backward also starts the backward of a scalar loss and adds it to `total`.
 
     So the loss need not be sent to the last stage: every reduction is a sum.
     """

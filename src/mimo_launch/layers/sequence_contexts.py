@@ -116,7 +116,7 @@ class SequenceContext:
         return self.documents is not None or self.reach is not None
 
     def lengths(self, seq: int) -> tuple[int, ...]:
-        """Return the lengths of all documents; without any, those of sequences of `seq` tokens."""
+        """Return the lengths of all documents, or `seq` for each sequence without documents."""
         return (seq,) * self.batch if self.documents is None else self.documents.lengths
 
     def lower_right(self, queries: int, keys: int) -> Tensor:

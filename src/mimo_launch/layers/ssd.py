@@ -90,7 +90,7 @@ def _states(
 
 
 def last_before(numbers_Bci: Tensor) -> Tensor:
-    """Return the document of the token before each chunk, [B, c]; the first chunk's is its own."""
+    """Return the document of the token before each chunk, [B, c]; the first chunk gets its own."""
     first = numbers_Bci[:, :1, 0]
     return torch.cat([first, numbers_Bci[:, :-1, -1]], dim=1)
 

@@ -54,7 +54,7 @@ class Fp8:
         return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
 
     def open(self, te: ModuleType) -> None:
-        """Start to use the package. Raises: RuntimeError with its reason if the GPU cannot."""
+        """Start to use the package. Raises: RuntimeError, with a reason, if the GPU lacks FP8."""
         can, reason = te.is_fp8_available(return_reason=True)
         if not can:
             raise RuntimeError(reason)

@@ -62,7 +62,7 @@ class TeLayers:
         )
 
     def row(self, features: int, width: int, *, bias: bool) -> nn.Module:
-        """Return a linear layer that ends a region, `features` cut over tp: [N, f] -> [n, D]."""
+        """Return a linear layer that ends a region, with `features` cut: [N, f] -> [n, D]."""
         return self._make(
             "Linear",
             features,
@@ -76,7 +76,7 @@ class TeLayers:
     def norm_swiglu(
         self, width: int, inner: int, *, norm: Literal["rms", "layer"], eps: float
     ) -> nn.Module:
-        """Return a norm and a SwiGLU MLP without biases, `inner` cut over tp: [n, D] -> [n, D]."""
+        """Return a norm and a SwiGLU MLP without biases, with `inner` cut: [n, D] -> [n, D]."""
         return self._make(
             "LayerNormMLP",
             width,

@@ -279,7 +279,7 @@ def without_loose(
     how: Reader,
     context: ParallelContext,
 ) -> tuple[list[Patches], list[Patches]]:
-    """Split each array's patches: first those of its rows, then its `numbers` of loose patches."""
+    """Return the patches of each array's rows, and its `numbers` of loose patches, separately."""
     dtype = how.dtype or context.compute_dtype
     cut = [x if isinstance(x, Patches) else how.cut(x, dtype=dtype, pinned=False) for x in arrays]
     ends = [len(each.values) - number for each, number in zip(cut, numbers, strict=True)]

@@ -240,7 +240,7 @@ class LanguageStage(nn.Module):
         return with_images(sequences, batch.images, cp.index, cp.size, dtype)
 
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
-        """Return what a generator reads at each token, [n, D]: the stream, perhaps with text."""
+        """Return the states that a generator reads, [n, D]; text readers get embeddings added."""
         if reader not in self.text_readers:
             return normed_nD
         if batch.tokens is None:

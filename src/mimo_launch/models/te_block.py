@@ -111,7 +111,7 @@ class TeBlock(SegmentedModule):
         """Return the block's output for every token."""
         if x_nD.shape[0] == 0:
             # The kernels take no empty list: zero tokens without positions go through and are cut
-            # off. Their gradients are zeros, which the other ranks wait for in a reduction.
+            # off. The weights then get zero gradients, which other ranks wait for in a reduction.
             tokens = 1 if self.fp8 is None else FP8_STEP
             unturned = replace(attention_context, cos=None, sin=None)
             return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()

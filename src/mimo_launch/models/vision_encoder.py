@@ -41,7 +41,7 @@ class ClassToken(SegmentedModule):
         self.declare("weight", table_segment(context, width), dtype=context.dtype)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
-        """Return the class tokens of `number` images, [number, D], on the graph even if none."""
+        """Return the class tokens of `number` images, [number, D]; even 0 stay on the graph."""
         token = self.weight if position_D is None else self.weight + position_D
         return token.expand(number, -1)
 

@@ -231,7 +231,7 @@ class Executor:
 
         Nothing is posted ahead of its slot. On a GPU a posted receive is a kernel that spins. A
         driver call that a later kernel needs at its first use (to load code, to get a handle or
-        memory) can wait for that kernel, and two ranks that both wait in this way would wait
+        memory) can wait for the receive, and two ranks that both wait in this way would wait
         forever.
         """
         for action in slot:

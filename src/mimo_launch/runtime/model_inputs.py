@@ -9,7 +9,7 @@ Leaves: reading and decoding to `train`, with the ranks of `layout.step_views`; 
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; the next position follows the image's longer side. Each temporal patch of a video has
-its own time; the next position follows the longest side or the last of these times (Qwen2.5-Omni).
+its own time; the next position follows the longer side or the last of these times (Qwen2.5-Omni).
 Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
 """
 
