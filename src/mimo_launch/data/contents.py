@@ -3,7 +3,7 @@
 Decides: what counts as a change: other samples, more or fewer, or another order. Names, paths and
 times of files do not count.
 Relies on: a data set for its `contents`.
-Leaves: whether a run goes on to `checkpoint.loading`.
+Leaves: the decision to continue a run to `checkpoint.loading`.
 """
 
 from collections import Counter
@@ -58,9 +58,9 @@ def changed_files(old: Contents, new: Contents) -> list[str]:
 
 
 def _chosen(files: Contents, wanted: Counter[tuple[int, int]]) -> dict[str, int]:
-    """Return the number of samples of each `wanted` file, by name, later files first.
+    """Return the number of samples of each `wanted` file, by name, in the order of `files`.
 
-    `wanted` counts files by their samples and checksum; any of several equal files may be chosen.
+    `wanted` counts files by their samples and checksum; of several equal files, the last count.
     """
     left, chosen = Counter(wanted), Counter[str]()
     for each in reversed(files):

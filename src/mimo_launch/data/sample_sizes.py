@@ -242,7 +242,7 @@ def _ways_to_text(spec: Spec, name: str) -> int:
 
 
 def room_for_image(spec: Spec, name: str) -> int | None:
-    """Return the rows that fit in a text with one image of each encoder; None if not in text."""
+    """Return how many rows of its image fit in a text with one per encoder; None if not in text."""
     if not _ways_to_text(spec, name):
         return None
     read = [kind_of(spec.modules[each].model).rows_of_each for each in spec.sources_of(LANGUAGE)]

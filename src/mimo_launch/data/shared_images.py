@@ -41,7 +41,7 @@ def frame_size(rule: TileRule, *, is_last: bool) -> ImageSize:
 
 
 def video_reader_behind(spec: Spec, name: str) -> str | None:
-    """Return the module that reads videos: `name`, which language reads, or one upstream of it."""
+    """Return `name` or a module upstream of it, whichever reads videos, if any."""
     seeing = sorted({name} | _behind(spec, name))
     images = ((each, kind_of(spec.modules[each].model).images) for each in seeing)
     return next((each for each, found in images if found and found.reads_videos), None)

@@ -178,7 +178,7 @@ class SyntheticSamples:
                 made = ImageSpan(position, size.height, size.width, reads=read)
                 for module, span in spans_to_make(self._spec, name, made):
                     spans[module] = (*spans.get(module, ()), span)
-        # Every place but the first separates two text tokens.
+        # Every place except the first separates two text tokens.
         pairs = num_text - 1 - len(set(befores) - {0})
         return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
 

@@ -63,7 +63,7 @@ def _has_numbers(event: Any) -> bool:
 
 
 def _with_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with NaN for each null, except for a field that may be null."""
+    """Return values with NaN for each null, except in a field where null is a value."""
     return {
         name: _with_nan(value)
         if isinstance(value, dict)

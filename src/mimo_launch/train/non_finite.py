@@ -101,7 +101,7 @@ class PendingFlags:
 
 
 def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> PendingFlags:
-    """Copy this rank's flags for the step whose gradients the session holds.
+    """Copy this rank's flags for the step with gradients in the session.
 
     `unshared_squares` come from `PendingMetrics`.
     """

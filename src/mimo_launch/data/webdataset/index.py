@@ -128,7 +128,7 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
         "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
         "tokenizer": tokenizer.hexdigest(),
     }
-    found: dict[str, Any] = json.loads(json.dumps(identity))  # Equal to what is read back.
+    found: dict[str, Any] = json.loads(json.dumps(identity))  # As it will be read back.
     return found
 
 

@@ -30,9 +30,9 @@ TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "w
 # Per sample; `content` is a checksum of its members.
 SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4"}
 # Per member that training reads; per span of rows of one image or per target; per run of learned
-# tokens; per byte of a key. Of a span, `reads` is the number of tokens that a target is made from,
-# `later` is, for a video, one more than the places by which it is later, and `told` is the number
-# from which its text is written.
+# tokens; per byte of a key. Of a span, `reads` is the number of tokens from which a target is made,
+# `later` is, for a video, 1 plus the places by which it is later, and `told` is the number from
+# which its text is written.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {

@@ -3,7 +3,7 @@ r"""Markers that are only text: after a backslash, or everywhere in a sample tha
 Decides: that `\<image>` is the text `<image>`, tokenized by its letters. Until then one character
 replaces it: a noncharacter, which Unicode reserves for such uses.
 Relies on: the tokenizer, to which these characters are added as tokens.
-Leaves: which samples have no markers to `records`.
+Leaves: recognising samples without markers to `records`.
 """
 
 import re

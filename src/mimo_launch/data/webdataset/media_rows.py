@@ -5,7 +5,7 @@ video, as a series of images, to the encoder that reads videos; that their rows,
 connectors, replace the marker, module after module in the order of language's sources; the tokens
 from which a target is made.
 Relies on: `member_readers` for the rows of each member.
-Leaves: which members are read to `samples`.
+Leaves: reading members to `samples`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

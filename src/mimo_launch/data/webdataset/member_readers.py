@@ -121,7 +121,7 @@ class ImageReader(MemberReader):
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
+        """The settings that the number of rows depends on."""
         side, recipe = self.images.row_side, self.recipe
         read = self.sizing_of_videos
         return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop, *read]
@@ -214,7 +214,7 @@ class ClipReader(MemberReader):
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
+        """The settings that the number of rows depends on."""
         clips = self.clips
         drops = ["drops silence"] if clips.drops_silence else []
         return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row, *drops]
@@ -269,7 +269,7 @@ class CodesReader(MemberReader):
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
+        """The settings that the number of rows depends on."""
         return [self.module, self.codes.codebooks]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:

@@ -165,7 +165,7 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def _refuse_loss(keys: Mapping[str, Any], where: str) -> None:
-    """Raise BadSample if a part of a message is not to be learnt: only whole messages can be."""
+    """Raise BadSample if a part of a message is excluded from the loss: only messages can be."""
     if in_loss(keys, where) is False:
         raise BadSample(f"{where} is not to be learnt: write that in the message")
 

@@ -71,7 +71,7 @@ class CutReader(ImageReader):
 
     @property
     def sizing(self) -> list[object]:
-        """What the numbers of rows and images depend on."""
+        """The settings that the numbers of rows and images depend on."""
         return [self.module, self.images.row_side, repr(self.cut), *self.sizing_of_videos]
 
     def pieces(self, size: MediumSize) -> list[int]:
@@ -96,7 +96,7 @@ class TileReader(ImageReader):
 
     @property
     def sizing(self) -> list[object]:
-        """What the number of rows depends on."""
+        """The settings that the number of rows depends on."""
         read = self.sizing_of_videos
         return [self.module, repr(self.rule), repr(self.recipe.grids), self.rule.side, *read]
 
