@@ -35,7 +35,7 @@ def group_rows(layout: Layout, per_node: int | None, rank: int | None = None) ->
         several = (
             tuple(axis for axis in axes if module.grid.size(axis) > 1) for axes in MODULE_GROUPS
         )
-        # At dp 1, the groups along dp x cp equal those along cp: show them once.
+        # At dp 1, the groups along dp x cp equal the groups along cp: show them once.
         for shown in dict.fromkeys(axes for axes in several if axes):
             groups: tuple[Ranks, ...] = (
                 module.grid.groups(*shown)

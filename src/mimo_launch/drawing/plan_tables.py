@@ -1,6 +1,6 @@
 """Modules, groups, bridges and losses of a report as tables of words.
 
-Decides: the columns and what each cell says; how many groups are written out.
+Decides: the columns and the text of each cell; how many groups are written out.
 Relies on: the rows of `rows`.
 Leaves: the form of tables to `cli` and `html_page`.
 """

@@ -107,7 +107,7 @@ class ModuleLayout:
 
     @property
     def computes_loss(self) -> bool:
-        """Whether it has a loss of its own."""
+        """Whether it has a loss."""
         return bool(self.losses)
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:

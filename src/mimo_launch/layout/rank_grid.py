@@ -2,8 +2,8 @@
 
 Decides: the rank of each coordinate and the groups along any set of axes; which ranks hold
 different experts of a layer, split one, or hold replicas of one.
-Relies on: consecutive ranks from `first_rank` on; for experts, sizes whose product divides the
-ranks of a stage.
+Relies on: consecutive ranks from `first_rank` on; for experts, tp x ep that divides the ranks of a
+stage.
 Leaves: live process groups to `comm`, which tokens go where to `layers.experts`.
 
 The ranks of a stage, in increasing order, are the box of its experts, with the axes tp, ep and dp,

@@ -1,4 +1,4 @@
-"""The process groups of a layout, apart from those of bridges.
+"""The process groups of a layout, except the groups of bridges.
 
 Decides: their names, their ranks, and the one order in which all ranks create them.
 Relies on: `rank_grid` for the ranks along axes.

@@ -1,4 +1,4 @@
-"""What one replica works on: the samples that it encodes for a group, or those of a microbatch.
+"""The work of one replica: the samples that it encodes for a group, or a microbatch of language.
 
 Decides: which facts about its samples and rows a replica may use, each computed once.
 Relies on: `row_owners` for how rows are cut over ranks.
@@ -33,7 +33,7 @@ from mimo_launch.spec.base import LANGUAGE
 
 @dataclass(frozen=True, eq=False)
 class EncoderView:
-    """What one replica of an encoder encodes for one group of microbatches.
+    """The samples that one replica of an encoder encodes for one group of microbatches.
 
     `samples` are positions in the step, in the order in which the replica encodes them.
     """

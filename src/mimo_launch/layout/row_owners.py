@@ -46,7 +46,7 @@ class Run:
 
 
 def local_rows(module: ModuleLayout, total: int) -> int:
-    """Return how many of a replica's `total` rows each cp rank holds, padding included.
+    """Return the number of a replica's `total` rows on each cp rank, padding included.
 
     Padding makes the number equal on every cp rank, and under sequence parallelism on every tp
     rank. For FP8 it makes the number of patches a multiple of `FP8_STEP`.
@@ -59,7 +59,7 @@ def local_rows(module: ModuleLayout, total: int) -> int:
 
 
 def local_extra_tokens(module: ModuleLayout, total: int) -> int:
-    """Return how many of a replica's extra tokens each shard holds, padding included.
+    """Return the number of a replica's extra tokens on each shard, padding included.
 
     A shard is a cp rank or, under sequence parallelism, one of its tp ranks. Extra tokens (class
     tokens, rows of other modules, or tokens that make no row) are a separate list, cut like rows: a

@@ -1,4 +1,4 @@
-"""Who works on what at once: samples of replicas, groups of microbatches, forwards along a bridge.
+"""The division of work: samples of replicas, groups of microbatches, forwards along a bridge.
 
 Decides: ownership of samples, as one formula for fan-in, one-to-one and fan-out; which encoders run
 between the phases of language, and the group size of each module, from the ranks only; the names of

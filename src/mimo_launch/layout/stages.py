@@ -1,4 +1,4 @@
-"""Cuts the layers of a module into pipeline stages, and those of a stage into FSDP units.
+"""Cuts the layers of a module into pipeline stages, and the layers of a stage into FSDP units.
 
 Decides: which layers a stage holds, and which layers FSDP2 gathers together.
 Relies on: the spec's types only.

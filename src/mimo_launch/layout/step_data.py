@@ -124,7 +124,7 @@ class SampleData:
 
 
 def packed(records: Sequence[SampleData]) -> SampleData:
-    """Return the sample that holds some records, one after another; padding if there are none."""
+    """Return a sample made of records, one after another; padding if there are no records."""
     if len(records) == 1:
         return records[0]
     parts, first = [], 0
@@ -177,7 +177,7 @@ class StepData:
 
     @property
     def indexed(self) -> Sequence[SampleData]:
-        """The samples as indexed, including those that could not be read."""
+        """The samples as indexed, including unreadable samples."""
         return self.samples if self.before_damage is None else self.before_damage
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The data of a step on a layout: a view for each replica and group or microbatch; who reads what.
+"""The data of a step on a layout: views for replicas and groups or microbatches; who reads data.
 
 Decides: which samples of a step each replica works on, each computed once; which ranks need texts,
 documents, answers and pixels.
@@ -47,7 +47,7 @@ class StepViews:
     _islands: dict[tuple[str, int], tuple[Shares, ...]] = field(default_factory=dict, init=False)
 
     def encoder(self, name: str, replica: int, group: int) -> EncoderView:
-        """Return what one encoder replica encodes for one group."""
+        """Return the samples that one encoder replica encodes for one group, as a view."""
         key = (name, replica, group)
         if key not in self._encoders:
             samples = self._encoder_samples(self.layout[name], replica, group)

@@ -1,6 +1,6 @@
 """The plan of a job: everything that can be known from the spec before a process starts.
 
-Decides: what a plan consists of. It is made once; `plan`, `train`, `verify` and `bench` read it.
+Decides: the contents of a plan. It is made once; `plan`, `train`, `verify` and `bench` read it.
 Relies on: a spec that the checks have passed; `layout` and `schedule` for the parts.
 Leaves: carrying it out to `runtime`, showing it to `drawing.plan_report`.
 """
@@ -47,7 +47,7 @@ class RankPlan:
 
     @cached_property
     def stage_slots(self) -> Program:
-        """The computes and transfers of a training step, without what ends it."""
+        """The computes and transfers of a training step, without the actions that end it."""
         return tuple(slot for slot in self.training if slot[0].kind not in ONCE)
 
     @cached_property
@@ -91,7 +91,7 @@ class Plan:
 
     @cached_property
     def training(self) -> Programs:
-        """The program of each rank for a training step: its work, and what finishes gradients."""
+        """The program of each rank for a training step: its work, and the end of the step."""
         return completed(self.layout, self.work)
 
     @cached_property

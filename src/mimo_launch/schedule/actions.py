@@ -1,4 +1,4 @@
-"""Actions and programs: what one rank does in one step, as text that parses back.
+"""Actions and programs: the work of one rank in one step, as text that parses back.
 
 Decides: the vocabulary of a schedule.
 Relies on: nothing.

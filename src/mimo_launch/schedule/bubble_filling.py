@@ -1,7 +1,7 @@
 """Encoder work in the idle slots of the language pipeline that runs on the same ranks.
 
-Decides: what a rank starts next, by one of several rules, and which rule makes the shortest step
-under costs that follow from the layout.
+Decides: the action that a rank starts next, by one of several rules, and the rule that makes the
+shortest step under costs that follow from the layout.
 Relies on: `pipeline` for the order of language and upstream encoders, `rank_classes` to schedule
 one rank for all ranks that do the same.
 Leaves: transfers to `generate`, proving and timing to `deadlock_proof`.
@@ -31,7 +31,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a rank chooses what to start next.
+    """How a rank chooses its next action.
 
     A `patient` rank stays idle rather than delay pipeline work that is about to come. A group's
     forward gets priority over the pipeline once stage 0 is `lead` microbatches away from the group;
@@ -250,7 +250,7 @@ class Filler:
 
 
 def _inputs(layout: Layout, action: Action) -> list[Action]:
-    """Return the computes, on any rank, whose results an action takes."""
+    """Return the computes, on any rank, that provide the inputs of an action."""
     module, stage = layout[action.module], action.stage or 0
     language = layout.language.name
     if action.kind is F:

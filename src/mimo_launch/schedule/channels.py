@@ -3,7 +3,7 @@
 Decides: the partners of every transfer: the ranks that may exchange at least one row.
 Relies on: `layout.balance` for the links between replicas, `layout.bridge_routing` for
 components.
-Leaves: how many rows each pair moves to the StepData of a step.
+Leaves: the number of rows that each pair moves to the StepData of a step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -77,7 +77,7 @@ def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
 
 
 def _both_ways(module: str, *, is_bridge: bool, up: bool, down: bool) -> list[P2PGroup]:
-    """Return groups whose forward leads `up`, `down` or both; the backward leads the other way."""
+    """Return groups with a forward that leads `up`, `down` or both; the backward is the reverse."""
     ways = [way for way, is_used in ((True, up), (False, down)) if is_used]
     return [
         *(P2PGroup(module, is_bridge, True, way) for way in ways),

@@ -85,7 +85,7 @@ def simulate(
 
 @dataclass(slots=True)
 class _End:
-    """One end of a message: what was posted, by which rank and when."""
+    """One end of a message: the posted action, its rank and its time."""
 
     action: Action
     rank: int

@@ -186,7 +186,7 @@ def _for_every_role(layout: Layout, *, backward: bool) -> Programs:
 
 
 def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
-    """Yield what a role computes and exchanges in the phases of a step, in order."""
+    """Yield the computes and exchanges of a role in the phases of a step, in order."""
     encoders = [encoder for encoder in layout.encoders if encoder.in_phases]
     for group in groups_of(layout):
         for encoder in encoders:
@@ -265,7 +265,7 @@ def _completed(layout: Layout, rank: int, program: Program) -> Program:
 
 
 def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
-    """Return what a rank does after all its backwards."""
+    """Return the actions of a rank after all its backwards."""
     actions = []
     for module in layout.modules_of(rank):
         if module.frozen or not needs_backward(layout, module):

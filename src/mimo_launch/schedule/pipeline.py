@@ -32,7 +32,7 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 def pipeline_order(
     layout: Layout, role: Role, microbatches: range, *, backward: bool = True
 ) -> list[Action]:
-    """Return what a role computes for some microbatches, without encoders in phases."""
+    """Return the computes of a role for some microbatches, without encoders in phases."""
     stages = [(layout[name], stage) for name, stage in role if not layout[name].in_phases]
     if not any(module.is_language for module, _ in stages):
         return _upstream(layout, stages, microbatches, backward=backward)
@@ -52,7 +52,7 @@ def pipeline_order(
 
 
 def distance_to_language(module: ModuleLayout, stage: int) -> int:
-    """Return how many stages an encoder stage is ahead of the first one of language."""
+    """Return the number of stages from an encoder stage to the first stage of language."""
     return len(module.stages) - stage
 
 

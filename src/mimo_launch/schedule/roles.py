@@ -1,4 +1,4 @@
-"""What a rank takes part in, and what must have happened before an action: rules of data flow.
+"""Rules of data flow: the part of each rank, and the actions that must precede an action.
 
 Decides: which stages run backward, and how the rows of a bridge travel; the dependencies of every
 action on actions of its own rank. Dependencies on other ranks follow, because a receive ends only
@@ -130,7 +130,7 @@ def needs(layout: Layout, role: Role, action: Action) -> list[Action]:
 
 
 def first_fault(layout: Layout, role: Role, program: Program) -> tuple[int, str] | None:
-    """Return the position of the first slot that comes too early or twice, and what is wrong."""
+    """Return the position of the first slot that comes too early or twice, and the fault."""
     done: set[Action] = set()
     for position, slot in enumerate(program):
         for action in slot:
@@ -157,7 +157,7 @@ def _before_end(layout: Layout, role: Role, action: Action) -> list[Action]:
 
 
 def _before_bridge(layout: Layout, role: Role, action: Action) -> list[Action]:
-    """Return the computes whose results travel over a bridge."""
+    """Return the computes with results that travel over a bridge."""
     bridge = layout.bridges[action.module]
     last = len(layout[bridge.source].stages) - 1
     if action.kind in (Kind.SEND_F, Kind.EXCHANGE_F) and (bridge.source, last) in role:

@@ -38,8 +38,8 @@ class Bound:
     """The limits within which tensors count as equal: see the module's docstring.
 
     `zero_floor` is the floor for tensors that are zero in exact arithmetic. They differ by the
-    rounding of terms that cancel, which are as large as other terms of the module. A module is
-    zero in exact arithmetic if its tensors are at most `rounding` times those of all modules.
+    rounding of terms that cancel, which are as large as other terms of the module. A module counts
+    as zero in exact arithmetic if its tensors are at most `rounding` times the tensors of all.
     """
 
     tolerance: float

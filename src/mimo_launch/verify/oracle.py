@@ -98,7 +98,7 @@ class Oracle:
         context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
         for name, module in spec.modules.items():
             whole = whole_stage(spec, name)
-            # A second forward would use the weights of the network, not those of the oracle.
+            # A second forward would use the weights of the network, not the oracle's.
             network = build_network(keep_activations(spec), whole, context)
             given = plain_values(spec, name, network)
             if kind_of(module.model).is_custom:
@@ -346,7 +346,7 @@ class Oracle:
 
     @property
     def _holding(self) -> list[int]:
-        """The placeholder tokens of videos that text follows at the time after their last image."""
+        """The placeholder tokens of encoders with a `video` setting that `holds_text`."""
         models = {name: self.spec.modules[name].model for name in self.spec.sources_of(LANGUAGE)}
         videos = {name: getattr(model, "video", None) for name, model in models.items()}
         held = (name for name, video in videos.items() if video and video.holds_text)

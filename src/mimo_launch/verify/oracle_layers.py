@@ -54,8 +54,8 @@ def attend(
 ) -> Tensor:
     """Attend to all tokens, or with `documents` to earlier tokens of the same document.
 
-    Tokens with the same number in `images`, except 0, also attend to each other. With `window`, a
-    token attends only to the last `window` of these tokens. `size` replaces the head size in the
+    Tokens with the same number in `images`, except 0, also attend to each other. With `window`,
+    tokens that are `window` or more places earlier are hidden. `size` replaces the head size in the
     scale of scores, and `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to
     the denominator of the softmax.
     """
@@ -244,8 +244,8 @@ def axis_angles(
 def image_angles(height: int, width: int, size: int, *, in_turn: bool = False) -> Tensor:
     """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
 
-    The first K/4 pairs turn by the row, the others by the column. Both use the head's even
-    frequencies; with `in_turn` the columns use the odd ones.
+    The first K/4 pairs turn by the row, the others by the column. Both use the frequencies of the
+    head with even numbers; with `in_turn` columns use the frequencies with odd numbers.
     """
     of_head = [10000.0 ** (-2 * i / size) for i in range(size // 2)]
     frequencies = (of_head[::2], of_head[1::2] if in_turn else of_head[::2])

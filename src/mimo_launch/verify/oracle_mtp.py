@@ -44,7 +44,7 @@ def losses_ahead(
             inside = place + depth < len(tokens) and document == text.documents[place + depth]
             there.append(place + depth if inside else None)
         has = torch.tensor([each is not None for each in there])
-        # Where there is no such token, use any: this place has no loss, and no later one sees it.
+        # Where there is no such token, use any: there is no loss here or later in the document.
         at = torch.tensor([place if each is None else each for place, each in enumerate(there)])
 
         def norm(x: Tensor, part: str, name: str = name) -> Tensor:

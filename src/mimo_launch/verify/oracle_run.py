@@ -179,7 +179,7 @@ def _update(
 
 
 def _decay(oracle: Oracle, name: str) -> float:
-    """Return the decay of a weight: its module's decay for matrices, else 0."""
+    """Return the decay of a weight: its module's or the common rate, 0 if it does not decay."""
     module, common = oracle.spec.modules[name.partition(".")[0]], oracle.spec.optimizer
     if kind_of(module.model).is_custom:
         decays = oracle.custom_decays[name]
