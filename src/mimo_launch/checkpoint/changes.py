@@ -19,7 +19,7 @@ from mimo_launch.train.run_state import EndOfRun
 
 
 class DataHasChanged(EndOfRun):
-    """A run would continue with other training samples than before."""
+    """A run would continue with other training samples than it was saved with."""
 
 
 def changed_data(

@@ -1,6 +1,7 @@
 """The speed of reading a spec's data, and the whole report of `mimo-launch data`.
 
-Decides: the contents of the report; which ranks are measured to represent all ranks of a host.
+Decides: the contents of the report; which ranks represent all; that ranks share a host's
+processors.
 Relies on: `index_statistics`, `shown_samples`; the functions and threads with which training reads.
 Leaves: drawing to `cli`; to the user, who knows the speed of the GPUs, whether reading keeps up.
 

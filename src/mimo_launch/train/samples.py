@@ -126,7 +126,7 @@ def sheet_of(pictures: Sequence[Picture]) -> Picture:
 
 
 def _save(picture: Picture, path: Path) -> None:
-    from PIL import Image  # An optional package that the command requires.
+    from PIL import Image  # An optional package; the command checks for it.
 
     grey = picture[0] if picture.shape[0] == 1 else picture[:3].transpose(1, 2, 0)
     Image.fromarray(grey).save(path)
