@@ -44,7 +44,7 @@ class FiniteFlag:
         self._sum.add_(x.detach().sum())
 
     def show_all(self, tensors: list[Tensor]) -> None:
-        """Look at several tensors of one type."""
+        """Look at several tensors of one dtype."""
         if tensors:
             self._sum.add_(torch.stack(torch_internals.norms(tensors, 1)).sum())
 

@@ -24,7 +24,7 @@ class FsdpParameter:
     """FSDP2's own record of a parameter of a unit.
 
     Why: FSDP2 adds up the gradients of a step's backwards itself, with an extra pass over memory
-    for each. Only this record says where it keeps the sum and in which type it reduces it.
+    for each. Only this record says where it keeps the sum and in which dtype it reduces it.
     """
 
     def __init__(self, record: Any, group: Any) -> None:
@@ -45,7 +45,7 @@ class FsdpParameter:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The unsharded gradient that FSDP2 will reduce, in the type of its reduction."""
+        """The unsharded gradient that FSDP2 will reduce, in the dtype of the reduction."""
         found: Tensor | None = self._record.unsharded_accumulated_grad
         return found
 
@@ -56,7 +56,7 @@ class FsdpParameter:
 
     @property
     def reduce_dtype(self) -> torch.dtype:
-        """The type in which its gradient is reduced, known from the first forward on."""
+        """The dtype in which its gradient is reduced, known from the first forward on."""
         dtype: torch.dtype = self._record.reduce_dtype
         return dtype
 

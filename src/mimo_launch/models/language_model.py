@@ -63,14 +63,14 @@ class TextAhead:
 class LanguageInput:
     """One microbatch of `num_sequences` B on this rank.
 
-    tokens (on the first stage, and on the last if it sends text) and labels (on the last stage) [B,
-    S]: the S tokens of each sequence that this cp rank holds; without labels the last stage returns
-    greedy answers. positions [S], or [3, B, S] with three axes. documents: the documents packed in
-    samples, None if every sample is one. rows[encoder] [r, D]: the rows that this rank received, on
-    the first stage only. wanted: the places of the rows that generators read, on the last stage
-    only. routing: for the balance of experts, if any. images [B, all positions]: the image of each
-    token, -1 for text, if the tokens of an image attend to each other. ahead: the text of each
-    depth of multi-token prediction, in training.
+    tokens and labels [B, S], on the first and the last stage: the S tokens of each sequence that
+    this cp rank holds; without labels the last stage returns greedy answers. positions [S], or [3,
+    B, S] with three axes. documents: the documents packed in samples, None if every sample is one.
+    rows[encoder] [r, D]: the rows that this rank received, on the first stage only. wanted: the
+    places of the rows that generators read, on the last stage only. routing: for the balance of
+    experts, if any. images [B, all positions]: the image of each token, -1 for text, if the tokens
+    of an image attend to each other. ahead: the text of each depth of multi-token prediction, in
+    training.
     """
 
     num_sequences: int
