@@ -106,7 +106,7 @@ def main(args: list[str] | None = None) -> None:
     # Imports and plans make many objects and little garbage. Python would collect it every 700
     # objects, and walk over all of them again and again: 5 % of the time of `validate`. Workers
     # collect as usual, because their reference cycles may hold tensors (`launcher.forking`).
-    gc.set_threshold(50_000)
+    gc.set_threshold(200_000)
     open_closed_streams()
     sys.exit(run(args))
 
