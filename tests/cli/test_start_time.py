@@ -1,5 +1,6 @@
 """Commands that people type all day answer fast: what they import, and their CPU time."""
 
+import gc
 import os
 import re
 import resource
@@ -8,6 +9,8 @@ import sys
 
 import pytest
 from tests.support.mutations import ROOT
+
+from mimo_launch.launcher import worker
 
 SPEC = "topologies/quickstart.yaml"
 
@@ -76,3 +79,17 @@ def test_train_says_its_plan_before_it_imports_torch():
 def test_a_command_takes_few_times_as_long_as_an_empty_python(command, most):
     empty = cpu_seconds("-c", "pass")
     assert cpu_seconds("-m", "mimo_launch", *command) < most * empty
+
+
+def test_a_rank_collects_garbage_as_often_as_python_does(monkeypatch):
+    """Also one that torchrun or srun has started, which no launcher forks."""
+    before = gc.get_threshold()
+    monkeypatch.setattr(worker, "name_process", lambda name: None)
+    monkeypatch.setattr(worker, "device_for", lambda *_: 1 / 0)
+    try:
+        gc.set_threshold(200_000)
+        with pytest.raises(ZeroDivisionError):
+            worker.run_worker(None, None, task=None)
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)

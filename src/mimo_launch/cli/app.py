@@ -105,7 +105,7 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     # Imports and plans make many objects and little garbage. Python would collect it every 700
     # objects, and walk over all of them again and again: 5 % of the time of `validate`. Workers
-    # collect as usual, because their reference cycles may hold tensors (`launcher.forking`).
+    # collect as usual, because their reference cycles may hold tensors (`launcher.worker`).
     gc.set_threshold(200_000)
     open_closed_streams()
     sys.exit(run(args))

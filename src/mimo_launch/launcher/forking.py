@@ -14,9 +14,6 @@ import sys
 from functools import cache
 from typing import TextIO
 
-# Python's defaults; `cli.app` collects garbage less often.
-_USUAL_THRESHOLDS = (700, 10, 10)
-
 
 class _FreshStream(io.TextIOWrapper):
     """A stream on a standard descriptor, with a lock that no thread holds."""
@@ -43,7 +40,6 @@ def prepare_forks() -> None:
         sys.stdout = sys.__stdout__ = _FreshStream(1, sys.stdout)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _FreshStream(2, sys.stderr)  # type: ignore[misc]
         gc.freeze()
-        gc.set_threshold(*_USUAL_THRESHOLDS)
 
     os.register_at_fork(after_in_child=start_afresh)
 

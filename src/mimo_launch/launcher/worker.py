@@ -6,6 +6,7 @@ Relies on: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; LOCAL_RANK chooses the
 Leaves: starting workers to `start_workers`, their work to `rank_tasks`.
 """
 
+import gc
 import mmap
 import os
 import sys
@@ -40,6 +41,8 @@ from mimo_launch.train.rank_session import RankSession
 STAY_SECONDS = 5.0
 ALIVE_SECONDS = 0.5
 MAX_THREADS = 4
+# Python's defaults for its garbage collector.
+USUAL_THRESHOLDS = (700, 10, 10)
 
 
 def worker_main(job: Job, shared: mmap.mmap, events: Connection, launcher: int) -> NoReturn:
@@ -153,6 +156,8 @@ def run_worker(
     Ranks: collective over the world. Raises: the error of this rank.
     """
     links = links or Links(Progress())
+    # `cli.app` collects garbage less often; here reference cycles may hold tensors.
+    gc.set_threshold(*USUAL_THRESHOLDS)
     name_process(f"mimo rank {os.environ.get('RANK', '0')}")
     sinks: list[Listener] = []
 
