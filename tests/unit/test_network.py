@@ -20,7 +20,8 @@ from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
 from mimo_launch.launcher.verdict import Host
 
-HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"
+# Addresses that no other program uses: at 127.0.0.1, another may listen at the same port.
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 
 
 def free_port() -> int:
