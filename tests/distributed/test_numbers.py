@@ -116,7 +116,7 @@ def test_a_bad_loss_names_the_microbatch_it_was_computed_on(
     replica, microbatch, _ = layout.samples.locate(position)
     last = layout.language.pp_index(len(layout.language.stages) - 1)
     assert (fault.what, fault.module) == ("loss", "language")
-    assert fault.rank == layout.language.grid.rank_at({"dp": replica, "pp": last})
+    assert fault.rank == layout.language.grid.rank_at(dp=replica, pp=last)
     assert fault.samples == tuple(ids[s] for s in layout.samples.language(replica, microbatch))
 
 

@@ -4,6 +4,7 @@ from tests.support.specs import AXES
 
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import HybridModel, Spec
 
 LETTERS = {
@@ -123,9 +124,9 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     if experts is None or moe is None:
         return found
     found |= {"experts", f"experts, {moe.score}"}
-    found |= {"ep > 1"} if experts.size("ep") > 1 else set()
-    found |= {"split experts"} if experts.size("tp") > 1 else set()
-    found |= {"replicas of experts"} if experts.size("dp") > 1 else set()
+    found |= {"ep > 1"} if experts.size(Axis.EP) > 1 else set()
+    found |= {"split experts"} if experts.size(Axis.EXPERT_TP) > 1 else set()
+    found |= {"replicas of experts"} if experts.size(Axis.EXPERT_DP) > 1 else set()
     found |= {"shared expert"} if moe.shared else set()
     found |= {"groups of experts"} if moe.groups > 1 else set()
     found |= {"gate of a shared expert"} if moe.gates_shared else set()

@@ -5,6 +5,7 @@ from itertools import combinations
 from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.roles import fills_bubbles
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import AXES, Spec, rank_range
 from mimo_launch.verify.coverage import not_proved
 
@@ -63,7 +64,7 @@ def _sizes(made: Spec) -> dict[tuple[str, str], object]:
         facts["layout", f"fan of `{name}`"] = source / target
     experts = layout.language.experts
     if experts is not None:
-        for axis in ("tp", "ep"):
-            facts["modules.language.experts", axis] = experts.size(axis)
-        facts["layout", "replicas of experts"] = experts.size("dp") > 1
+        facts["modules.language.experts", "tp"] = experts.size(Axis.EXPERT_TP)
+        facts["modules.language.experts", "ep"] = experts.size(Axis.EP)
+        facts["layout", "replicas of experts"] = experts.size(Axis.EXPERT_DP) > 1
     return facts

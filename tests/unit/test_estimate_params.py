@@ -18,6 +18,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.layout.stages import fsdp_units
 from mimo_launch.models import build, fsdp
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
@@ -72,8 +73,8 @@ def expert_groups(module: ModuleLayout) -> dict[str, Group]:
     """Groups of the last rank of the experts, which has the least if anyone has less."""
     if module.experts is None:
         return {}
-    groups = {"ep": module.experts.groups("ep")[-1], "expert_tp": module.experts.groups("tp")[-1]}
-    return {name: Group(ranks, len(ranks) - 1, None) for name, ranks in groups.items()}
+    groups = {axis: module.experts.groups(axis)[-1] for axis in (Axis.EP, Axis.EXPERT_TP)}
+    return {str(axis): Group(ranks, len(ranks) - 1, None) for axis, ranks in groups.items()}
 
 
 def specs() -> dict[str, Spec]:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
+from mimo_launch.spec.base import EXPERT_AXES
 
 AXES = ("tp", "cp", "dp", "pp")
 TP2_DP3 = RankGrid(("tp", "cp", "dp", "pp"), (2, 1, 3, 1), first_rank=4)
@@ -78,12 +79,12 @@ def test_groups_are_those_of_the_table(grid, axes, groups):
 )
 def test_coordinates_are_those_of_the_table(grid, rank, coords):
     assert grid.coords_of(rank) == coords
-    assert grid.rank_at(coords) == rank
+    assert grid.rank_at(**coords) == rank
 
 
 def test_coordinates_left_out_are_zero():
-    assert TP2_DP3.rank_at({}) == 4
-    assert TP2_DP3.rank_at({"dp": 2}) == 8
+    assert TP2_DP3.rank_at() == 4
+    assert TP2_DP3.rank_at(dp=2) == 8
 
 
 def test_a_slice_is_every_rank_at_some_coordinates():
@@ -99,18 +100,6 @@ def test_a_rank_outside_the_box_has_no_coordinates(rank):
     assert rank not in TP2_DP3
     with pytest.raises(ValueError, match=rf"rank {rank} is not in 4-9"):
         TP2_DP3.coords_of(rank)
-
-
-def test_a_view_factors_the_same_ranks_anew():
-    view = TP2_DP2_PP2.view(("etp", "ep"), (1, 8))
-    assert view.ranks == TP2_DP2_PP2.ranks
-    assert view.groups("ep") == ((0, 1, 2, 3, 4, 5, 6, 7),)
-    assert TP2_DP3.view(("tp", "ep"), (3, 2)).groups("tp") == ((4, 5, 6), (7, 8, 9))
-
-
-def test_a_view_of_another_size_is_an_error():
-    with pytest.raises(ValueError, match=r"view \(2, 2\) holds 4 ranks, grid has 6"):
-        TP2_DP3.view(("tp", "ep"), (2, 2))
 
 
 @settings(max_examples=80, deadline=None)
@@ -137,8 +126,8 @@ def test_coordinates_and_ranks_are_inverse(grid):
         dict(zip(grid.axes, indices, strict=True))
         for indices in product(*(range(size) for size in grid.sizes))
     ]
-    assert sorted(grid.rank_at(c) for c in coords) == list(grid.ranks)
-    assert all(grid.coords_of(grid.rank_at(c)) == c for c in coords)
+    assert sorted(grid.rank_at(**c) for c in coords) == list(grid.ranks)
+    assert all(grid.coords_of(grid.rank_at(**c)) == c for c in coords)
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,7 +165,7 @@ def test_slices_are_the_slice_at_every_position_of_an_axis(grid, data):
 def test_an_expert_group_of_a_rank_is_that_which_holds_it(axes: tuple[str, ...]) -> None:
     grid = RankGrid(axes, tuple({"tp": 2, "cp": 2, "dp": 4, "pp": 3}[each] for each in axes), 5)
     view = ExpertView.of(grid, tp=2, ep=4)
-    for axis in ("tp", "ep", "dp"):
+    for axis in EXPERT_AXES:
         groups = view.groups(axis)
         assert all(view.group_of(rank, axis) == group for group in groups for rank in group)
         places = [view.slice(**{axis: index}) for index in range(view.size(axis))]

@@ -24,6 +24,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.models.build import compute_dtype
 from mimo_launch.schedule.channels import Channel
+from mimo_launch.spec.base import Axis
 from mimo_launch.train.rank_session import RankSession
 
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
@@ -63,19 +64,19 @@ def collectives(session: RankSession) -> list[MeasuredLink]:
     return found
 
 
-def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[str, ...], int]:
+def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Axis, ...], int]:
     """Return the bytes that a module gathers in one all-gather over each group of axes."""
     spec, layout = session.spec, session.layout
     number = compute_dtype(spec.train.precision).itemsize
     size = kind_of(spec.modules[module.name].model).widths
     held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
-    tp, cp = module.grid.size("tp"), module.grid.size("cp")
+    tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
     stage = module.stages_of(session.rank)[0]
-    unit = stage_weights(spec, stage, module.grid.index("tp", session.rank)).units()[0]
+    unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units()[0]
     wanted = {
-        ("tp",): held * size.stream * number,  # Activations.
-        ("cp",): held * cp * size.gathered // tp * number,  # Keys and values.
-        ("dp", "cp"): sum(weight.numel for weight in unit) * number,  # Weights.
+        (Axis.TP,): held * size.stream * number,  # Activations.
+        (Axis.CP,): held * cp * size.gathered // tp * number,  # Keys and values.
+        (Axis.DP, Axis.CP): sum(weight.numel for weight in unit) * number,  # Weights.
     }
     return {axes: _within(session, size) for axes, size in wanted.items()}
 
@@ -95,7 +96,7 @@ def channels(session: RankSession) -> list[MeasuredLink]:
         else:
             module = layout[channel.module]
             work = workload(layout, module, sample)
-            shared = module.grid.size("tp") if module.sequence_parallel else 1
+            shared = module.grid.size(Axis.TP) if module.sequence_parallel else 1
             size = work.held // shared * spec.modules[module.name].model.hidden * number
         size = _within(session, size)
         tiny, large = (_transfer_seconds(session, channel, n) for n in (0, size))

@@ -11,10 +11,10 @@ from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import group_size, grouped_encoders, shares_ranks
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
-_DP = ("modules", LANGUAGE, "grid", "dp")
+_DP = ("modules", LANGUAGE, "grid", Axis.DP)
 _GLOBAL = ("batch", "global")
 _MICROBATCHES = ("schedule", "microbatches")
 
@@ -93,7 +93,7 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
         code="encoder-share-uneven",
         headline=f"`{name}` dp {replicas} does not divide the {samples} samples it "
         f"{'works on' if makes else 'encodes'} at once",
-        path=("modules", name, "grid", "dp"),
+        path=("modules", name, "grid", Axis.DP),
         why=f"language dp {dp} * microbatch size {size} * {k} microbatch{'es' * (k != 1)} = "
         f"{samples} samples are cut evenly over the replicas of `{name}`",
         help=f"write `global: {fits}`{smallest}",
@@ -116,11 +116,11 @@ def dp_sizes_related(spec: Spec, name: str) -> Findings:
             code="unrelated-dp-sizes",
             severity=Severity.WARNING,
             headline=f"`{name}` dp {mine} and {shown} dp {theirs} do not divide each other",
-            path=("modules", name, "grid", "dp"),
+            path=("modules", name, "grid", Axis.DP),
             why="legal, but each replica then exchanges rows with several replicas that overlap, "
             "which means more and smaller messages",
             help=f"a dp that divides {theirs}, or a multiple of it, gives fewer messages",
-            related=(Related(path=("modules", reader, "grid", "dp"), label=f"dp {theirs}"),),
+            related=(Related(path=("modules", reader, "grid", Axis.DP), label=f"dp {theirs}"),),
         )
 
 
@@ -153,7 +153,7 @@ def seq_splits_over_tp(spec: Spec) -> Findings:
         path=("batch", "seq"),
         why="`sequence_parallel: true` gives each tp rank an equal share of the tokens",
         help=f"write `seq: {next_multiple(spec.batch.seq, tp)}`",
-        related=(Related(path=("modules", LANGUAGE, "grid", "tp"), label=f"tp {tp}"),),
+        related=(Related(path=("modules", LANGUAGE, "grid", Axis.TP), label=f"tp {tp}"),),
     )
 
 
@@ -170,7 +170,7 @@ def seq_splits_over_cp(spec: Spec) -> Findings:
         why="context parallelism gives each rank two chunks of every sample, one from each end, "
         "so that causal attention costs all of them the same",
         help=f"write `seq: {next_multiple(spec.batch.seq, unit)}`; samples are padded at the end",
-        related=(Related(path=("modules", LANGUAGE, "grid", "cp"), label=f"cp {cp}"),),
+        related=(Related(path=("modules", LANGUAGE, "grid", Axis.CP), label=f"cp {cp}"),),
     )
 
 

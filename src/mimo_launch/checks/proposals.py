@@ -18,7 +18,7 @@ from typing import Any
 from mimo_launch.checks.rule import Rule, divisors, run_rules, show_ranks
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.layout.samples import grouped_encoders, shares_ranks
-from mimo_launch.spec.base import AXES, LANGUAGE
+from mimo_launch.spec.base import AXES, LANGUAGE, Axis
 from mimo_launch.spec.spec import Grid, MissingPartError, Spec
 
 # Findings that another grid resolves.
@@ -63,7 +63,7 @@ def with_grids(
         elif other.startswith("`ranks"):
             # Other ranks are the smaller change if the grid cuts the model in another way.
             written = spec.modules[str(item.path[1])].grid
-            alike = [getattr(grid, a) == getattr(written, a) for a in AXES if a != "dp"]
+            alike = [getattr(grid, a) == getattr(written, a) for a in AXES if a != Axis.DP]
             help_ = f"`{shown}`, or {other}" if all(alike) else f"{other}, or `{shown}`"
             help_ = f"write {help_}"
         found.append(replace(item, help=help_))
@@ -72,7 +72,7 @@ def with_grids(
 
 def show_grid(grid: Grid) -> str:
     """Return the line of a spec for a grid."""
-    sizes = {axis: getattr(grid, axis) for axis in ("tp", "cp", "pp", "dp")}
+    sizes = {axis: getattr(grid, axis) for axis in (Axis.TP, Axis.CP, Axis.PP, Axis.DP)}
     shown = ", ".join(f"{axis}: {size}" for axis, size in sizes.items() if size > 1) or "dp: 1"
     return f"grid: {{{shown}}}"
 
@@ -121,7 +121,7 @@ def grids_of(num_ranks: int) -> list[Grid]:
 
 def _distance(written: Grid, grid: Grid) -> tuple[int, int, float]:
     """Return a key to sort grids: axes changed besides dp, axes made larger, size of the change."""
-    steps = [log2(getattr(grid, axis) / getattr(written, axis)) for axis in AXES if axis != "dp"]
+    steps = [log2(getattr(grid, axis) / getattr(written, axis)) for axis in AXES if axis != Axis.DP]
     changed = sum(step != 0 for step in steps)
     return changed, sum(step > 0 for step in steps), sum(map(abs, steps))
 
@@ -171,7 +171,7 @@ def _inside_hosts(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
     """Return the nearest grid of a module on the same ranks with all groups inside hosts."""
     module, before = spec.modules[name], faults(spec, rules)
     gpus = 1 if spec.nodes is None else spec.nodes.gpus
-    inner = module.order[: 1 + max(module.order.index(axis) for axis in ("tp", "cp"))]
+    inner = module.order[: 1 + max(module.order.index(axis) for axis in (Axis.TP, Axis.CP))]
     for grid in nearest_grids(module.grid, len(module.rank_range)):
         # Groups of tp and cp lie within blocks of this many ranks.
         block = prod(getattr(grid, axis) for axis in inner)

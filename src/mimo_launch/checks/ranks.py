@@ -14,7 +14,7 @@ from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.base import LANGUAGE, num_bytes
+from mimo_launch.spec.base import LANGUAGE, Axis, num_bytes
 from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
@@ -78,14 +78,14 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     grid, num_ranks = module.grid, len(module.rank_range)
     if grid.num_ranks == num_ranks:
         return
-    sizes = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp}
+    sizes = {Axis.TP: grid.tp, Axis.CP: grid.cp, Axis.PP: grid.pp, Axis.DP: grid.dp}
     heads = None
     with suppress(MissingPartError):
         heads = kind_of(module.model).num_heads
     fits = []
-    for axis in ("dp", "tp"):
+    for axis in (Axis.DP, Axis.TP):
         size, left = divmod(num_ranks, prod(n for other, n in sizes.items() if other != axis))
-        if left == 0 and (axis == "dp" or heads is None or heads % size == 0):
+        if left == 0 and (axis == Axis.DP or heads is None or heads % size == 0):
             fits.append(f"`{axis}: {size}`")
     start = module.rank_range.start
     fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
@@ -124,10 +124,10 @@ def order_is_permutation(spec: Spec, name: str) -> Findings:
 def cp_inside_dp(spec: Spec, name: str) -> Findings:
     """Cp varies faster than dp."""
     order = spec.modules[name].order
-    if order.index("cp") < order.index("dp"):
+    if order.index(Axis.CP) < order.index(Axis.DP):
         return
     fixed: list[str] = [axis for axis in order if axis != "cp"]
-    fixed.insert(fixed.index("dp"), "cp")
+    fixed.insert(fixed.index(Axis.DP), Axis.CP)
     yield Diagnostic(
         code="cp-after-dp",
         headline=f"`{name}`: `order` puts cp after dp",
@@ -187,11 +187,10 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
     if spec.nodes is None:
         return
     module, gpus = spec.modules[name], spec.nodes.gpus
-    sizes = tuple(getattr(module.grid, axis) for axis in module.order)
     if len(module.rank_range) > _MANY_RANKS:
         return
-    grid = RankGrid(module.order, sizes, module.rank_range.start)
-    for axis in ("tp", "cp"):
+    grid = RankGrid.of(module)
+    for axis in (Axis.TP, Axis.CP):
         if grid.size(axis) == 1:
             continue
         crossing = [ranks for ranks in grid.groups(axis) if ranks[0] // gpus != ranks[-1] // gpus]

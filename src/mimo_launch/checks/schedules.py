@@ -8,12 +8,12 @@ Leaves: layers per stage to `widths`, groups of microbatches to `batch`.
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import runs_in_phases
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 _KIND = ("schedule", "kind")
 _VIRTUAL = ("schedule", "virtual_stages")
-_PP = ("modules", LANGUAGE, "grid", "pp")
+_PP = ("modules", LANGUAGE, "grid", Axis.PP)
 
 
 def virtual_stages_used(spec: Spec) -> Findings:

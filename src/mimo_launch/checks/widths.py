@@ -13,7 +13,7 @@ from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.hybrid import RECURRENT, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes, Spec
@@ -43,7 +43,7 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
         path=("modules", name, "model", "kv_heads"),
         why="each tp rank holds whole key/value heads, or each head is shared by the same number "
         "of ranks",
-        help=_smaller("tp", fits),
+        help=_smaller(Axis.TP, fits),
         related=(_tp(name, tp),),
     )
 
@@ -119,8 +119,8 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
         headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
         path=("modules", name, "model", key),
         why="a stage without a layer would only pass activations on",
-        help=_smaller("pp", [each for each in divisors(stages) if each * virtual <= layers]),
-        related=(Related(path=("modules", name, "grid", "pp"), label=f"{stages} stages"),),
+        help=_smaller(Axis.PP, [each for each in divisors(stages) if each * virtual <= layers]),
+        related=(Related(path=("modules", name, "grid", Axis.PP), label=f"{stages} stages"),),
     )
 
 
@@ -133,7 +133,7 @@ def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str)
         headline=f"`{name}`: {key} {size} does not split over tp {tp}",
         path=("modules", name, "model", key),
         why=why,
-        help=_smaller("tp", [each for each in divisors(size) if each <= tp]),
+        help=_smaller(Axis.TP, [each for each in divisors(size) if each <= tp]),
         related=(_tp(name, tp),),
     )
 
@@ -144,7 +144,7 @@ def _smaller(axis: str, fits: list[int]) -> str:
 
 
 def _tp(name: str, tp: int) -> Related:
-    return Related(path=("modules", name, "grid", "tp"), label=f"tp {tp}")
+    return Related(path=("modules", name, "grid", Axis.TP), label=f"tp {tp}")
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def recurrent_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
     ranks = grid.tp * grid.cp
     related = tuple(
         Related(path=("modules", name, "grid", axis), label=f"{axis} {size}")
-        for axis, size in (("tp", grid.tp), ("cp", grid.cp))
+        for axis, size in ((Axis.TP, grid.tp), (Axis.CP, grid.cp))
         if size > 1
     )
     for key, sizes in _recurrent(model):
@@ -272,7 +272,7 @@ def recurrent_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
                 path=path,
                 why="each rank holds whole groups, or each group is shared by the same number of "
                 "ranks",
-                help=_smaller("tp", fits),
+                help=_smaller(Axis.TP, fits),
                 related=related,
             )
 

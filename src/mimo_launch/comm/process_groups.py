@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.comm.step_clock import StepClock, TokenExchange
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import Channel, P2PGroup, p2p_group_of
+from mimo_launch.spec.base import Axis
 
 # A Hopper GPU runs 132 concurrently; each moves about 20 GB/s over NVLink.
 P2P_THREAD_BLOCKS = 2
@@ -94,8 +95,8 @@ class GridSet:
             handle = self._by_ranks.get(ranks) if len(ranks) > 1 else None
             self._named[name] = Group(ranks, ranks.index(self.rank), handle, self.clock)
 
-    def group(self, module: str, *axes: str) -> Group:
-        """Return this rank's group of `module` along `axes`, e.g. `group("language", "tp")`."""
+    def group(self, module: str, *axes: Axis) -> Group:
+        """Return this rank's group of `module` along `axes`, e.g. `group("language", Axis.TP)`."""
         return self._named[f"{module}.{'_'.join(axes)}"]
 
     def tied(self) -> Group:
@@ -129,7 +130,7 @@ class GridSet:
             self._by_ranks[ranks],
             self.device.type,
             mesh=torch.tensor(ranks),
-            mesh_dim_names=(axes,),
+            mesh_dim_names=(str(axes),),
         )
 
     def replicas(self, module: str, parameter: Tensor) -> Group:

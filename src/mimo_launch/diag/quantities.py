@@ -5,8 +5,8 @@ Relies on: nothing.
 Leaves: the text around them to its callers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 MAX_RUNS = 4
@@ -53,7 +53,7 @@ def span_text(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def sizes_text(grid: dict[str, int]) -> str:
+def sizes_text(grid: Mapping[Any, int]) -> str:
     """Return the axes of a grid that are larger than 1."""
     return " ".join(f"{axis} {size}" for axis, size in grid.items() if size > 1) or "1 rank"
 

@@ -23,7 +23,7 @@ from mimo_launch.drawing.rows import Report
 from mimo_launch.search.answer import MemoryFit, PlanAnswer
 from mimo_launch.search.fitting import WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import lines_of, tree_of
 
 TIME_TITLE = "Where the time goes (mean over all GPUs)"
@@ -106,7 +106,7 @@ def basis_of(report: Report) -> str:
 def facts_of(report: Report) -> dict[str, str]:
     """Return whether the job fits and how fast it is, by name."""
     header, answer = report.header, report.answer
-    dp = next(row.grid["dp"] for row in report.modules if row.name == LANGUAGE)
+    dp = next(row.grid[Axis.DP] for row in report.modules if row.name == LANGUAGE)
     replicas = f" on each of {dp:,} language replicas" if dp > 1 else ""
     facts = {
         "memory": _fit_text(answer.fit),

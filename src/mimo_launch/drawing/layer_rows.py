@@ -18,6 +18,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 
@@ -79,7 +80,7 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
     rows = []
     for module in layout.modules:
         work = workload(layout, module, sample)
-        kind, tp = kind_of(spec.modules[module.name].model), module.grid.size("tp") - 1
+        kind, tp = kind_of(spec.modules[module.name].model), module.grid.size(Axis.TP) - 1
         layers: dict[str, list[Stage]] = {}
         for stage in module.stages:
             for number in kind.numbers(stage.layers, is_last=stage.is_last):
@@ -101,7 +102,7 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
                     layers=len(alike),
                     has_experts=kind.has_experts(one.first_layer),
                     parameters=stage_weights(spec, one, tp).numel,
-                    tflop=flops * work.forwards * module.grid.size("dp") / 1e12,
+                    tflop=flops * work.forwards * module.grid.size(Axis.DP) / 1e12,
                     kept_bytes=saved_by_layers(spec, layout, module, one, work, tp),
                 )
             )
@@ -136,25 +137,25 @@ def _experts_row(
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.
     ways = 2 * (1 + needs_backward(layout, module) + (mine.recompute == "full"))
-    tokens = work.held // module.grid.size("tp") * work.forwards
-    share = (view.size("ep") - 1) / view.size("ep")
-    in_stage = [0] * module.grid.size("pp")
+    tokens = work.held // module.grid.size(Axis.TP) * work.forwards
+    share = (view.size(Axis.EP) - 1) / view.size(Axis.EP)
+    in_stage = [0] * module.grid.size(Axis.PP)
     for stage in module.stages:
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         in_stage[module.pp_index(stage.index)] += sum(map(kind.has_experts, numbers))
     sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
     # Replicas and stages hold the same part of the experts.
-    indices = range(view.size("ep"))
+    indices = range(view.size(Axis.EP))
     cuts = [even_cut(moe.experts, len(indices), index) for index in indices]
     return ExpertsRow(
         module=module.name,
         layers=len(layers),
         experts=moe.experts,
         top_k=moe.top_k,
-        ep=view.size("ep"),
-        tp=view.size("tp"),
-        dp=view.size("dp"),
-        per_rank=moe.experts // view.size("ep"),
+        ep=view.size(Axis.EP),
+        tp=view.size(Axis.EXPERT_TP),
+        dp=view.size(Axis.EXPERT_DP),
+        per_rank=moe.experts // view.size(Axis.EP),
         parameters=parameters,
         active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
         sent_bytes=round(ways * sent * max(in_stage)),

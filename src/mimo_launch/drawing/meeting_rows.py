@@ -25,6 +25,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.roles import exchanges, needs_backward
+from mimo_launch.spec.base import Axis
 
 
 def group_rows(layout: Layout, per_node: int | None, rank: int | None = None) -> Iterator[GroupRow]:
@@ -47,12 +48,12 @@ def group_rows(layout: Layout, per_node: int | None, rank: int | None = None) ->
         view = module.experts
         if view is None:
             continue
-        for axis, name in EXPERT_GROUPS.items():
+        for axis in EXPERT_GROUPS:
             if view.size(axis) > 1:
                 groups = view.groups(axis) if rank is None else (view.group_of(rank, axis),)
                 crossing = sum(_crosses(group, per_node) for group in groups)
                 yield GroupRow(
-                    module=module.name, axes=(name,), groups=groups, num_crossing=crossing
+                    module=module.name, axes=(axis,), groups=groups, num_crossing=crossing
                 )
 
 
@@ -70,7 +71,7 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     layout = plan.layout
     rows = _nominal_rows(layout, step, bridge)
     module, reader = layout[bridge.source], layout[bridge.target]
-    num_src, num_dst = module.grid.size("dp"), reader.grid.size("dp")
+    num_src, num_dst = module.grid.size(Axis.DP), reader.grid.size(Axis.DP)
     total = sum(count for _, _, count in rows)
     # Samples of language never move among replicas.
     mover = reader if module.is_language else module
@@ -110,7 +111,7 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     """
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
-    num_src, num_dst = source.grid.size("dp"), target.grid.size("dp")
+    num_src, num_dst = source.grid.size(Axis.DP), target.grid.size(Axis.DP)
     # The factor by which a microbatch can shrink: 1 unless it is large. A group must keep at least
     # `MANY_SAMPLES` samples, and both ends must still share them evenly.
     size, microbatches = samples.microbatch_size, samples.replicas * bridge.group_size
@@ -128,8 +129,8 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     first: Counter[tuple[int, int]] = Counter()
     for transfer in route(views, bridge.name, 0, senders=range(num_src // parts)):
         first[transfer.src, transfer.dst] += groups * times * transfer.num_rows
-    src_apart = num_src // parts * source.grid.strides["dp"]
-    dst_apart = num_dst // parts * target.grid.strides["dp"]
+    src_apart = num_src // parts * source.grid.strides[Axis.DP]
+    dst_apart = num_dst // parts * target.grid.strides[Axis.DP]
     return sorted(
         [
             (src + part * src_apart, dst + part * dst_apart, count)

@@ -38,7 +38,7 @@ from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
 from mimo_launch.search.answer import answer_of
 from mimo_launch.search.fitting import what_fits
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import AXES, LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 
@@ -127,7 +127,7 @@ def build_rank_report(
     per_node = spec.nodes.gpus if spec.nodes else None
     forwards = []
     for module in layout.modules_of(rank):
-        replica = module.grid.index("dp", rank)
+        replica = module.grid.index(Axis.DP, rank)
         for index in range(layout.num_groups(module)):
             samples = tuple(views.samples_at(module, replica, index))
             forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
@@ -184,7 +184,7 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         kind=mine.model.kind,
         first_rank=own.start,
         last_rank=own.stop - 1,
-        grid={axis: grid.size(axis) for axis in ("tp", "cp", "dp", "pp")},
+        grid={axis: grid.size(axis) for axis in AXES},
         order=grid.axes,
         layers=mine.model.layers,
         placement=placement,
@@ -226,11 +226,11 @@ def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
         held.append(
             HeldModule(
                 module=module.name,
-                coords={axis: module.grid.index(axis, rank) for axis in ("tp", "cp", "dp", "pp")},
+                coords={axis: module.grid.index(axis, rank) for axis in AXES},
                 stage=stage.index,
                 first_layer=stage.first_layer,
                 last_layer=stage.first_layer + stage.num_layers - 1,
-                samples=layout.samples.global_batch // module.grid.size("dp"),
+                samples=layout.samples.global_batch // module.grid.size(Axis.DP),
                 groups=layout.num_groups(module),
                 group_size=module.group_size,
             )

@@ -17,7 +17,7 @@ from mimo_launch.diag.quantities import (
     span_text,
 )
 from mimo_launch.drawing.rows import BridgeRow, GroupRow, LossRow, ModuleRow, Schedule
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 
 BRIDGES_TITLE = "Bridges (nominal rows of one step)"
 LOSS_TERMS_TITLE = "Losses (each the mean of its nominal terms of one step)"
@@ -85,7 +85,9 @@ def group_table(rows: Sequence[GroupRow]) -> TextTable:
     cells = []
     for row in rows:
         # Gradients over dp normally cross nodes; transfers within a layer should not.
-        is_marked = row.num_crossing and set(row.axes) & {"tp", "cp"} and "dp" not in row.axes
+        is_marked = (
+            row.num_crossing and set(row.axes) & {Axis.TP, Axis.CP} and Axis.DP not in row.axes
+        )
         line = (
             row.module,
             " x ".join(row.axes),

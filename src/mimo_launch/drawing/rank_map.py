@@ -24,19 +24,20 @@ from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
 from mimo_launch.search.wastes import SHARES
+from mimo_launch.spec.base import Axis
 
 # Beyond this many different kinds of hosts, the rest are only counted.
 MAX_HOSTS = 64
 # Outlines of the ranks of a group, by its axes; later ones are drawn on top.
 _OUTLINES = {
     "dp x cp": ("#2b8a3e", "dashed"),
-    "dp": ("#2b8a3e", "dashed"),
-    "expert_dp": ("#1098ad", "dashed"),
-    "pp": ("#7048e8", "dotted"),
-    "cp": ("#e8590c", "solid"),
-    "ep": ("#e64980", "double"),
-    "expert_tp": ("#9775fa", "double"),
-    "tp": ("#1c7ed6", "solid"),
+    Axis.DP: ("#2b8a3e", "dashed"),
+    Axis.EXPERT_DP: ("#1098ad", "dashed"),
+    Axis.PP: ("#7048e8", "dotted"),
+    Axis.CP: ("#e8590c", "solid"),
+    Axis.EP: ("#e64980", "double"),
+    Axis.EXPERT_TP: ("#9775fa", "double"),
+    Axis.TP: ("#1c7ed6", "solid"),
 }
 # Edges of the ranks with which a rank exchanges rows over a bridge.
 _PARTNER = "box-shadow:inset 0 -4px #c92a2a,inset 0 4px #c92a2a"

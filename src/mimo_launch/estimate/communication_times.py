@@ -15,6 +15,7 @@ from mimo_launch.estimate.memory import COMPUTED, STORED
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
 from mimo_launch.kinds.layer import Weight
 from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 MICRO, GIGA = 1e-6, 1e9
@@ -122,8 +123,8 @@ class WeightTimes:
     @cached_property
     def _of_experts(self) -> tuple[int, ...]:
         experts, first = self.module.experts, self.module.grid.ranks.start
-        return self._of_others if experts is None else experts.group_of(first, "dp")
+        return self._of_others if experts is None else experts.group_of(first, Axis.EXPERT_DP)
 
     @cached_property
     def _of_others(self) -> tuple[int, ...]:
-        return self.module.grid.group_of(self.module.grid.ranks.start, "dp", "cp")
+        return self.module.grid.group_of(self.module.grid.ranks.start, Axis.DP, Axis.CP)

@@ -31,6 +31,7 @@ from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.roles import exchanges
 from mimo_launch.schedule.simulation_result import Costs
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 TERA = 1e12
@@ -137,7 +138,7 @@ class CostModel:
 
     def _stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage, on the tp rank with the largest part."""
-        weights = stage_weights(self.spec, stage, module.grid.size("tp") - 1)
+        weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
         forward = forward_by_kind(self.spec, stage, self.work[module.name])
         backward = {
             kind: backward_flops(self.spec, self.layout, module, stage, flops)
@@ -234,23 +235,23 @@ class CostModel:
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         layers = [kind.layer_widths(number) for number in numbers]
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
-        seconds = 2 * regions * self.links.collective(grid.group_of(rank, "tp"), tokens)
+        seconds = 2 * regions * self.links.collective(grid.group_of(rank, Axis.TP), tokens)
         for layer in layers:
             if layer.recurrence is not None:
                 # Tokens are exchanged for heads and back: (cp - 1) / cp of what a rank holds.
                 steps = layer.recurrence.steps * layer.heads
                 features = 2 * layer.query + 2 * layer.key + steps
             else:
-                features = grid.size("cp") * layer.gathered
-            traded = work.held * features / grid.size("tp") * number
+                features = grid.size(Axis.CP) * layer.gathered
+            traded = work.held * features / grid.size(Axis.TP) * number
             if traded:
-                seconds += self.links.collective(grid.group_of(rank, "cp"), traded)
+                seconds += self.links.collective(grid.group_of(rank, Axis.CP), traded)
         if patches := gathered_patches(module, stage, work):
             size = patches * self.spec.row_width(module.name) * number
-            seconds += self.links.collective(grid.group_of(rank, "cp"), size)
+            seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
             if module.sequence_parallel:
-                own = size / grid.size("cp")
-                seconds += self.links.collective(grid.group_of(rank, "tp"), own)
+                own = size / grid.size(Axis.CP)
+                seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
         return seconds
 
     def _travel(self, module: ModuleLayout, stage: Stage) -> float:
@@ -259,8 +260,9 @@ class CostModel:
             return 0.0
         model, width = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
         # Each rank of a tp group sends a part of its tokens.
-        sent = self.work[module.name].held * model.hidden * width // module.grid.size("tp")
-        ep, split = (module.experts.group_of(module.grid.ranks.start, a) for a in ("ep", "tp"))
+        sent = self.work[module.name].held * model.hidden * width // module.grid.size(Axis.TP)
+        first = module.grid.ranks.start
+        ep, split = (module.experts.group_of(first, a) for a in (Axis.EP, Axis.EXPERT_TP))
         seconds = 0.0
         kind = kind_of(model)
         for number in kind.numbers(stage.layers, is_last=stage.is_last):
@@ -275,14 +277,14 @@ class CostModel:
     def _edge(self, module: ModuleLayout) -> float:
         """Return the seconds of one activation from a stage to the next."""
         grid, rank = module.grid, module.grid.ranks.start
-        if grid.size("pp") == 1:
+        if grid.size(Axis.PP) == 1:
             return 0.0
         lanes = max(stage.lanes for stage in module.stages)
         size = self.spec.modules[module.name].model.hidden * (1 + lanes)
-        shared = grid.size("tp") if module.sequence_parallel else 1
+        shared = grid.size(Axis.TP) if module.sequence_parallel else 1
         tokens = self.work[module.name].held // shared
         return self.links.transfer(
-            grid.group_of(rank, "pp")[:2], tokens * size * COMPUTED[self.spec.train.precision]
+            grid.group_of(rank, Axis.PP)[:2], tokens * size * COMPUTED[self.spec.train.precision]
         )
 
     def _bridge(self, bridge: Bridge) -> float:
@@ -301,4 +303,4 @@ class CostModel:
 
 def _parts(module: ModuleLayout) -> int:
     """Return the number of ranks that share the work of a replica's stage."""
-    return module.grid.size("tp") * module.grid.size("cp")
+    return module.grid.size(Axis.TP) * module.grid.size(Axis.CP)

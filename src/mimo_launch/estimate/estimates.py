@@ -31,6 +31,7 @@ from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
 from mimo_launch.schedule.simulation_result import Simulation
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 _MILLI = 1e-3
@@ -88,7 +89,9 @@ class Estimator:
         layout = self.layout
         places: list[tuple[tuple[int, int, int], ...]] = [()] * layout.world_size
         for number, module in enumerate(layout.modules):
-            for pp, tp in product(range(module.grid.size("pp")), range(module.grid.size("tp"))):
+            for pp, tp in product(
+                range(module.grid.size(Axis.PP)), range(module.grid.size(Axis.TP))
+            ):
                 place = number, pp, tp
                 for rank in module.grid.slice(pp=pp, tp=tp):
                     places[rank] = (*places[rank], place)
@@ -110,7 +113,7 @@ class Estimator:
         return tuple(
             self._weights_of_stage(stage, tp)
             for module, pp, tp in ((self.layout.modules[n], pp, tp) for n, pp, tp in places)
-            for stage in module.stages[pp :: module.grid.size("pp")]
+            for stage in module.stages[pp :: module.grid.size(Axis.PP)]
         )
 
     @cached_property
@@ -135,7 +138,9 @@ class Estimator:
     def _peak(self, alike: RankClass) -> MemoryRow:
         rank, layout = alike.ranks[0], self.layout
         stages = {
-            (name, stage): self._memory_of_stage(name, stage, layout[name].grid.index("tp", rank))
+            (name, stage): self._memory_of_stage(
+                name, stage, layout[name].grid.index(Axis.TP, rank)
+            )
             for name, stage in alike.role
         }
         return peak_memory(

@@ -28,6 +28,7 @@ from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Grid, Spec
 
 # Bytes of a number, by precision: `STORED` for weights, moments and reductions; `COMPUTED` for
@@ -69,8 +70,8 @@ def stage_memory(
 ) -> StageMemory:
     """Return the memory of a stage on the ranks at tp index `tp`."""
     weights = stage_weights(spec, stage, tp)
-    shards = module.grid.size("dp") * module.grid.size("cp")
-    of_experts = module.experts.size("dp") if module.experts else 1
+    shards = module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
+    of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
     def sharded(some: Iterable[Weight]) -> int:
         return sum(each.shard(of_experts if each.role == "experts" else shards) for each in some)
@@ -132,7 +133,7 @@ class _Activations:
     ) -> None:
         self.module, self.stage, self.work = module, stage, work
         own = spec.modules[module.name]
-        self.kind, self.tp = kind_of(own.model), module.grid.size("tp")
+        self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
         self.layers = tuple(self.kind.layer_widths(number) for number in numbers)
         self.ends = ends_of(spec, stage)
@@ -224,7 +225,7 @@ class _Activations:
         They exist next to the learned row and, where ranks share them, also in the gathered tensor.
         """
         patches = gathered_patches(self.module, self.stage, self.work)
-        is_shared = self.module.sequence_parallel or self.module.grid.size("cp") > 1
+        is_shared = self.module.sequence_parallel or self.module.grid.size(Axis.CP) > 1
         return (1 + is_shared) * patches * self.ends.row_width * self.bytes
 
     def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
@@ -242,7 +243,7 @@ class _Activations:
                 width += (each.made * latent.made + each.value * latent.value) // tp
             if size.experts is not None and self.module.experts is not None:
                 copies = size.experts.top_k * size.stream // tp
-                split = self.module.experts.size("tp")
+                split = self.module.experts.size(Axis.EXPERT_TP)
                 width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
@@ -253,7 +254,7 @@ class _Activations:
     def _ends(self) -> int:
         """Return the bytes kept by the layers around the blocks: patches, projector, head."""
         is_copy = self.tp > 1 and not self.module.sequence_parallel
-        cp = self.module.grid.size("cp")
+        cp = self.module.grid.size(Axis.CP)
         held = HeldAtEnds(
             tp=self.tp,
             tokens=self.tokens,

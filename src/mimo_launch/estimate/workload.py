@@ -24,6 +24,7 @@ from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.schedule.roles import needs_backward, trains_before
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec
 
@@ -33,7 +34,7 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
     samples, size = layout.samples, layout.samples.microbatch_size
     forwards = layout.num_groups(module)
     if module.is_language:
-        held = size * layout.seq // module.grid.size("cp")
+        held = size * layout.seq // module.grid.size(Axis.CP)
         blocks = (
             span.num_positions
             for name in module.whole_images
@@ -46,7 +47,7 @@ def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Worklo
             forwards=forwards,
             blocks=_repeated(blocks, size),
         )
-    mine = samples.replicas * module.group_size * size // module.grid.size("dp")
+    mine = samples.replicas * module.group_size * size // module.grid.size(Axis.DP)
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     return encoder_workload(view, mine, forwards)
 
@@ -75,7 +76,7 @@ def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
     """Return the patches that a cp group gathers to make rows of tiles, 0 in other stages."""
     if module.tiles is None or not stage.is_last:
         return 0
-    return (work.held - work.extra_tokens) * module.grid.size("cp")
+    return (work.held - work.extra_tokens) * module.grid.size(Axis.CP)
 
 
 def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
@@ -92,7 +93,7 @@ def rows_of_transfer(layout: Layout, bridge: Bridge, sample: SampleData) -> tupl
         number = sum(span.num_positions for span in sample.spans.get(bridge.target, ()))
     rows = number * samples.replicas * samples.microbatch_size * bridge.group_size
     grids = [layout[name].grid for name in (bridge.source, bridge.target)]
-    sizes = [[grid.size(axis) for axis in ("dp", "cp", "tp")] for grid in grids]
+    sizes = [[grid.size(axis) for axis in (Axis.DP, Axis.CP, Axis.TP)] for grid in grids]
     sent, received = (-(-(rows // dp) // (cp * tp)) for dp, cp, tp in sizes)
     return sent, received
 

@@ -33,6 +33,7 @@ from math import gcd, lcm
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.spec.base import Axis
 
 # The search stops once the largest share is within this factor of the mean.
 GOOD_ENOUGH = 1.01
@@ -92,14 +93,14 @@ def num_islands(layout: Layout, module: ModuleLayout) -> int:
     """Return the number of islands of an encoder and language; `balance: all` makes it one."""
     if module.balance == "all":
         return 1
-    return gcd(module.grid.size("dp"), layout.language.grid.size("dp"))
+    return gcd(module.grid.size(Axis.DP), layout.language.grid.size(Axis.DP))
 
 
 def replicas_that_share(layout: Layout, module: ModuleLayout) -> int:
     """Return the number of encoder replicas among which samples may move: 1 if they never do."""
     if module.balance == "none":
         return 1
-    return module.grid.size("dp") // num_islands(layout, module)
+    return module.grid.size(Axis.DP) // num_islands(layout, module)
 
 
 @cached_in_layout
@@ -128,12 +129,12 @@ def _sample_spans(layout: Layout, bridge: str) -> tuple[list[range], list[range]
     """
     ends = layout.bridges[bridge]
     modules = layout[ends.source], layout[ends.target]
-    language = layout.language.grid.size("dp")
-    unit = lcm(language, *(module.grid.size("dp") for module in modules))
+    language = layout.language.grid.size(Axis.DP)
+    unit = lcm(language, *(module.grid.size(Axis.DP) for module in modules))
     step = unit // language
     spans = []
     for module in modules:
-        num_replicas = module.grid.size("dp")
+        num_replicas = module.grid.size(Axis.DP)
         inside = 1 if module.is_language else replicas_that_share(layout, module)
         size = unit // num_replicas * inside
         starts = (replica // inside * size for replica in range(num_replicas))
@@ -156,7 +157,7 @@ def _overlapping(mine: Sequence[range], theirs: Sequence[range]) -> tuple[range,
 
 def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
     """Return the samples of one encoder replica for one group by the even cut."""
-    return layout.samples.encoder(replica, module.grid.size("dp"), group, module.group_size)
+    return layout.samples.encoder(replica, module.grid.size(Axis.DP), group, module.group_size)
 
 
 def shared_out(

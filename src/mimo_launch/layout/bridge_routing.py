@@ -16,6 +16,7 @@ from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.row_owners import Piece
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.spec.base import Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,10 @@ def route(
     source, target = layout[ends.source].grid, layout[ends.target].grid
     receivers: tuple[int, ...] | None = None
     if senders is None:
-        senders = range(source.size("dp"))
+        senders = range(source.size(Axis.DP))
         if rank is not None:
-            senders = (source.index("dp", rank),) if rank in source else ()
-            receivers = (target.index("dp", rank),) if rank in target else ()
+            senders = (source.index(Axis.DP, rank),) if rank in source else ()
+            receivers = (target.index(Axis.DP, rank),) if rank in target else ()
     transfers = list(_between(views, bridge, index, senders, None))
     if receivers is not None and rank is not None:
         # Skip replicas that were covered as senders, so that no transfer appears twice.
@@ -132,8 +133,8 @@ def components(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
             rank = owner[rank]
         return rank
 
-    sources = source.grid.slices("dp", pp=source.pp_index(len(source.stages) - 1))
-    targets = target.grid.slices("dp", pp=0)
+    sources = source.grid.slices(Axis.DP, pp=source.pp_index(len(source.stages) - 1))
+    targets = target.grid.slices(Axis.DP, pp=0)
     # Join replicas that have the same links in one step.
     joined = {linked: [*chain(*targets[linked.start : linked.stop])] for linked in links}
     for linked, ranks in zip(links, sources, strict=True):

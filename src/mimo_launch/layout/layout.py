@@ -18,7 +18,7 @@ from mimo_launch.kinds.vocabulary import text_readers
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
 from mimo_launch.layout.stages import Stage, cut_into_stages
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import (
     Balance,
     ExpertGrid,
@@ -112,11 +112,15 @@ class ModuleLayout:
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages that `rank` holds: one, or several with virtual stages."""
-        return self.stages[self.grid.index("pp", rank) :: self.grid.size("pp")]
+        return self.stages_at(self.grid.index(Axis.PP, rank))
+
+    def stages_at(self, index: int) -> tuple[Stage, ...]:
+        """Return the stages at a position along pp."""
+        return self.stages[index :: self.grid.size(Axis.PP)]
 
     def pp_index(self, stage: int) -> int:
         """Return the position along pp that holds `stage`."""
-        return stage % self.grid.size("pp")
+        return stage % self.grid.size(Axis.PP)
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Return the ranks that hold `stage`, in increasing order."""
@@ -172,7 +176,7 @@ class Layout:
     def moving(self) -> tuple[ModuleLayout, ...]:
         """The modules with several replicas among which samples may move: any but language."""
         others = (module for module in self.modules if not module.is_language)
-        return tuple(module for module in others if module.grid.size("dp") > 1)
+        return tuple(module for module in others if module.grid.size(Axis.DP) > 1)
 
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
@@ -217,7 +221,7 @@ class Layout:
         """The stages that each rank holds; ranks that hold the same share one object."""
         held: list[tuple[tuple[int, int], ...]] = [()] * self.world_size
         for number, module in enumerate(self.modules):
-            for index in range(module.grid.size("pp")):
+            for index in range(module.grid.size(Axis.PP)):
                 place = (number, index)
                 for rank in module.grid.slice(pp=index):
                     held[rank] = (*held[rank], place)
@@ -229,7 +233,7 @@ class Layout:
         return tuple(
             (self.modules[number].name, stage.index)
             for number, index in places
-            for stage in self.modules[number].stages[index :: self.modules[number].grid.size("pp")]
+            for stage in self.modules[number].stages_at(index)
         )
 
 
@@ -259,8 +263,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     # Rows for later layers of language arrive over bridges at its first stage.
     lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
     stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1, lanes)
-    sizes = tuple(getattr(module.grid, axis) for axis in module.order)
-    grid = RankGrid(module.order, sizes, module.rank_range.start)
+    grid = RankGrid.of(module)
     experts = None
     if kind.moe is not None:
         split = module.experts or ExpertGrid()

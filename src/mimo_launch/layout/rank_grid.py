@@ -6,29 +6,39 @@ Relies on: consecutive ranks from `first_rank` on; for experts, tp x ep that div
 stage.
 Leaves: live process groups to `comm`, which tokens go where to `layers.experts`.
 
-The ranks of a stage, in increasing order, are the box of its experts, with the axes tp, ep and dp,
-tp fastest: neighbours split an expert, the next neighbours hold the next experts, and replicas
-repeat that. The grid of the module determines the ranks of a stage and the tokens of a rank. The
-box of experts determines the experts of a rank, and tokens travel between ranks.
+The ranks of a stage, in increasing order, are the box of its experts: neighbours split an expert
+(expert_tp), the next neighbours hold the next experts (ep), and replicas repeat that (expert_dp).
+The grid of the module determines the ranks of a stage and the tokens of a rank. The box of experts
+determines the experts of a rank, and tokens travel between ranks.
 """
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+
+from mimo_launch.spec.base import EXPERT_AXES, Axis
+from mimo_launch.spec.spec import ModuleSpec
 
 
 @dataclass(frozen=True)
 class RankGrid:
     """A box of ranks; the first of `axes` varies fastest with the rank.
 
-    Example: `RankGrid(("tp", "cp", "dp", "pp"), (2, 1, 2, 1), first_rank=4)` holds ranks 4 to 7;
-    `groups("tp")` yields `(4, 5)` and `(6, 7)`, `groups("dp")` yields `(4, 6)` and `(5, 7)`.
+    Example: `RankGrid(AXES, (2, 1, 2, 1), first_rank=4)` holds ranks 4 to 7;
+    `groups(Axis.TP)` yields `(4, 5)` and `(6, 7)`, `groups(Axis.DP)` yields `(4, 6)` and `(5, 7)`.
     """
 
-    axes: tuple[str, ...]
+    axes: tuple[Axis, ...]
     sizes: tuple[int, ...]
     first_rank: int = 0
+
+    @classmethod
+    def of(cls, module: ModuleSpec) -> "RankGrid":
+        """Return the ranks of a module in the order of its axes."""
+        axes = tuple(map(Axis, module.order))
+        sizes = tuple(getattr(module.grid, axis) for axis in axes)
+        return cls(axes, sizes, module.rank_range.start)
 
     @cached_property
     def num_ranks(self) -> int:
@@ -43,7 +53,7 @@ class RankGrid:
     @cached_property
     def strides(self) -> dict[str, int]:
         """The distance between ranks that are neighbours along an axis."""
-        strides, step = {}, 1
+        strides, step = dict[str, int](), 1
         for axis, size in zip(self.axes, self.sizes, strict=True):
             strides[axis] = step
             step *= size
@@ -53,22 +63,22 @@ class RankGrid:
     def _size_of(self) -> dict[str, int]:
         return dict(zip(self.axes, self.sizes, strict=True))
 
-    def size(self, axis: str) -> int:
+    def size(self, axis: Axis) -> int:
         """Number of ranks along `axis`."""
         return self._size_of[axis]
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks
 
-    def rank_at(self, coords: Mapping[str, int]) -> int:
-        """Return the rank at `coords`; axes left out are 0."""
+    def rank_at(self, **coords: int) -> int:
+        """Return the rank at the given positions of axes; axes left out are 0."""
         return self.first_rank + sum(index * self.strides[axis] for axis, index in coords.items())
 
-    def index(self, axis: str, rank: int) -> int:
+    def index(self, axis: Axis, rank: int) -> int:
         """Return the position of `rank` along `axis`."""
         return (rank - self.first_rank) // self.strides[axis] % self._size_of[axis]
 
-    def coords_of(self, rank: int) -> dict[str, int]:
+    def coords_of(self, rank: int) -> dict[Axis, int]:
         """Return the position of `rank` along every axis.
 
         Raises: ValueError if the rank is outside the box.
@@ -77,38 +87,29 @@ class RankGrid:
             raise ValueError(f"rank {rank} is not in {self.ranks.start}-{self.ranks.stop - 1}")
         return {axis: self.index(axis, rank) for axis in self.axes}
 
-    def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
+    def group_of(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """Return the ranks that differ from `rank` only along `axes`, in increasing order."""
         base = rank - sum(self.index(axis, rank) * self.strides[axis] for axis in axes)
         return tuple([base + offset for offset in self._offsets(axes)])
 
     def slice(self, **coords: int) -> tuple[int, ...]:
         """Return the ranks at the given positions of some axes, in increasing order."""
-        start, others = self.rank_at(coords), self._others(coords)
+        start, others = self.rank_at(**coords), self._others(coords)
         return tuple([start + offset for offset in self._offsets(others)])
 
-    def slices(self, axis: str, **coords: int) -> tuple[tuple[int, ...], ...]:
+    def slices(self, axis: Axis, **coords: int) -> tuple[tuple[int, ...], ...]:
         """Return the slice at every position of `axis`, in order; `coords` fixes other axes."""
-        start, inside = self.rank_at(coords), self._offsets(self._others({axis, *coords}))
+        start, inside = self.rank_at(**coords), self._offsets(self._others({axis, *coords}))
         firsts = [start + offset for offset in self._offsets((axis,))]
         return tuple([tuple([first + offset for offset in inside]) for first in firsts])
 
-    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+    def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """Return every group along `axes`, ordered by first rank; together they cover the box."""
         starts = [self.first_rank + offset for offset in self._offsets(self._others(axes))]
         inside = self._offsets(axes)
         return tuple([tuple([start + offset for offset in inside]) for start in starts])
 
-    def view(self, axes: tuple[str, ...], sizes: tuple[int, ...]) -> "RankGrid":
-        """Return a second factorisation of the same ranks.
-
-        Raises: ValueError if the sizes give another number of ranks.
-        """
-        if prod(sizes) != self.num_ranks:
-            raise ValueError(f"view {sizes} holds {prod(sizes)} ranks, grid has {self.num_ranks}")
-        return RankGrid(axes, sizes, self.first_rank)
-
-    def _others(self, axes: Container[str]) -> tuple[str, ...]:
+    def _others(self, axes: Container[str]) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.axes if axis not in axes)
 
     def _offsets(self, axes: Collection[str]) -> list[int]:
@@ -122,9 +123,6 @@ class RankGrid:
         return offsets
 
 
-AXES = ("tp", "ep", "dp")
-
-
 @dataclass(frozen=True)
 class ExpertView:
     """The box of the experts, the same in every stage, and the ranks of each stage."""
@@ -135,21 +133,21 @@ class ExpertView:
     @classmethod
     def of(cls, grid: RankGrid, *, tp: int, ep: int) -> "ExpertView":
         """Return the view of a module's grid; dp is the stage's ranks over tp x ep."""
-        stages = tuple(grid.slice(pp=index) for index in range(grid.size("pp")))
-        return cls(RankGrid(AXES, (tp, ep, len(stages[0]) // (tp * ep))), stages)
+        stages = tuple(grid.slice(pp=index) for index in range(grid.size(Axis.PP)))
+        return cls(RankGrid(EXPERT_AXES, (tp, ep, len(stages[0]) // (tp * ep))), stages)
 
-    def size(self, axis: str) -> int:
-        """Number of ranks along `axis`: tp, ep or dp."""
+    def size(self, axis: Axis) -> int:
+        """Number of ranks along an axis of experts."""
         return self.box.size(axis)
 
-    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
         """Return every group along an axis, stage after stage."""
         boxes = self.box.groups(axis)
         return tuple(
             tuple([ranks[place] for place in places]) for ranks in self.stages for places in boxes
         )
 
-    def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
+    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """Return the ranks of the same stage that differ from `rank` only along an axis."""
         ranks = next(ranks for ranks in self.stages if rank in ranks)
         return tuple([ranks[place] for place in self.box.group_of(ranks.index(rank), axis)])
@@ -159,7 +157,7 @@ class ExpertView:
         places = self.box.slice(**coords)
         return tuple(sorted([ranks[place] for ranks in self.stages for place in places]))
 
-    def index(self, axis: str, rank: int) -> int:
+    def index(self, axis: Axis, rank: int) -> int:
         """Return the position of `rank` along an axis."""
         return self.box.index(axis, self._places[rank])
 

@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
+from mimo_launch.spec.base import Axis
 
 # tp: layers; cp: keys and values; dp x cp: gradients and sharded weights; pp: greedy answers of the
 # last stage. Stage edges use point-to-point groups.
-MODULE_GROUPS: tuple[tuple[str, ...], ...] = (("tp",), ("cp",), ("dp", "cp"), ("pp",))
-# Along the axes of the experts. ep: tokens to their experts; tp: tokens of a split expert; dp: its
-# gradients and sharded weights.
-EXPERT_GROUPS = {"ep": "ep", "tp": "expert_tp", "dp": "expert_dp"}
+MODULE_GROUPS: tuple[tuple[Axis, ...], ...] = (
+    (Axis.TP,),
+    (Axis.CP,),
+    (Axis.DP, Axis.CP),
+    (Axis.PP,),
+)
+# Tokens to their experts; tokens of a split expert; its gradients and sharded weights.
+EXPERT_GROUPS = (Axis.EP, Axis.EXPERT_TP, Axis.EXPERT_DP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,10 @@ def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
         for ranks in module.grid.groups(*axes)
     )
     of_experts = (
-        RankGroup(f"{module.name}.{name}", ranks)
+        RankGroup(f"{module.name}.{axis}", ranks)
         for module in layout.modules
         if module.experts is not None
-        for axis, name in EXPERT_GROUPS.items()
+        for axis in EXPERT_GROUPS
         for ranks in module.experts.groups(axis)
     )
     # The ranks of the first and last stage that hold the same part of a tied embedding.
@@ -54,8 +59,8 @@ def groups_of(layout: Layout, rank: int) -> Iterator[RankGroup]:
         for axes in MODULE_GROUPS:
             yield RankGroup(_name(module, axes), module.grid.group_of(rank, *axes))
         if module.experts is not None:
-            for axis, name in EXPERT_GROUPS.items():
-                yield RankGroup(f"{module.name}.{name}", module.experts.group_of(rank, axis))
+            for axis in EXPERT_GROUPS:
+                yield RankGroup(f"{module.name}.{axis}", module.experts.group_of(rank, axis))
     if rank in (tied := tied_ranks(layout)):
         yield RankGroup(f"{layout.language.name}.tied", tied[rank])
 
@@ -66,11 +71,11 @@ def tied_ranks(layout: Layout) -> dict[int, tuple[int, int]]:
     module, found = layout.language, dict[int, tuple[int, int]]()
     last = module.pp_index(len(module.stages) - 1)
     if module.tied and last != 0:
-        apart = last * module.grid.strides["pp"]
+        apart = last * module.grid.strides[Axis.PP]
         for rank in module.grid.slice(pp=0):
             found[rank] = found[rank + apart] = rank, rank + apart
     return found
 
 
-def _name(module: ModuleLayout, axes: tuple[str, ...]) -> str:
+def _name(module: ModuleLayout, axes: tuple[Axis, ...]) -> str:
     return f"{module.name}.{'_'.join(axes)}"

@@ -28,7 +28,7 @@ from mimo_launch.layout.row_owners import (
     zigzag_parts,
 )
 from mimo_launch.layout.step_data import ImageSpan, StepData
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,20 +167,21 @@ class EncoderView:
 
     def owned(self, cp: int) -> tuple[int, ...]:
         """Return the number of rows that each tp rank of cp rank `cp` owns."""
-        tp_ranks = range(self.module.grid.size("tp"))
+        tp_ranks = range(self.module.grid.size(Axis.TP))
         return tuple(len(row_cut(self.module, self.num_rows, cp, tp)) for tp in tp_ranks)
 
     @cached_property
     def pieces(self) -> dict[int, list[Piece]]:
         """The rows of each sample that each rank of the last stage owns."""
-        module, last_stage = self.module, self.module.pp_index(len(self.module.stages) - 1)
+        module, grid = self.module, self.module.grid
+        last = module.pp_index(len(module.stages) - 1)
         owners = [
             (
-                module.grid.rank_at({"cp": cp, "tp": tp, "dp": self.replica, "pp": last_stage}),
+                grid.rank_at(cp=cp, tp=tp, dp=self.replica, pp=last),
                 row_cut(module, self.num_rows, cp, tp),
             )
-            for cp in range(module.grid.size("cp"))
-            for tp in range(module.grid.size("tp"))
+            for cp in range(grid.size(Axis.CP))
+            for tp in range(grid.size(Axis.TP))
         ]
         pieces: dict[int, list[Piece]] = {}
         offset = 0
@@ -209,7 +210,7 @@ class LanguageView:
 
         The list has `microbatch_size * seq / cp` tokens; runs are in increasing order of place.
         """
-        cp_size = self.layout.language.grid.size("cp")
+        cp_size = self.layout.language.grid.size(Axis.CP)
         local_seq = self.layout.seq // cp_size
         runs = []
         for item, sample in enumerate(self.samples):
@@ -227,7 +228,7 @@ class LanguageView:
     def cuts(self, encoder: str, cp: int) -> list[list[Run]]:
         """Return the part of these runs that each tp rank of cp rank `cp` owns."""
         language = self.layout.language
-        tokens = len(self.samples) * self.layout.seq // language.grid.size("cp")
+        tokens = len(self.samples) * self.layout.seq // language.grid.size(Axis.CP)
         return cut_runs(language, self.runs(encoder, cp), tokens)
 
     def pieces(self, encoder: str, stage: int = 0) -> dict[int, list[Piece]]:
@@ -242,9 +243,9 @@ def pieces_of(
     """Return, per sample, the rows that each rank of a stage owns; `cuts(cp)` are by tp rank."""
     grid, place = module.grid, module.pp_index(stage)
     pieces: dict[int, list[Piece]] = {}
-    for cp in range(grid.size("cp")):
+    for cp in range(grid.size(Axis.CP)):
         for tp, cut in enumerate(cuts(cp)):
-            rank = grid.rank_at({"tp": tp, "cp": cp, "dp": replica, "pp": place})
+            rank = grid.rank_at(tp=tp, cp=cp, dp=replica, pp=place)
             start = 0
             for run in cut:
                 pieces.setdefault(run.sample, []).append(

@@ -19,6 +19,7 @@ from itertools import accumulate
 
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.spec.base import Axis
 
 # FP8 matrix products need token and feature counts that are multiples of this (cuBLASLt: 16 bytes).
 FP8_STEP = 16
@@ -51,7 +52,7 @@ def local_rows(module: ModuleLayout, total: int) -> int:
     Padding makes the number equal on every cp rank, and under sequence parallelism on every tp
     rank. For FP8 it makes the number of patches a multiple of `FP8_STEP`.
     """
-    cp_size = module.grid.size("cp")
+    cp_size = module.grid.size(Axis.CP)
     unit = cp_size * shards_of_cp_rank(module)
     if module.fp8:
         unit *= FP8_STEP // math.gcd(FP8_STEP, module.patches_per_row)
@@ -65,12 +66,12 @@ def local_extra_tokens(module: ModuleLayout, total: int) -> int:
     tokens, rows of other modules, or tokens that make no row) are a separate list, cut like rows: a
     shard holds its part of that list after its patches.
     """
-    return -(-total // (module.grid.size("cp") * shards_of_cp_rank(module)))
+    return -(-total // (module.grid.size(Axis.CP) * shards_of_cp_rank(module)))
 
 
 def shards_of_cp_rank(module: ModuleLayout) -> int:
     """Return the number of parts into which tp cuts the tokens of a cp rank."""
-    return module.grid.size("tp") if module.sequence_parallel else 1
+    return module.grid.size(Axis.TP) if module.sequence_parallel else 1
 
 
 def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
@@ -81,7 +82,7 @@ def held_patches(module: ModuleLayout, total: int, cp: int) -> range:
 
 def row_cut(module: ModuleLayout, total: int, cp: int, tp: int) -> range:
     """Return which of a replica's `total` rows the encoder rank at (cp, tp) owns."""
-    tp_size, size = module.grid.size("tp"), local_rows(module, total)
+    tp_size, size = module.grid.size(Axis.TP), local_rows(module, total)
     first, last = min(total, cp * size), min(total, (cp + 1) * size)
     if not module.sequence_parallel:
         inner = even_cut(last - first, tp_size, tp)
@@ -116,7 +117,7 @@ def cut_runs(module: ModuleLayout, runs: list[Run], tokens: int) -> list[list[Ru
     Under sequence parallelism these are the rows in its slice of the list of `tokens`, with places
     relative to the slice. Otherwise they are an even share of all rows, with the same places.
     """
-    tp_size = module.grid.size("tp")
+    tp_size = module.grid.size(Axis.TP)
     if module.sequence_parallel:
         size, starts = tokens // tp_size, [run.place for run in runs]
         slices = (range(tp * size, (tp + 1) * size) for tp in range(tp_size))

@@ -20,7 +20,7 @@ from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_o
 from mimo_launch.layout.row_owners import Piece, Run
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class StepViews:
 
     def samples_of(self, module: ModuleLayout, rank: int) -> tuple[int, ...]:
         """Return the samples of a rank's replica of a module, in the order of the step."""
-        replica, forwards = module.grid.index("dp", rank), range(self.layout.num_groups(module))
+        replica, forwards = module.grid.index(Axis.DP, rank), range(self.layout.num_groups(module))
         found = (self.samples_at(module, replica, forward) for forward in forwards)
         return tuple(sorted(sample for samples in found for sample in samples))
 
@@ -104,7 +104,7 @@ class StepViews:
 
     def imbalance(self, module: ModuleLayout) -> Imbalance:
         """Return the imbalance of an encoder over the whole step, as indexed."""
-        replicas = range(module.grid.size("dp"))
+        replicas = range(module.grid.size(Axis.DP))
         costs = [sample.rows(module.name) for sample in self.data.indexed]
         mean = sum(costs) / len(replicas)
 
@@ -179,4 +179,4 @@ def needs_arrays(module: ModuleLayout, rank: int) -> bool:
 
 def is_scorer(language: ModuleLayout, rank: int) -> bool:
     """Return whether `rank` is the rank of its replica that scores the answers."""
-    return not any(language.grid.index(axis, rank) for axis in ("tp", "cp", "pp"))
+    return not any(language.grid.index(axis, rank) for axis in (Axis.TP, Axis.CP, Axis.PP))

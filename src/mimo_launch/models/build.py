@@ -26,6 +26,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -115,7 +116,7 @@ def build_modules(
 def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContext:
     """Return the parallelism of one module on this rank."""
     name, written, precision = module.name, spec.modules[module.name], spec.train.precision
-    tp, replicas = grids.group(name, "tp"), grids.group(name, "dp", "cp")
+    tp, replicas = grids.group(name, Axis.TP), grids.group(name, Axis.DP, Axis.CP)
     compiled = written.compile
     if compiled == "auto":
         # Compile where it pays: on GPUs, but not in fp64, the precision of proofs.
@@ -127,10 +128,10 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
         fp8 = Fp8(written.fp8, tp, replicas, grad_scale=2.0 ** tokens.bit_length())
     ep = expert_tp = SINGLE
     if module.experts is not None:
-        ep, expert_tp = (grids.group(name, axis) for axis in ("ep", "expert_tp"))
+        ep, expert_tp = (grids.group(name, axis) for axis in (Axis.EP, Axis.EXPERT_TP))
     return ParallelContext(
         tp=tp,
-        cp=grids.group(name, "cp"),
+        cp=grids.group(name, Axis.CP),
         sequence_parallel=module.sequence_parallel,
         dtype=storage_dtype(precision),
         compute_dtype=compute_dtype(precision),

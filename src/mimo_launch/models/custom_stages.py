@@ -33,6 +33,7 @@ from mimo_launch.layers.parameter_segments import (
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_encoder import CustomClassError
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 MAX_NAMES = 5
@@ -104,7 +105,7 @@ def check_custom_classes(spec: Spec) -> None:
     """
     for module in build_layout(spec).modules:
         if kind_of(spec.modules[module.name].model).is_custom:
-            tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in ("tp", "cp"))
+            tp, cp = (Group(tuple(range(module.grid.size(a))), 0, None) for a in (Axis.TP, Axis.CP))
             context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
             for stage in module.stages:
                 build_custom_stage(spec, stage, context)
@@ -154,8 +155,8 @@ def _complaints(
     if not isinstance(layers, nn.ModuleDict) or list(layers) != expected:
         found = list(layers) if isinstance(layers, nn.ModuleDict) else type(layers).__name__
         yield f"its `layers` must be a ModuleDict with the keys {expected}, and is {found}"
-    cuts = getattr(network, "cuts", ("tp", "cp", "pp"))
-    for axis in ("tp", "cp", "pp"):
+    cuts = getattr(network, "cuts", (Axis.TP, Axis.CP, Axis.PP))
+    for axis in (Axis.TP, Axis.CP, Axis.PP):
         if axis not in cuts and getattr(module.grid, axis) > 1:
             yield f"it cannot be cut over {axis} (`cuts` does not name it); write `{axis}: 1`"
     projector = getattr(network, "projector", None)

@@ -20,6 +20,7 @@ from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
 from mimo_launch.layout.stages import fsdp_units
 from mimo_launch.models.mtp import MtpDepth
+from mimo_launch.spec.base import Axis
 
 
 class _Stage(Protocol):
@@ -42,7 +43,7 @@ def shard(
     )
     mesh, reshard = grids.mesh(name), sharding == "full"
     experts = [module for module in network.modules() if isinstance(module, Experts)]
-    replicas = grids.mesh(name, "expert_dp") if experts else mesh
+    replicas = grids.mesh(name, Axis.EXPERT_DP) if experts else mesh
     for each in experts:
         fully_shard(each, mesh=replicas, mp_policy=policy, reshard_after_forward=reshard)
     blocks = list(cast(_Stage, network).layers.values())

@@ -38,6 +38,7 @@ from mimo_launch.runtime.model_inputs import row_places
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel, is_sender
 from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import Axis
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class RankBridge:
             raise RuntimeError(f"{self.bridge.name}: rank {self.rank} is not at this end")
         key = module.name, forward
         if key not in self.places:
-            replica = module.layout.grid.index("dp", self.rank)
+            replica = module.layout.grid.index(Axis.DP, self.rank)
             self.places[key] = row_places(
                 self.views, self.bridge, module.name, replica, forward, module.context
             )
@@ -146,15 +147,15 @@ class RankBridge:
         if self.source is None:
             return 0
         grid = self.source.layout.grid
-        tp = grid.index("tp", self.rank)
+        tp = grid.index(Axis.TP, self.rank)
         if self.source.layout.is_language:
             return self.places_in_source(forward).sizes[tp]
-        view = self.views.encoder(self.bridge.source, grid.index("dp", self.rank), forward)
-        return view.owned(grid.index("cp", self.rank))[tp]
+        view = self.views.encoder(self.bridge.source, grid.index(Axis.DP, self.rank), forward)
+        return view.owned(grid.index(Axis.CP, self.rank))[tp]
 
     def _num_received(self, forward: int) -> int:
         """Return how many rows of a forward of the target this rank receives."""
-        tp = self.layout[self.bridge.target].grid.index("tp", self.rank)
+        tp = self.layout[self.bridge.target].grid.index(Axis.TP, self.rank)
         return self.places_in_target(forward).sizes[tp]
 
     def run(self, kind: Kind, index: int) -> None:

@@ -22,7 +22,7 @@ from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.stage_inputs import Drawing, StageInputs, StepState
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 
@@ -112,10 +112,10 @@ class Stages:
         shards = shards_of_cp_rank(module)
         if module.is_language:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
-            tokens //= module.grid.size("cp")
+            tokens //= module.grid.size(Axis.CP)
             return tokens // shards, width
         view = self.inputs.encoder_view(self.modules[action.module], action.index, step)
-        patches = len(view.held(module.grid.index("cp", self.rank)))
+        patches = len(view.held(module.grid.index(Axis.CP, self.rank)))
         return patches // shards + view.extra_tokens, width
 
     def begin_drawing(self, num_steps: int, step: StepState) -> Drawing:

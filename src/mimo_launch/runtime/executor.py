@@ -28,7 +28,7 @@ from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.roles import last_index, needs_backward
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 
@@ -175,7 +175,7 @@ class Executor:
         """Broadcast the result of a pass from a generator's last stage to all its stages."""
         module = self.modules[name]
         last = module.layout.pp_index(len(module.layout.stages) - 1)
-        group = self.grids.group(name, "pp")
+        group = self.grids.group(name, Axis.PP)
         for (owner, index), canvas in drawing.canvases.items():
             if owner == name:
                 found = drawing.found.pop((name, index), canvas.nothing())
@@ -194,7 +194,7 @@ class Executor:
                 places = zigzag_positions(given.shape[1], index, cp.size, given.device)
                 by_position[:, places] = part
         last = module.layout.pp_index(len(module.layout.stages) - 1)
-        return broadcast(by_position, last, self.grids.group(LANGUAGE, "pp"))
+        return broadcast(by_position, last, self.grids.group(LANGUAGE, Axis.PP))
 
     def _begin(self, inputs: StepInputs) -> StepState:
         views = inputs.views or StepViews(self.layout, inputs.data)

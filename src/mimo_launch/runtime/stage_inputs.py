@@ -60,7 +60,7 @@ from mimo_launch.runtime.model_inputs import (
 )
 from mimo_launch.runtime.sampling import Canvas, CodesCanvas, NoiseCanvas
 from mimo_launch.runtime.tokens_ahead import read_ahead
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Model, Spec
 
 
@@ -193,7 +193,7 @@ class StageInputs:
 
     def encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
         """Return the samples of a group that this rank's replica of an encoder encodes."""
-        replica = module.layout.grid.index("dp", self.rank)
+        replica = module.layout.grid.index(Axis.DP, self.rank)
         return step.views.encoder(module.name, replica, group)
 
     def canvas(self, module: RankModule, group: int, step: StepState, num_steps: int) -> Canvas:
@@ -223,7 +223,7 @@ class StageInputs:
         return self.spec.modules[module.name].model
 
     def _language_view(self, microbatch: int, step: StepState) -> LanguageView:
-        replica = self.modules[LANGUAGE].layout.grid.index("dp", self.rank)
+        replica = self.modules[LANGUAGE].layout.grid.index(Axis.DP, self.rank)
         return step.views.language(replica, microbatch)
 
     def _made(

@@ -21,6 +21,7 @@ from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.roles import fills_bubbles, needs_backward
 from mimo_launch.schedule.simulation_result import Costs, lower_bound
+from mimo_launch.spec.base import Axis
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 EPSILON = 1e-9
@@ -91,7 +92,9 @@ class Teams:
 
     def _replicas(self, module: ModuleLayout) -> list[int]:
         """Return one dp index for each set of replicas that are on the same classes of ranks."""
-        stages = [module.grid.slices("dp", pp=place) for place in range(module.grid.size("pp"))]
+        stages = [
+            module.grid.slices(Axis.DP, pp=place) for place in range(module.grid.size(Axis.PP))
+        ]
         kinds: dict[tuple[Ranks, ...], int] = {}
         for replica, places in enumerate(zip(*stages, strict=True)):
             kinds.setdefault(tuple(map(self._alike, places)), replica)
@@ -285,7 +288,7 @@ def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
     """Return what the ranks of each class compute, in order; `classes` is indexed by rank."""
     costs = usual_costs(layout)
     bound = lower_bound(layout, costs)
-    depth = layout.language.grid.size("pp")
+    depth = layout.language.grid.size(Axis.PP)
     teams = Teams(layout, classes)
     best: list[list[Action]] = []
     shortest = float("inf")

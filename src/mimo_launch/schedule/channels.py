@@ -15,6 +15,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action, Kind, Program
 from mimo_launch.schedule.roles import exchanges, fills_bubbles
+from mimo_launch.spec.base import Axis
 
 FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 
@@ -63,7 +64,7 @@ def p2p_groups_of(layout: Layout) -> tuple[P2PGroup, ...]:
     """Return every group that a step or an evaluation of a layout may use, in one fixed order."""
     found: list[P2PGroup] = []
     for module in layout.modules:
-        depth = module.grid.size("pp")
+        depth = module.grid.size(Axis.PP)
         if depth > 1:
             # With virtual stages the pipeline also leads from its last rank back to its first.
             turns = len(module.stages) > depth
@@ -114,8 +115,8 @@ def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
         return _bridge_partners(layout, action.module, rank, at_source)
     module = layout[action.module]
     other = module.pp_index(action.stage + (1 if at_source else -1))
-    apart = other - module.grid.index("pp", rank)
-    return (rank + apart * module.grid.strides["pp"],)
+    apart = other - module.grid.index(Axis.PP, rank)
+    return (rank + apart * module.grid.strides[Axis.PP],)
 
 
 def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
@@ -190,7 +191,7 @@ class Meetings:
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the ranks that hold any stage of the same replica of a module as `rank`."""
-        return module.grid.slice(dp=module.grid.index("dp", rank))
+        return module.grid.slice(dp=module.grid.index(Axis.DP, rank))
 
     def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
         """Return the ranks that hold a stage."""
@@ -215,7 +216,7 @@ def components_of(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
 
 @cached_in_layout
 def _replica(layout: Layout, module: str, rank: int) -> tuple[int, ...]:
-    return layout[module].grid.group_of(rank, "tp", "cp")
+    return layout[module].grid.group_of(rank, Axis.TP, Axis.CP)
 
 
 @cached_in_layout
@@ -228,9 +229,9 @@ def _bridge_partners(layout: Layout, bridge: str, rank: int, at_source: bool) ->
     ends = layout.bridges[bridge]
     source, target = layout[ends.source], layout[ends.target]
     if at_source:
-        linked = replica_links(layout, bridge)[source.grid.index("dp", rank)]
+        linked = replica_links(layout, bridge)[source.grid.index(Axis.DP, rank)]
         grid, place = target.grid, 0
     else:
-        linked = replica_sources(layout, bridge)[target.grid.index("dp", rank)]
+        linked = replica_sources(layout, bridge)[target.grid.index(Axis.DP, rank)]
         grid, place = source.grid, source.pp_index(len(source.stages) - 1)
     return tuple(sorted(r for replica in linked for r in grid.slice(dp=replica, pp=place)))

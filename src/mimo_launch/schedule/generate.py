@@ -36,6 +36,7 @@ from mimo_launch.schedule.roles import (
     needs,
     needs_backward,
 )
+from mimo_launch.spec.base import Axis
 
 # For a receive: all receives of its channel, in order, and its place among them.
 Arrivals = Mapping[Action, tuple[Sequence[Action], int]]
@@ -159,7 +160,7 @@ def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
     may differ from the order in which they are used.
     """
     language, found = layout.language, dict[Action, tuple[Sequence[Action], int]]()
-    depth, name = language.grid.size("pp"), language.name
+    depth, name = language.grid.size(Axis.PP), language.name
     if len(language.stages) == depth:
         return found
     for order in orders:
@@ -270,7 +271,7 @@ def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
     for module in layout.modules_of(rank):
         if module.frozen or not needs_backward(layout, module):
             continue
-        if module.grid.size("tp") > 1:
+        if module.grid.size(Axis.TP) > 1:
             actions.append(Action(module.name, None, Kind.SUM_TP, 0))
         if module.is_language and rank in tied_ranks(layout):
             actions.append(Action(module.name, None, Kind.SUM_TIED, 0))

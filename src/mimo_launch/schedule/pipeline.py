@@ -22,6 +22,7 @@ from functools import lru_cache
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import Axis
 
 # (chunk, kind, position): which of the rank's stages, forward or backward, which microbatch.
 Work = tuple[int, Kind, int]
@@ -39,7 +40,7 @@ def pipeline_order(
     language = layout.language
     order = rank_order(
         layout.schedule,
-        language.grid.size("pp"),
+        language.grid.size(Axis.PP),
         len(stages),
         language.pp_index(stages[0][1]),
         len(microbatches),
@@ -97,11 +98,11 @@ def _upstream(
     Within a tick, all ranks have the same order.
     """
     language = layout.language
-    num_chunks = len(language.stages) // language.grid.size("pp")
+    num_chunks = len(language.stages) // language.grid.size(Axis.PP)
     is_trained = backward and needs_backward(layout, language)
     forwards, backwards = first_stage_clock(
         layout.schedule,
-        language.grid.size("pp"),
+        language.grid.size(Axis.PP),
         num_chunks,
         len(microbatches),
         backward=is_trained,

@@ -18,6 +18,7 @@ from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import Meetings, components_of
 from mimo_launch.schedule.roles import fills_bubbles
+from mimo_launch.spec.base import Axis
 
 
 def classes_of(layout: Layout) -> tuple[int, ...]:
@@ -34,7 +35,7 @@ def refined(labels: Sequence[object], modules: Iterable[ModuleLayout]) -> tuple[
 
     For each module, ranks of one class belong to replicas on ranks of the same classes.
     """
-    replicas = [module.grid.slices("dp") for module in modules]
+    replicas = [module.grid.slices(Axis.DP) for module in modules]
     classes = _numbered(labels)
     while True:
         columns = [classes]
@@ -114,7 +115,7 @@ class ClassMeetings(Meetings):
         """Return the partners at pp index `there` of each class of ranks at pp index `here`."""
         key = module.name, here, there
         if key not in self._edges:
-            apart = (there - here) * module.grid.strides["pp"]
+            apart = (there - here) * module.grid.strides[Axis.PP]
             ranks = module.grid.slice(pp=here)
             self._edges[key] = self._grouped((rank, rank + apart) for rank in ranks)
         return self._edges[key]
@@ -125,8 +126,8 @@ class ClassMeetings(Meetings):
             ends = self.layout.bridges[bridge]
             module, reader = self.layout[ends.source], self.layout[ends.target]
             last = module.pp_index(len(module.stages) - 1)
-            source = [self._first_of(ranks) for ranks in module.grid.slices("dp", pp=last)]
-            target = [self._first_of(ranks) for ranks in reader.grid.slices("dp", pp=0)]
+            source = [self._first_of(ranks) for ranks in module.grid.slices(Axis.DP, pp=last)]
+            target = [self._first_of(ranks) for ranks in reader.grid.slices(Axis.DP, pp=0)]
             linked = set(zip(source, replica_links(self.layout, bridge), strict=True))
             pairs = {
                 (sources, target[replica]) for sources, replicas in linked for replica in replicas

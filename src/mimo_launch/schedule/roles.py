@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role, cached_in_layout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, format_slot
+from mimo_launch.spec.base import Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def fills_bubbles(layout: Layout, module: ModuleLayout) -> bool:
     """
     if not layout.is_star:
         return False
-    piped = layout.schedule == "bubble_filling" and layout.language.grid.size("pp") > 1
+    piped = layout.schedule == "bubble_filling" and layout.language.grid.size(Axis.PP) > 1
     return piped and module.in_phases
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Slot
 from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.spec.base import Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ def lower_bound(layout: Layout, costs: Costs) -> float:
     first = max((_way(layout, costs, each, F) for each in layout.encoders), default=0.0)
     last = max((_way(layout, costs, each, B) for each in layout.encoders), default=0.0)
     once = _cost(layout, costs, language, 0, F) + _cost(layout, costs, language, 0, B)
-    held = len(language.stages) // language.grid.size("pp")
-    latency = (language.grid.size("pp") - 1) * once
+    held = len(language.stages) // language.grid.size(Axis.PP)
+    latency = (language.grid.size(Axis.PP) - 1) * once
     through = first + latency + layout.samples.microbatches * held * once + last
     work = (
         sum(

@@ -27,6 +27,7 @@ from mimo_launch.search.setting_changes import (
     smaller_changes,
 )
 from mimo_launch.search.wastes import Waste, wastes
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.places import field_at
 from mimo_launch.spec.spec import Spec
@@ -239,7 +240,7 @@ def _text(change: Change) -> str:
 
 def _cost(layout: Layout) -> float:
     """Return how long it takes to plan a layout, as a number of small plans."""
-    stages = max(module.grid.size("pp") for module in layout.modules)
+    stages = max(module.grid.size(Axis.PP) for module in layout.modules)
     forwards = sum(len(each.stages) * layout.num_groups(each) for each in layout.modules)
     is_listed = layout.schedule == "bubble_filling" or not layout.is_star
     ways = 4 if is_listed else 1

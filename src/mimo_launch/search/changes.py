@@ -14,7 +14,7 @@ from typing import Any
 
 from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
 from mimo_launch.layout.samples import runs_in_phases
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import merged
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import ExpertGrid, Spec
@@ -72,14 +72,14 @@ class Change:
         grids = []
         for name in self._modules_with("grid"):
             grid = modules[name].grid
-            sizes = {axis: getattr(grid, axis) for axis in ("tp", "cp", "pp", "dp")}
+            sizes = {axis: getattr(grid, axis) for axis in (Axis.TP, Axis.CP, Axis.PP, Axis.DP)}
             grids.append(f"{name} by {sizes_text(sizes)}")
         if grids:
             yield f"cut {listed(grids)}"
         for name in self._modules_with("experts"):
-            sizes = (modules[name].experts or ExpertGrid()).model_dump()
-            is_split = any(size > 1 for size in sizes.values())
-            split = f"split the experts of {name} by {sizes_text(sizes)}"
+            experts = (modules[name].experts or ExpertGrid()).model_dump()
+            is_split = any(size > 1 for size in experts.values())
+            split = f"split the experts of {name} by {sizes_text(experts)}"
             yield split if is_split else f"keep all experts of {name} on each rank"
         for key, words in _OF_MODULES.items():
             values: dict[Any, list[str]] = {}

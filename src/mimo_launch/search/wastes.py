@@ -12,6 +12,7 @@ from typing import TypeVar
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 # Losses of a smaller share of all GPU time are not mentioned.
@@ -68,9 +69,9 @@ EXCHANGES: dict[str, Callable[[RankEstimate | StageEstimate], float]] = {
 }
 # What is exchanged, and the axes over which.
 _EXCHANGED = {
-    "between_layers": ("activations", ("tp", "cp")),
-    "of_experts": ("tokens of experts", ("ep",)),
-    "of_replicas": ("weights and gradients", ("dp",)),
+    "between_layers": ("activations", (Axis.TP, Axis.CP)),
+    "of_experts": ("tokens of experts", (Axis.EP,)),
+    "of_replicas": ("weights and gradients", (Axis.DP,)),
 }
 
 
@@ -158,7 +159,7 @@ class _Holders:
 
 def _size(module: ModuleSpec, axis: str) -> int:
     experts = module.experts or ExpertGrid()
-    return experts.ep if axis == "ep" else int(getattr(module.grid, axis))
+    return experts.ep if axis == Axis.EP else int(getattr(module.grid, axis))
 
 
 def _largest(parts: Mapping[_Key, float]) -> list[_Key]:

@@ -10,6 +10,7 @@ model and its ranks to `checks`.
 import os
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -18,7 +19,23 @@ from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.wording import listing
 
-AXES = ("tp", "cp", "dp", "pp")
+
+class Axis(StrEnum):
+    """A way to divide the work of a module among ranks; the value is its key in a spec."""
+
+    TP = "tp"  # Tensor parallelism cuts the matrices of each layer.
+    CP = "cp"  # Context parallelism cuts sequences.
+    DP = "dp"  # Data parallelism gives each replica other samples.
+    PP = "pp"  # Pipeline parallelism gives each rank other layers.
+    EP = "ep"  # Expert parallelism gives each rank other experts of a layer.
+    EXPERT_TP = "expert_tp"  # Tensor parallelism inside each expert.
+    EXPERT_DP = "expert_dp"  # Replicas of the same part of the experts.
+
+
+# The axes of a grid, in the usual order of ranks.
+AXES = (Axis.TP, Axis.CP, Axis.DP, Axis.PP)
+# The axes of the ranks of a stage for its experts, the fastest first.
+EXPERT_AXES = (Axis.EXPERT_TP, Axis.EP, Axis.EXPERT_DP)
 # The one module that every spec has.
 LANGUAGE = "language"
 # More ranks than any machine has; about the largest numbers that can be planned.

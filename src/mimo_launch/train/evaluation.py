@@ -27,6 +27,7 @@ from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import is_scorer
 from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Codes, HeldOut, Images, Model
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
@@ -123,7 +124,7 @@ def greedy_answers(
         # FSDP gathers and tp collectives run on the language ranks only.
         return
     program = session.mine.decoding
-    replica = language.grid.index("dp", session.rank)
+    replica = language.grid.index(Axis.DP, session.rank)
     starts: dict[int, Tensor] = {}
     tokens: dict[int, Tensor] = {}
     for microbatch in range(session.layout.samples.microbatches):
@@ -181,10 +182,10 @@ def draw(
     made = session.executor.draw(session.mine.drawing, forwarded, num_steps)
     for (name, group), canvas in made.items():
         grid, whole = session.layout[name].grid, canvas.whole()
-        if any(grid.index(axis, session.rank) for axis in ("tp", "cp", "pp")):
+        if any(grid.index(axis, session.rank) for axis in (Axis.TP, Axis.CP, Axis.PP)):
             continue
         model, first = session.spec.modules[name].model, 0
-        replica = grid.index("dp", session.rank)
+        replica = grid.index(Axis.DP, session.rank)
         for sample in forwarded.views.encoder(name, replica, group).samples:
             for record in data.samples[sample].records:
                 images = []

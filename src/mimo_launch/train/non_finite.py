@@ -27,6 +27,7 @@ from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.spec.base import Axis
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun
@@ -136,7 +137,7 @@ def blame(layout: Layout, data: StepData, ranks: list[NonFiniteFlags]) -> NonFin
         rank, forwards = losses[0]
         module = layout[forwards[0][0]]
         views = StepViews(layout, data)
-        replica = module.grid.index("dp", rank)
+        replica = module.grid.index(Axis.DP, rank)
         positions = [
             sample
             for name, index in forwards

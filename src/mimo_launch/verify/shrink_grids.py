@@ -23,7 +23,7 @@ from math import gcd, inf, lcm
 from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     ExpertGrid,
@@ -35,9 +35,9 @@ from mimo_launch.spec.spec import (
 from mimo_launch.verify.coverage import fan, kv_sharing
 
 # How many more ranks a proof may take to keep something. An axis becomes 1 only as a last resort.
-LOST_AXIS = {"pp": 1400, "cp": 1300, "tp": 1200, "dp": 1000}
+LOST_AXIS = {Axis.PP: 1400, Axis.CP: 1300, Axis.TP: 1200, Axis.DP: 1000}
 LOST_FAN, LOST_EXPERT_AXIS = 300, 100
-LOST_MIDDLE = {"pp": 8, "cp": 2}
+LOST_MIDDLE = {Axis.PP: 8, Axis.CP: 2}
 LOST_ISLANDS, LOST_REPLICAS, LOST_RATIO, LOST_SHARING, OTHER_PARITY = 6, 6, 4, 4, 1
 # The search stops here with the best choice so far. Hundreds of trials are usual and take
 # milliseconds; one layout in some thousands needs tens of thousands of trials.
@@ -173,7 +173,7 @@ def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
     own = kind_of(module.model).is_custom
     values = {
         axis: [n for n in range(1, min(getattr(old, axis), most_ranks) + 1)
-               if not (own and axis == "tp" and old.tp % n)]
+               if not (own and axis == Axis.TP and old.tp % n)]
         for axis in LOST_AXIS
     }  # fmt: skip
     for sizes in _products(list(values.values()), most_ranks):
@@ -210,7 +210,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         old, new = getattr(module.grid, axis), getattr(grid, axis)
         if new == 1 < old:
             # With one replica, full sharding would shard nothing.
-            loss += lost * (2 if axis == "dp" and module.sharding == "full" else 1)
+            loss += lost * (2 if axis == Axis.DP and module.sharding == "full" else 1)
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
