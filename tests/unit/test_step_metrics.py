@@ -1,5 +1,6 @@
 """Sums behind the norm of a step."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from mimo_launch.optimizer.gradients import (
     reduce_metrics,
     sum_of_squares,
     sum_partial_gradients,
+    sum_tied_gradients,
 )
 from mimo_launch.spec.spec import Spec
 
@@ -85,6 +87,34 @@ def test_counting_zeros_leaves_norms_as_they_are() -> None:
     )
     assert counted.zeros == {"language": network.norm.weight.numel()}
     assert replace(counted, zeros=None) == plain
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradient"), [(1.0, 0.5), (math.inf, 0.5), (1.0, math.nan), (math.nan, math.inf)]
+)
+def test_the_device_skips_the_steps_that_the_host_calls_skipped(
+    loss: float, gradient: float
+) -> None:
+    """A loss may be infinite although every gradient is finite."""
+    made = spec({"language": box(0)})
+    _, module = with_gradients(made, ParallelContext(), gradient)
+    losses = {"language": torch.tensor(loss)}
+    found = reduce_metrics(build_layout(made), {"language": module}, losses)
+    is_finite = math.isfinite(loss) and math.isfinite(gradient)
+    assert (float(found.bad), found.read().finite) == (float(not is_finite), is_finite)
+
+
+def test_a_tied_gradient_of_the_other_stage_is_not_shown_as_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sum is NaN on both stages; only the stage whose own gradient was NaN is to blame."""
+    made = spec({"language": box(0, model={"tied": True})})
+    network, module = with_gradients(made, ParallelContext(), 0.5)
+    flag, handle = FiniteFlag(torch.device("cpu")), object()
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.fill_(math.nan))
+    sum_tied_gradients(module.declared(), Group((0, 1), 0, handle), flag)
+    assert network.embedding.weight.grad.isnan().all()
+    assert float(flag.value) == 0.5 * network.embedding.weight.numel()
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
