@@ -144,7 +144,7 @@ def test_a_host_is_shared_by_its_workers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 WIDTH, HALF = 64, {"hidden": 64, "layers": 2}
-EXPERTS = {"experts": 2, "top_k": 1, "width": 48, "bias": True, "shared": 1}
+EXPERTS = {"experts": 2, "top_k": 1, "width": 48, "bias": True, "shared": 2}
 KINDS = {
     "vision": {**HALF, "heads": 2, "positions": "learned", "image": [16, 16], "class_token": True},
     "audio": {"kind": "audio", **HALF},
@@ -196,9 +196,13 @@ def network_of(kind: str, tp: int = 1, **model: Any) -> tuple[str, nn.Module]:
     return name, build_network(made, stage, context)
 
 
-@pytest.mark.parametrize(
+# The last one has ranks that share key/value heads.
+LAYOUTS = pytest.mark.parametrize(
     ("kind", "more"), [*((kind, {}) for kind in KINDS), ("decoder", {"tp": 2, "kv_heads": 1})]
 )
+
+
+@LAYOUTS
 def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
     kind: str, more: dict[str, int]
 ) -> None:
@@ -209,10 +213,10 @@ def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
             assert segment.decay == is_matrix, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_weight_has_its_distribution(kind: str) -> None:
+@LAYOUTS
+def test_every_kind_of_weight_has_its_distribution(kind: str, more: dict[str, int]) -> None:
     """Measured on what a parameter is filled with, not on what is declared."""
-    name, network = network_of(kind)
+    name, network = network_of(kind, **more)
     init_parameters(name, network, 11)
     seen = set()
     for item in local_segments(declared_parameters("", network), torch.Tensor.detach):
@@ -221,7 +225,7 @@ def test_every_kind_of_weight_has_its_distribution(kind: str) -> None:
         if inner.endswith(("A_log", "dt_bias")) or (kind == "audio" and "positions" in inner):
             continue  # They have tests of their own.
         if values.dim() > 1 or inner.startswith("class_token"):
-            std = expected_std(inner, tuple(values.shape), kind)
+            std = expected_std(inner, item.segment.shape, kind)
             noise = 5 * (2 * values.numel()) ** -0.5
             assert values.std().item() == pytest.approx(std, rel=noise), inner
             assert abs(values.mean().item()) < 5 * std * values.numel() ** -0.5, inner
@@ -229,6 +233,19 @@ def test_every_kind_of_weight_has_its_distribution(kind: str) -> None:
             ones = inner.endswith(("norm.weight", ".D"))
             assert values.unique().tolist() == [float(ones)], inner
     assert len(seen) > 10
+
+
+def test_positions_of_clips_have_the_wavelengths_of_whisper() -> None:
+    """From 2 pi in the first column to 10000 * 2 pi in the last; sines, then cosines."""
+    name, network = network_of("audio")
+    init_parameters(name, network, 11)
+    declared = local_segments(declared_parameters("", network), torch.Tensor.detach)
+    [found] = [item.local.double() for item in declared if "positions" in item.name]
+    places = torch.arange(len(found), dtype=torch.float64)
+    angles = places[:, None] / torch.logspace(0, 4, WIDTH // 2, dtype=torch.float64)
+    torch.testing.assert_close(
+        found, torch.cat([angles.sin(), angles.cos()], dim=1), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
