@@ -173,16 +173,19 @@ def test_a_last_layer_in_windows_stays_in_windows(
 
 
 @pytest.mark.parametrize(
-    ("layers", "every", "first_dense", "sparse"),
-    [(7, 2, 0, [1]), (6, 2, 0, [1]), (4, 1, 3, [1]), (9, 3, 1, [1]), (2, 1, 0, [0, 1])],
-)
+    ("pp", "layers", "every", "first_dense", "sparse"),
+    [
+        (1, 7, 2, 0, [1]), (1, 6, 2, 0, [1]), (1, 4, 1, 3, [1]), (1, 9, 3, 1, [1]),
+        (1, 2, 1, 0, [0, 1]), (2, 3, 3, 0, [2]), (2, 4, 3, 0, [2]),
+    ],
+)  # fmt: skip
 def test_a_last_layer_keeps_its_experts_or_its_mlp(
-    layers: int, every: int, first_dense: int, sparse: list[int]
+    pp: int, layers: int, every: int, first_dense: int, sparse: list[int]
 ) -> None:
-    """Blocks for further tokens are like it, too."""
+    """Blocks for further tokens are like it, too; on two stages it may be the third or fourth."""
     moe = {"experts": 8, "top_k": 2, "width": 16, "every": every, "first_dense": first_dense}
     model = {"layers": layers, "moe": moe, "mtp": {}}
-    asked = spec({"language": box(0, model=model)})
+    asked = spec({"language": box(0, pp=pp, model=model)}, microbatches=2)
     small = shrink(asked).language.model
     found = [each for each in range(small.layers) if small.has_experts(each)]
     assert found == sparse
