@@ -15,6 +15,9 @@ from mimo_launch.spec.load import model_from_data
 LAYOUTS: dict[str, dict[str, Any]] = {
     **BEHIND_VISION,
     "windows, cp 2": {"cp": 2, "model": {"sliding_window": {"size": 5, "full": [1]}}},
+    "windows with their own base": {
+        "model": {"sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0}},
+    },
     "neighbours rotate, documents": {
         "model": {"rotary_interleaved": True, "rotary_factor": 1.0}, "data": {"max_documents": 3},
     },
@@ -31,7 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "further tokens, cp 2": {"cp": 2, "model": {"mtp": {"depth": 1}}},
 }  # fmt: skip
-OFTEN = {"tp 2, cp 2, documents"}
+OFTEN = {"tp 2, cp 2, documents", "windows with their own base"}
 
 
 @pytest.mark.parametrize(
