@@ -231,17 +231,14 @@ def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
         assert not any(isinstance(event, RunFinished) for event in events)
 
 
-EXPERT = "language.layers.1.mlp.experts.2.up.weight"
-
-
-def spoil_an_expert(made: Spec, folder: Path) -> tuple[str, list[Any]]:
+def spoil_a_weight(made: Spec, folder: Path, weight: str) -> tuple[str, list[Any]]:
     """Make a weight NaN on the one rank that holds it, before step 4 is saved; return the end."""
     update, events = RankSession.update, list[Any]()
 
     def then_spoil(session: RankSession, step: int, metrics: Any) -> None:
         update(session, step, metrics)
         for part in local_segments(session.declared("language"), lambda weight: weight.detach()):
-            if step == 3 and part.name == EXPERT:
+            if step == 3 and part.name == weight:
                 part.local.view(-1)[-1] = float("nan")
 
     RankSession.update = then_spoil  # type: ignore[method-assign]
@@ -253,20 +250,22 @@ def spoil_an_expert(made: Spec, folder: Path) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.usefixtures("late")
+@pytest.mark.parametrize(("expert", "rank"), [(1, 0), (2, 1)])
 def test_a_weight_that_is_not_finite_is_named_with_its_rank_and_the_last_sound_checkpoint(
-    tmp_path: Path,
+    expert: int, rank: int, tmp_path: Path
 ) -> None:
     """Parallelism: dp 2, ep 2. `keep: 1` would leave the checkpoint that cannot be used."""
     moe = {"experts": 4, "top_k": 4, "width": 8}
     language = box(0, dp=2, model={"layers": 2, "moe": moe}, experts={"ep": 2})
     steps = {"steps": 9, "max_skipped": 2, "precision": "fp64"}
     made = spec({"language": language}, train=steps, checkpoint={"every": 2, "keep": 1})
-    [(words, saves), (same, _)] = run_ranks(spoil_an_expert, made, tmp_path, world_size=2)
+    name = f"language.layers.1.mlp.experts.{expert}.up.weight"
+    [(words, saves), (same, _)] = run_ranks(spoil_a_weight, made, tmp_path, name, world_size=2)
     assert words == same
-    assert f"\nnot finite: {EXPERT} (rank 1)\n" in words
+    assert f"\nnot finite: {name} (rank {rank})\n" in words
     sound = tmp_path / "checkpoints" / "step-00000002"
     assert words.endswith(f"newest checkpoint with finite weights: {sound}; {ON}")
-    assert [(save.step, save.not_finite) for save in saves] == [(2, ()), (4, (EXPERT,))]
+    assert [(save.step, save.not_finite) for save in saves] == [(2, ()), (4, (name,))]
     assert [path.name[-1] for path in all_checkpoints(tmp_path)] == ["4", "2"]
 
 
