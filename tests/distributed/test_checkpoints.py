@@ -52,6 +52,7 @@ from mimo_launch.train.events import (
 from mimo_launch.train.loop import CheckpointNotWritten, Hooks, train
 from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.run_state import RunState
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
 LANGUAGE = {
@@ -350,6 +351,24 @@ def save_at_once(spec: Spec, folder: Path) -> None:
         assert saver is not None
         saver.save(state)
         saver.finish()
+
+
+def state_again(spec: Spec, folder: Path, state: RunState) -> RunState:
+    """Save a state, and return what a run resumes with."""
+    with RankSession(Plan.of(spec)) as session:
+        _, saver = start_run(session, folder, print)
+        assert saver is not None
+        saver.save(state)
+        saver.finish()
+        return start_run(session, folder, print)[0]
+
+
+def test_a_resumed_run_goes_on_counting_steps_and_samples_that_were_skipped(
+    tmp_path: Path,
+) -> None:
+    state = RunState(step=3, samples=24, skipped=2, bad_samples=5)
+    spec = make_spec("one rank", 6)
+    assert run_on_running_ranks(state_again, spec, tmp_path, state, world_size=1) == [state]
 
 
 def test_a_save_before_the_first_update_counts_none(tmp_path: Path) -> None:
