@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from tests.distributed.test_topologies import load, run_steps
 from tests.support.graphs import flow, talker
 from tests.support.histories import untimed
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
+from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
@@ -287,17 +289,28 @@ class AnswersOfUnequalLength(WithAnswers):
         return replace(found, num_labels=3) if index % 2 else found
 
 
-def accuracy_of_unequal_answers(made: Spec) -> float | None:
+def said_by_counting(made: Spec) -> list[tuple[int, tuple[int, ...]]]:
+    """Return where each answer begins, and what is said if each place chooses its own number."""
+    dataset = AnswersOfUnequalLength(build_dataset(made))
+    inputs = step_inputs(dataset, "heldout", (0, 1), 0)
+
+    def count(_program: Any, _forwarded: Any, tokens: dict[int, Tensor]) -> dict[int, Tensor]:
+        return {at: torch.arange(x.shape[1]).expand_as(x) for at, x in tokens.items()}
+
     with RankSession(Plan.of(made), randomise=True) as session:
-        dataset = AnswersOfUnequalLength(build_dataset(made))
-        reader = StepReader(session, dataset, RunState(), lambda event: None)
-        return evaluate(session, reader, 4, 1).digit_accuracy
+        step = session.executor.run_forward(session.mine.evaluation, inputs)
+        session.executor.choose = count  # type: ignore[method-assign]
+        said = {each.sample: each.said for each in greedy_answers(session, step, inputs, -1)}
+    labels = [dataset.text("heldout", index)[1] for index in (0, 1)]
+    return [(int((x != IGNORE_LABEL).argmax()), said[i]) for i, x in enumerate(labels)]
 
 
-def test_a_long_answer_may_stand_beside_one_that_starts_late() -> None:
-    """One more pass than there are places behind the late one."""
+def test_a_long_answer_may_stand_beside_one_that_ends_with_the_sequence() -> None:
+    """More passes than there are places behind the late one change none of its tokens."""
     model = {"kind": "decoder", "layers": 1, "hidden": 16, "heads": 2, "vocab": 8}
     data = {"kind": "synthetic", "min_text": 31, "text_only": 1.0}
     made = spec({"language": box(0, model=model)}, batch={"global": 2, "seq": 32}, data=data)
-    [accuracy] = run_ranks(accuracy_of_unequal_answers, made, world_size=1)
-    assert accuracy is not None
+    [[(first, long), (late, short)]] = run_ranks(said_by_counting, made, world_size=1)
+    assert long == tuple(range(first, first + len(long)))
+    assert short == tuple(range(late, 30))
+    assert len(long) > len(short) > 0
