@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -83,8 +84,8 @@ def _options(
     console.color, console.verbosity = color, verbose
 
 
-def build_app() -> typer.Typer:
-    """Return the application with every command of the table."""
+def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the application with some commands of the table."""
     app = typer.Typer(
         cls=_Group,
         help=HELP,
@@ -93,7 +94,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
-    for name in COMMANDS:
+    for name in names:
         module = importlib.import_module(f"mimo_launch.cli.{name}")
         function = getattr(module, name)
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -116,7 +117,8 @@ def run(args: list[str] | None = None) -> int:
     args = (sys.argv[1:] if args is None else args) or ["--help"]
     console = Console()
     try:
-        result = get_command(build_app()).main(
+        # A command that comes first needs no other.
+        result = get_command(build_app(args[:1] if args[0] in COMMANDS else COMMANDS)).main(
             args=args, prog_name="mimo-launch", standalone_mode=False, obj=console
         )
     except (typer.Abort, KeyboardInterrupt):
