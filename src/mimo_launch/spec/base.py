@@ -54,7 +54,7 @@ class Strict(BaseModel):
     one raises `MissingPartError`, which ends the check that needed it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     if not TYPE_CHECKING:
 
