@@ -52,7 +52,7 @@ def reads_in_order(spec: Spec) -> Findings:
     for name, reads in graph.items():
         with suppress(MissingPartError):  # The module is faulty.
             reads += [each for each in spec.modules[name].reads or () if each in graph]
-    while True:
+    while any(graph.values()):
         try:
             TopologicalSorter(graph).prepare()
             return

@@ -5,12 +5,12 @@ Relies on: `MissingPartError`, raised by the sound part of a faulty spec.
 Leaves: the checks themselves to their files.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import LANGUAGE, Strict
 from mimo_launch.spec.spec import MissingPartError, Spec
 
 Findings = Iterator[Diagnostic]
@@ -25,8 +25,8 @@ class ModuleRule:
     needs: tuple[str, ...] = ()
 
     def findings(self, spec: Spec, name: str) -> Findings:
-        """Yield the findings about a module."""
-        yield from self.run(spec, name)
+        """Return the findings about a module."""
+        return self.run(spec, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +65,24 @@ def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
     for rule in rules:
         if isinstance(rule, SpecRule):
             if not _has_any(findings, rule.needs, modules):
-                findings += _readable(rule.run(spec))
+                _add(findings, rule.run(spec))
             continue
         for name in modules:
-            if not _has_any(findings, rule.needs, (name, "language")):
-                findings += _readable(rule.findings(spec, name))
+            if not _has_any(findings, rule.needs, (name, LANGUAGE)):
+                _add(findings, rule.findings(spec, name))
     return findings
 
 
-def _readable(findings: Findings) -> Iterator[Diagnostic]:
-    """Yield findings until the check reads a faulty part of the spec."""
+def _add(findings: list[Diagnostic], found: Findings) -> None:
+    """Add what a check finds until it reads a faulty part of the spec."""
     try:
-        yield from findings
+        findings.extend(found)
     except MissingPartError:
         return
 
 
-def _has_any(
-    findings: Iterable[Diagnostic], codes: tuple[str, ...], modules: Sequence[str]
-) -> bool:
-    return any(
+def _has_any(findings: list[Diagnostic], codes: tuple[str, ...], modules: Sequence[str]) -> bool:
+    return bool(findings and codes) and any(
         item.code in codes
         and item.severity is Severity.ERROR
         and (item.path[:1] != ("modules",) or len(item.path) == 1 or item.path[1] in modules)

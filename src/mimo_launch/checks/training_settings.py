@@ -119,7 +119,7 @@ def loss_weight_used(spec: Spec, name: str) -> Findings:
 def balance_used(spec: Spec, name: str) -> Findings:
     """`balance` moves samples among replicas of an encoder."""
     module, path = spec.modules[name], ("modules", name, "balance")
-    if "balance" not in chosen(module) or module.balance == "none":
+    if module.balance == "none" or "balance" not in chosen(module):
         return
     if name == LANGUAGE:
         yield no_effect(

@@ -206,14 +206,12 @@ class Spec(Strict):
     @property
     def encoders(self) -> dict[str, ModuleSpec]:
         """The modules before language, in the order of the file, each after those it reads."""
-        behind = self._behind_language
-        return {n: self.modules[n] for n in self._order if n != LANGUAGE and n not in behind}
+        return {name: self.modules[name] for name in _sides(self._reads)[0]}
 
     @property
     def generators(self) -> dict[str, ModuleSpec]:
         """The modules after language, in the same order."""
-        behind = self._behind_language
-        return {name: self.modules[name] for name in self._order if name in behind}
+        return {name: self.modules[name] for name in _sides(self._reads)[1]}
 
     @property
     def is_star(self) -> bool:
@@ -253,35 +251,38 @@ class Spec(Strict):
             return module.reads
         if name != LANGUAGE:
             return ()
-        read = {each for module in self.modules.values() for each in module.reads or ()}
-        return tuple(each for each in self.encoders if each not in read)
-
-    @property
-    def _behind_language(self) -> frozenset[str]:
-        """The modules that read language, directly or through other modules."""
-        return _behind_language(self._reads)
-
-    @property
-    def _order(self) -> tuple[str, ...]:
-        """All modules in the order of the file, but each after the modules in its `reads`."""
-        return _order(self._reads)
+        return _not_read(self._reads)
 
     @property
     def _reads(self) -> Reads:
         return tuple((name, module.reads or ()) for name, module in self.modules.items())
 
 
-# A plan asks for both thousands of times, for few graphs.
+# A plan asks for these thousands of times, for few graphs.
 @lru_cache(maxsize=128)
-def _behind_language(reads: Reads) -> frozenset[str]:
-    found, before = {LANGUAGE}, 0
-    while len(found) > before:
-        before = len(found)
-        found |= {name for name, sources in reads if not found.isdisjoint(sources)}
-    return frozenset(found - {LANGUAGE})
+def _sides(reads: Reads) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the modules before language, and those that read it, directly or through others.
+
+    Both are in the order of the file, but each module is after the modules in its `reads`.
+    """
+    behind, before = {LANGUAGE}, 0
+    while len(behind) > before:
+        before = len(behind)
+        behind |= {name for name, sources in reads if not behind.isdisjoint(sources)}
+    order = _order(reads)
+    return (
+        tuple(name for name in order if name not in behind),
+        tuple(name for name in order if name in behind and name != LANGUAGE),
+    )
 
 
 @lru_cache(maxsize=128)
+def _not_read(reads: Reads) -> tuple[str, ...]:
+    """Return the modules before language that no module reads."""
+    read = {source for _, sources in reads for source in sources}
+    return tuple(name for name in _sides(reads)[0] if name not in read)
+
+
 def _order(reads: Reads) -> tuple[str, ...]:
     order: dict[str, None] = {}
     left = dict(reads)
