@@ -30,7 +30,8 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.webdataset.decode_media import process, process_cut
 from mimo_launch.hugging_face.cut_rules import grid_of, images_of
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, read_recipe
+from mimo_launch.hugging_face.folder import ProcessorError
+from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
 from mimo_launch.hugging_face.tokenizer import token_id
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 

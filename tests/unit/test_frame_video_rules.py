@@ -34,8 +34,8 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.webdataset.decode_video import video_groups
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.hugging_face.image_processor import ProcessorError
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.video_processor import read_video_recipe
 from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from mimo_launch.data.webdataset.decode_media import decode_image, process
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, read_recipe
+from mimo_launch.hugging_face.folder import ProcessorError
+from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
 from mimo_launch.hugging_face.resize_rules import ImageTooThin, ShortEdge, Smart
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {

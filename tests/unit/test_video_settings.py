@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.hugging_face.image_processor import ProcessorError
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.video_processor import read_video_recipe
 from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
 from mimo_launch.spec.spec import Videos, VideoSettings

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
-from mimo_launch.hugging_face.family import value_of
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.load import MARKER, model_from_data, saved_spec
@@ -51,6 +50,9 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
     saved = None if found is None else found.get("modules")
     if not isinstance(saved, dict):
         return
+    # Imported here, because few specs start from a run, and a family imports many others.
+    from mimo_launch.hugging_face.family import value_of
+
     path = start_path(spec, name)
     if name not in saved:
         yield Diagnostic(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings, divisors, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.image_processor import ProcessorError
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.tokenizer import (
     DEFAULT,
     TokenizerError,

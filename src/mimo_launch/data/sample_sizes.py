@@ -1,7 +1,7 @@
 """Sizes of samples before any data is read: the largest image, the longest sample.
 
 Decides: both, from the spec and the image processors that it names.
-Relies on: `hugging_face.image_processor` for image sizes after processing; `shared_images` for the
+Relies on: `hugging_face.recipes` for image sizes after processing; `shared_images` for the
 rows that modules make of an image together.
 Leaves: real samples to the data sets, average samples to `nominal_samples`.
 """
@@ -9,6 +9,7 @@ Leaves: real samples to the data sets, average samples to `nominal_samples`.
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil, isqrt
+from typing import TYPE_CHECKING
 
 from mimo_launch.data.shared_images import (
     ImageSize,
@@ -17,10 +18,7 @@ from mimo_launch.data.shared_images import (
     size_made,
     video_reader_behind,
 )
-from mimo_launch.hugging_face.cut_rules import Cut
-from mimo_launch.hugging_face.image_processor import recipe_of
-from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_processor import video_recipe_of
+from mimo_launch.hugging_face.recipes import recipe_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
@@ -34,6 +32,9 @@ from mimo_launch.spec.spec import (
     SyntheticData,
     WebdatasetData,
 )
+
+if TYPE_CHECKING:
+    from mimo_launch.hugging_face.cut_rules import Cut
 
 # Maximum height of a synthetic image, in rows.
 MAX_HEIGHT = 3
@@ -152,7 +153,7 @@ def most_rows(spec: Spec, name: str) -> int:
     return max(rows, spec.data.max_temporal_patches * each)
 
 
-def cut_of(spec: Spec, name: str) -> Cut | None:
+def cut_of(spec: Spec, name: str) -> "Cut | None":
     """Return the rule by which one image of shards becomes several, if there is one.
 
     `name` is a module that language reads.
@@ -183,6 +184,8 @@ def only_size(spec: Spec, name: str) -> ImageSize | None:
 
 def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
     """Yield the rows that each encoder makes of an image or clip, for several usual sizes."""
+    from mimo_launch.hugging_face.resize_rules import ImageTooThin
+
     for (height, width), frames in zip(_USUAL_IMAGES, _USUAL_FRAMES, strict=True):
         found: dict[str, ImageSize] = {}
         for name, module in spec.encoders.items():

@@ -33,8 +33,8 @@ from mimo_launch.hugging_face.folder import (
     is_hugging_face,
     read_config,
 )
-from mimo_launch.hugging_face.image_processor import processor_folder
 from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
+from mimo_launch.hugging_face.recipes import processor_folder
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,

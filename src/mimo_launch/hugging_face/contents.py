@@ -18,6 +18,7 @@ from mimo_launch.hugging_face.folder import (
     CONFIG,
     Config,
     ConfigError,
+    ProcessorError,
     TensorHeader,
     has_adapter,
     has_weights,
@@ -25,7 +26,6 @@ from mimo_launch.hugging_face.folder import (
     weight_files,
 )
 from mimo_launch.hugging_face.image_processor import (
-    ProcessorError,
     read_processor,
     read_recipe,
 )

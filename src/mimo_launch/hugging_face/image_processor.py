@@ -1,19 +1,20 @@
-"""The steps from an image to the input of an encoder, as in a Hugging Face folder or by default.
+"""The steps from an image to the input of an encoder, as in a Hugging Face folder.
 
 Decides: the steps, and which image processors are supported.
 Relies on: preprocessor_config.json, or processor_config.json, as transformers 4 and 5 write them,
 with the defaults of its classes.
-Leaves: sizes to `resize_rules`, pixels to `decode_media`, which carries out a recipe.
+Leaves: images without a folder to `recipes`, sizes to `resize_rules`, pixels to `decode_media`,
+which carries out a recipe.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
-from mimo_launch.hugging_face.input_conditioner import conditioner_of
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.resize_rules import (
     Exact,
     OverTime,
@@ -30,10 +31,7 @@ from mimo_launch.hugging_face.resize_rules import (
     within_size,
 )
 from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, processor_class
-from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.files import read_json
-from mimo_launch.spec.load import earlier_specs
-from mimo_launch.spec.spec import Spec, WebdatasetData
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 HALF = (0.5, 0.5, 0.5)
@@ -196,63 +194,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-class ProcessorError(ValueError):
-    """A folder has no image processor, or one that is not supported."""
-
-
-def recipe_of(spec: Spec, encoder: str) -> ImageRecipe:
-    """Return the steps for the images of an encoder or generator. Raises: ProcessorError."""
-    model, data = spec.modules[encoder].model, spec.data
-    images = kind_of(model).images
-    if images is None or not isinstance(data, WebdatasetData):
-        raise ProcessorError(f"`{encoder}` does not read images of shards")
-    folder = processor_folder(spec, encoder)
-    try:
-        own = conditioner_of(spec, encoder)
-        if folder is not None:
-            found = read_recipe(folder)
-            if own is None:
-                return found
-            mean, std = own.behind(found.mean, found.std)
-            return replace(found, mean=mean, std=std)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ProcessorError):
-            raise
-        raise ProcessorError(f"its input conditioner is malformed: {error}") from error
-    # Images to generate should resemble the noise they start from: zero mean and unit variance.
-    # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
-    deviation = 0.25 if kind_of(model).computes_loss else 0.5
-    middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
-    if (usual := kind_of(model).usual_size) is not None:
-        height, width = (side * images.patch for side in usual)
-        resize: Exact | Smart = Exact(height, width)
-    else:
-        side = images.row_side
-        resize = Smart(side, side**2, data.max_rows * side**2)
-    if own is not None:
-        return ImageRecipe(resize, mean=own.mean, std=own.std)
-    return ImageRecipe(resize, mean=middle, std=spread)
-
-
-def processor_folder(spec: Spec, encoder: str) -> Path | None:
-    """Return the folder with the image processor of a module, None if none is given.
-
-    A run that starts from another run uses its processor.
-    """
-    if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
-        return Path(spec.data.processors[encoder])
-    for start, earlier in earlier_specs(spec.modules[encoder].init_from, encoder):
-        if any((Path(start) / x).is_file() for x in _FILES):
-            return Path(start)
-        given = (earlier.get("data") or {}).get("processors") or {}
-        if encoder in given:
-            return Path(given[encoder])
-    return None
-
-
-_FILES = (PREPROCESSOR, PROCESSOR)
-
-
 def read_recipe(folder: Path) -> ImageRecipe:
     """Return the recipe that a Hugging Face folder holds. Raises: ProcessorError."""
     config = read_processor(folder)
@@ -337,7 +278,7 @@ def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
-    for name, config in files_of(folder, _FILES):
+    for name, config in files_of(folder, (PREPROCESSOR, PROCESSOR)):
         # A processor of several modalities contains the image processor.
         found = config.get("image_processor", config) if isinstance(config, dict) else None
         if isinstance(found, dict):

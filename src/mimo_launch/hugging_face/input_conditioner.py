@@ -41,12 +41,12 @@ def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
 
     Raises: ValueError if the folder has values other than numbers.
     """
-    # Imported here, because few specs start from a folder, and a family imports many others.
-    from mimo_launch.hugging_face.radio import RADIO
-
     for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):
         if not is_hugging_face(Path(start)):
             continue
+        # Imported here, because few specs start from a folder, and a family imports many others.
+        from mimo_launch.hugging_face.radio import RADIO
+
         try:
             config = read_config(Path(start))
         except ConfigError:

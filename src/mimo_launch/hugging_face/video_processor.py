@@ -1,4 +1,4 @@
-"""The settings of the video processor in a Hugging Face folder, or the defaults.
+"""The settings of the video processor in a Hugging Face folder.
 
 Decides: what they mean as a `VideoRecipe`, and which video processors are supported.
 Relies on: processor_config.json, video_preprocessor_config.json or preprocessor_config.json, as
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.frame_rules import (
     FrameSampling,
     FrameSize,
@@ -20,15 +21,11 @@ from mimo_launch.hugging_face.image_processor import (
     BILINEAR,
     HALF,
     LANCZOS,
-    ProcessorError,
     files_of,
     pixels_of,
-    processor_folder,
 )
 from mimo_launch.hugging_face.single_frames import (
     RULES,
-    EvenSampling,
-    ExactFrames,
 )
 from mimo_launch.hugging_face.tokenizer import (
     PREPROCESSOR,
@@ -42,10 +39,8 @@ from mimo_launch.hugging_face.video_recipe import (
     MIN_FRAMES,
     Sampling,
     VideoRecipe,
-    as_asked,
 )
-from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import Spec, Videos, VitModel, WebdatasetData
+from mimo_launch.spec.spec import Videos
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -87,44 +82,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "resample": LANCZOS,
     },
 }  # fmt: skip
-
-
-def video_reader_of(spec: Spec) -> str | None:
-    """Return the module that reads videos, if there is one; `checks` refuses a second one."""
-    return next(iter(video_readers(spec)), None)
-
-
-def video_readers(spec: Spec) -> list[str]:
-    """Return the encoders that read videos."""
-    found = ((name, kind_of(module.model).images) for name, module in spec.encoders.items())
-    return [name for name, images in found if images is not None and images.reads_videos]
-
-
-def video_recipe_of(spec: Spec, encoder: str) -> VideoRecipe | None:
-    """Return the steps for the videos of an encoder, None if it reads none.
-
-    Raises: ProcessorError.
-    """
-    model, data = spec.modules[encoder].model, spec.data
-    if not isinstance(model, VitModel) or not isinstance(data, WebdatasetData):
-        return None
-    if model.video is None:
-        return None
-    group = model.temporal_patch
-    folder = processor_folder(spec, encoder)
-    half = (0.5,) * model.channels
-    if folder is not None:
-        recipe = read_video_recipe(folder, model.video)
-    elif model.tiles is not None:
-        frames = ExactFrames(model.image_side, model.image_side)
-        even = EvenSampling(FPS, None, MAX_FRAMES)
-        recipe = VideoRecipe(even, frames, model.video, mean=half, std=half)
-    else:
-        side = model.row_side
-        sampling = FrameSampling(FPS, None, MIN_FRAMES, MAX_FRAMES, group, to_ends=True)
-        size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
-        recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
-    return as_asked(recipe, data.video)
 
 
 def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:

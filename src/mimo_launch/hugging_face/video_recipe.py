@@ -8,13 +8,14 @@ Leaves: settings of folders to `video_processor`; frames themselves to `decode_v
 from dataclasses import dataclass, replace
 from math import ceil
 
+from mimo_launch.hugging_face.folder import ProcessorError
 from mimo_launch.hugging_face.frame_rules import (
     FrameSampling,
     FrameSize,
     SecondSampling,
     VideoSize,
 )
-from mimo_launch.hugging_face.image_processor import BICUBIC, HALF, ProcessorError
+from mimo_launch.hugging_face.image_processor import BICUBIC, HALF
 from mimo_launch.hugging_face.single_frames import (
     EndlessSampling,
     ExactFrames,

@@ -33,9 +33,10 @@ from mimo_launch.data.webdataset.member_readers import (
     ShownVideo,
 )
 from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of, tiling
-from mimo_launch.hugging_face.image_processor import ImageRecipe, ProcessorError, recipe_of
+from mimo_launch.hugging_face.folder import ProcessorError
+from mimo_launch.hugging_face.image_processor import ImageRecipe
+from mimo_launch.hugging_face.recipes import recipe_of, video_recipe_of
 from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_processor import video_recipe_of
 from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule

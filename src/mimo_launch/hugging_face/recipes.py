@@ -1,0 +1,120 @@
+"""The steps from the images and videos of shards to a module: those of its folder, or usual ones.
+
+Decides: which folder has the processor of a module; the steps without one; which modules read
+videos.
+Relies on: `image_processor` and `video_processor` for the steps of a folder. Both are imported only
+for a spec with shards, because their rules take a twentieth of the time of `validate`.
+Leaves: carrying out a recipe to `data.webdataset`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mimo_launch.hugging_face.folder import ProcessorError
+from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.load import earlier_specs
+from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
+
+if TYPE_CHECKING:
+    from mimo_launch.hugging_face.image_processor import ImageRecipe
+    from mimo_launch.hugging_face.video_recipe import VideoRecipe
+
+
+def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
+    """Return the steps for the images of an encoder or generator. Raises: ProcessorError."""
+    model, data = spec.modules[encoder].model, spec.data
+    images = kind_of(model).images
+    if images is None or not isinstance(data, WebdatasetData):
+        raise ProcessorError(f"`{encoder}` does not read images of shards")
+    from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
+    from mimo_launch.hugging_face.input_conditioner import conditioner_of
+    from mimo_launch.hugging_face.resize_rules import Exact, Smart
+
+    folder = processor_folder(spec, encoder)
+    try:
+        own = conditioner_of(spec, encoder)
+        if folder is not None:
+            found = read_recipe(folder)
+            if own is None:
+                return found
+            mean, std = own.behind(found.mean, found.std)
+            return replace(found, mean=mean, std=std)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ProcessorError):
+            raise
+        raise ProcessorError(f"its input conditioner is malformed: {error}") from error
+    # Images to generate should resemble the noise they start from: zero mean and unit variance.
+    # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
+    deviation = 0.25 if kind_of(model).computes_loss else 0.5
+    middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
+    if (usual := kind_of(model).usual_size) is not None:
+        height, width = (side * images.patch for side in usual)
+        resize: Exact | Smart = Exact(height, width)
+    else:
+        side = images.row_side
+        resize = Smart(side, side**2, data.max_rows * side**2)
+    if own is not None:
+        return ImageRecipe(resize, mean=own.mean, std=own.std)
+    return ImageRecipe(resize, mean=middle, std=spread)
+
+
+def processor_folder(spec: Spec, encoder: str) -> Path | None:
+    """Return the folder with the image processor of a module, None if none is given.
+
+    A run that starts from another run uses its processor.
+    """
+    if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
+        return Path(spec.data.processors[encoder])
+    for start, earlier in earlier_specs(spec.modules[encoder].init_from, encoder):
+        if any((Path(start) / x).is_file() for x in (PREPROCESSOR, PROCESSOR)):
+            return Path(start)
+        given = (earlier.get("data") or {}).get("processors") or {}
+        if encoder in given:
+            return Path(given[encoder])
+    return None
+
+
+def video_reader_of(spec: Spec) -> str | None:
+    """Return the module that reads videos, if there is one; `checks` refuses a second one."""
+    return next(iter(video_readers(spec)), None)
+
+
+def video_readers(spec: Spec) -> list[str]:
+    """Return the encoders that read videos."""
+    found = ((name, kind_of(module.model).images) for name, module in spec.encoders.items())
+    return [name for name, images in found if images is not None and images.reads_videos]
+
+
+def video_recipe_of(spec: Spec, encoder: str) -> "VideoRecipe | None":
+    """Return the steps for the videos of an encoder, None if it reads none.
+
+    Raises: ProcessorError.
+    """
+    model, data = spec.modules[encoder].model, spec.data
+    if not isinstance(model, VitModel) or not isinstance(data, WebdatasetData):
+        return None
+    if model.video is None:
+        return None
+    from mimo_launch.hugging_face import video_recipe as usual
+    from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize
+    from mimo_launch.hugging_face.single_frames import EvenSampling, ExactFrames
+    from mimo_launch.hugging_face.video_processor import read_video_recipe
+
+    group = model.temporal_patch
+    folder = processor_folder(spec, encoder)
+    half = (0.5,) * model.channels
+    if folder is not None:
+        recipe = read_video_recipe(folder, model.video)
+    elif model.tiles is not None:
+        frames = ExactFrames(model.image_side, model.image_side)
+        even = EvenSampling(usual.FPS, None, usual.MAX_FRAMES)
+        recipe = usual.VideoRecipe(even, frames, model.video, mean=half, std=half)
+    else:
+        side = model.row_side
+        limits = usual.FPS, None, usual.MIN_FRAMES, usual.MAX_FRAMES
+        sampling = FrameSampling(*limits, group, to_ends=True)
+        size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
+        recipe = usual.VideoRecipe(sampling, size, model.video, mean=half, std=half)
+    return usual.as_asked(recipe, data.video)
