@@ -5,7 +5,15 @@ from shutil import disk_usage
 
 import pytest
 
-from mimo_launch.checkpoint.folder import CHECKPOINTS, FORMAT, PARTIAL, complete, folder_name
+from mimo_launch.checkpoint.folder import (
+    CHECKPOINTS,
+    FORMAT,
+    PARTIAL,
+    all_checkpoints,
+    complete,
+    delete_old,
+    folder_name,
+)
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.host_resources import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
@@ -32,14 +40,15 @@ def opened(root: Path, spec: Spec, *, resume: bool | None = None) -> RunFolder:
     return folder
 
 
-def add_checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
+def add_checkpoint(run: Path, step: int, *, whole: bool = True, bad: tuple[str, ...] = ()) -> Path:
     """Make the folder of a checkpoint without tensors."""
     folder = run / CHECKPOINTS / folder_name(step)
     unfinished = folder.with_name(folder.name + PARTIAL)
     unfinished.mkdir(parents=True)
     (unfinished / "part").write_text("four")
     content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "spec": {}}
-    complete(unfinished, folder, content | {"torch": "", "files": {"part": [4 if whole else 5, 0]}})
+    files = {"part": [4 if whole else 5, 0]}
+    complete(unfinished, folder, content | {"torch": "", "files": files, "not_finite": bad})
     return folder
 
 
@@ -118,3 +127,14 @@ def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path) -> None:
     add_checkpoint(tmp_path / "tiny", 3)
     saved = opened(tmp_path, tiny(), resume=True).saved
     assert saved == newest_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(1, [5, 3]), (2, [5, 4, 3]), (3, [5, 4, 3])])
+def test_the_newest_checkpoint_with_finite_weights_is_kept(
+    keep: int, kept: list[int], tmp_path: Path
+) -> None:
+    """Of five, the last two hold a weight that is not finite."""
+    for step in range(1, 6):
+        add_checkpoint(tmp_path, step, bad=("language.head.weight",) if step > 3 else ())
+    delete_old(tmp_path, keep)
+    assert [path.name for path in all_checkpoints(tmp_path)] == [folder_name(x) for x in kept]
