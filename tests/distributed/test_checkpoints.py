@@ -485,6 +485,16 @@ def test_a_module_starts_from_the_weights_of_another_run(tmp_path: Path) -> None
         assert torch.equal(tensor, old[name]) == name.startswith("weights/vision."), name
 
 
+def test_a_damaged_checkpoint_of_another_run_keeps_its_name(tmp_path: Path) -> None:
+    run(make_spec("one rank", 6), tmp_path / "old")
+    newest, _ = names = all_checkpoints(tmp_path / "old")
+    (newest / MARKER).write_text("{")
+    start = {("vision", "init_from"): str(tmp_path / "old")}
+    events = run(make_spec("one rank", 1, modules=start), tmp_path / "new")
+    assert [e.checkpoint for e in events if isinstance(e, CheckpointPassedOver)] == [str(newest)]
+    assert all_checkpoints(tmp_path / "old") == names
+
+
 def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
     run(make_spec("one rank", 3), tmp_path / "old")
     start = {("vision", "init_from"): str(tmp_path / "old")}
@@ -498,6 +508,9 @@ def test_a_partial_match_says_which_names_did_not_fit(tmp_path: Path) -> None:
         assert read_marker(checkpoint).files.keys() == others >= {TENSORS}
     with pytest.raises(RankError, match=r"does not fit: .*missing there: vision\.layers\.2"):
         run_ranks(run_on_rank, spec, tmp_path / "a", world_size=1)
+    wide = make_spec("one rank", 3, modules={**start, ("vision", "model"): {**VISION, "mlp": 48}})
+    with pytest.raises(RankError, match=r"does not fit: \d of another shape: vision\.layers\.0"):
+        run_ranks(run_on_rank, wide, tmp_path / "a", world_size=1)
     start[("vision", "init_partial")] = True
     spec = make_spec("one rank", 3, modules={**start, ("vision", "model"): other})
     [loaded] = [e for e in run(spec, tmp_path / "b") if isinstance(e, WeightsLoaded)]
