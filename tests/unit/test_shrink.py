@@ -217,6 +217,15 @@ def test_a_choice_of_many_experts_stays_one_of_three() -> None:
         assert small.experts > 3
 
 
+def test_groups_of_experts_are_kept_and_shared_out_evenly() -> None:
+    moe = {"experts": 48, "top_k": 8, "width": 16, "groups": 8, "top_groups": 4}
+    made = spec({"language": box(0, dp=3, model={"moe": moe}, experts={"ep": 3})}, mbs=2)
+    small = shrink(made)
+    found = small.language.model.moe
+    assert (found.groups, found.top_groups, found.experts) == (4, 2, 24)
+    assert not [finding for finding in check(small) if finding.is_error]
+
+
 LARGE = {
     "4,096 ranks, disjoint": spec(
         {"vision": box(0, dp=2048), "language": box(2048, tp=8, dp=256)},
