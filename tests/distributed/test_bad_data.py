@@ -198,4 +198,6 @@ def test_bad_held_out_samples_are_left_out_and_count_once() -> None:
             assert mine.eval_loss == pytest.approx(theirs.eval_loss, rel=1e-9)
             assert mine.digit_accuracy == theirs.digit_accuracy
         told = [event for event in events if isinstance(event, BadSamples)]
-        assert {(event.split, event.total) for event in told} == {("heldout", 1), ("heldout", 2)}
+        assert {(event.split, event.step, event.total) for event in told} == {
+            ("heldout", 1, 1), ("heldout", 1, 2), ("heldout", 2, 2),
+        }  # fmt: skip
