@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mimo_launch.train import rank_session
+from mimo_launch.train import step_end
 from mimo_launch.verify import proof
 
 SPEC = "../../topologies/sequence_parallel.yaml"
@@ -29,7 +29,7 @@ def test_a_right_layout_is_proved(run_cli) -> None:
 
 def test_a_wrong_layout_is_named_tensor_by_tensor(run_cli, monkeypatch) -> None:
     """Without the sums over tp, norms and row biases under sequence parallelism are wrong."""
-    monkeypatch.setattr(rank_session, "sum_partial_gradients", lambda *args: None)
+    monkeypatch.setattr(step_end, "sum_partial_gradients", lambda *args: None)
     code, out, err = run_cli(f"verify {SPEC}")
     assert code == 1
     assert "MISMATCH" in out

@@ -327,7 +327,7 @@ def clipped_step(made: Spec) -> list[tuple[float, float]]:
             for placed in declared.placed
         }
         norm = metrics.read().norm
-        session.update(0, metrics)
+        session.update()
         after = weights_of(session)
     factor = made.optimizer.lr * min(1.0, made.optimizer.clip / norm)
     return [

@@ -34,10 +34,10 @@ from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.layers import linear, sequence_contexts
 from mimo_launch.models import fsdp
+from mimo_launch.optimizer import step_end
 from mimo_launch.runtime import compute, executor, stage_inputs
 from mimo_launch.runtime.mailbox import Address
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train import rank_session
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def dropped_last_microbatch() -> None:
 
 def norm_over_one_grid() -> None:
     """The norm that clips every module is that of language alone."""
-    correct = rank_session.reduce_metrics
+    correct = step_end.reduce_metrics
 
     def partial_norm(*args: Any, **options: Any) -> Any:
         metrics = correct(*args, **options)
         return replace(metrics, norm=metrics.squares["language"].sqrt())
 
-    rank_session.reduce_metrics = partial_norm
+    step_end.reduce_metrics = partial_norm
 
 
 def replicated_counted_twice() -> None:
@@ -187,7 +187,7 @@ def gather_rows_summed() -> None:
 
 def partial_sums_dropped() -> None:
     """Terms that tp ranks hold of a gradient (QK norms) are never added up."""
-    rank_session.sum_partial_gradients = lambda *args: None
+    step_end.sum_partial_gradients = lambda *args: None
 
 
 def partial_sums_only_under_sequence_parallelism() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 from tests.support.specs import behind_vision
 
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.optimizer import step_end
 from mimo_launch.runtime import tokens_ahead
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train import rank_session
 
 MTP: dict[str, Any] = {"mtp": {"depth": 2, "loss_weight": 0.7}}
 EXPERTS = {"moe": {"experts": 4, "top_k": 2, "width": 16, "aux_loss": 0.1, "bias_update_rate": 0.1}}
@@ -56,7 +56,7 @@ def divided_by_all_labels() -> None:
 
 def embeddings_apart() -> None:
     """The embedding of the last stage learns alone."""
-    rank_session.sum_tied_gradients = lambda *_: None
+    step_end.sum_tied_gradients = lambda *_: None
 
 
 MTP_BUGS = {

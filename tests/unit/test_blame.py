@@ -8,9 +8,9 @@ from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.optimizer.step_metrics import NonFiniteFlags
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.non_finite import (
-    NonFiniteFlags,
     NonFiniteRun,
     NonFiniteWatch,
     NoUpdate,

@@ -19,13 +19,12 @@ from mimo_launch.layers.parameter_segments import declared_parameters, local_seg
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import build_network
 from mimo_launch.optimizer.gradients import (
-    PendingMetrics,
     num_zeros,
-    reduce_metrics,
     sum_of_squares,
     sum_partial_gradients,
     sum_tied_gradients,
 )
+from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
 from mimo_launch.spec.spec import Spec
 
 

@@ -76,7 +76,8 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
         if not isinstance(what, Section):
             step.slots.append((what, start + shift, end + shift))
             continue
-        step.sections[what] = (start + shift, end + shift)
+        first, _ = step.sections.get(what, (start + shift, 0.0))
+        step.sections[what] = (first, end + shift)
         if what is Section.STEP:  # This section ends last.
             steps.append(step)
             step = RankStep()

@@ -257,7 +257,7 @@ def diagnose(
         replace(state, size=len(programs[state.rank]))
         for state in sorted(states, key=lambda state: state.rank)
     )
-    # Positions count the slots of `RankPlan.stage_slots`, with which the program begins.
+    # Positions count the slots before the end of a step, with which the program begins.
     actions = {
         state.rank: " + ".join(str(action) for action in programs[state.rank][state.position])
         for state in known

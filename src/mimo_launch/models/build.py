@@ -12,6 +12,7 @@ from importlib import import_module
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
@@ -19,7 +20,11 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers, vocab_size
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
-from mimo_launch.layers.parameter_segments import DeclaredParameter, declared_parameters
+from mimo_launch.layers.parameter_segments import (
+    DeclaredParameter,
+    declared_parameters,
+    local_tensor,
+)
 from mimo_launch.layers.router import AuxLoss
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -63,6 +68,24 @@ class RankModule:
         """Yield the live parameters of all stages with their segments."""
         for network in self.stages.values():
             yield from declared_parameters(self.name, network)
+
+    def begin_step(self) -> None:
+        """Forget the flags and losses of the step before; no gradients are reduced for now."""
+        self.before_tp_sum.clear()
+        if self.aux_loss is not None:
+            self.aux_loss.clear()
+        for flag in self.before_dp_sum.values():
+            flag.clear()
+
+    def note_unreduced_gradients(self) -> None:
+        """Show the gradients of parameters without replicas to the flags of their stages.
+
+        FSDP2's reduction has already shown the others (`comm.finite_flags`).
+        """
+        for stage, network in self.stages.items():
+            found = [p.grad for p in network.parameters() if p.grad is not None]
+            own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size() > 1)]
+            self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
 def storage_dtype(precision: str) -> torch.dtype:

@@ -1,50 +1,27 @@
-"""Reduces gradients after the last backward: sums over tp and tied stages, then one norm.
+"""Sums gradients after the last backward, over tp and tied stages, and counts what norms need.
 
 Decides: which elements are added if ranks hold different parts of a segment; which rank counts
-which element of a gradient; when a step is bad.
+which element of a gradient.
 Relies on: FSDP2, which has already summed over dp x cp; segments for the parts that each rank
 holds.
-Leaves: the update to `module_optimizers`, and reading the numbers on the host to `train.step`.
+Leaves: when a sum is due to the plan, and norms over ranks to `step_metrics`.
 
-Every reduction is a sum: only the loss was divided, by the step's number of labels. The update
-needs no value on the host: the clipping factor and the skip flag are scalars on the device. On CUDA
-the host reads the totals while the next step runs.
+Every reduction is a sum: only the loss was divided, by the step's number of labels.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm import torch_internals
-from mimo_launch.comm.async_copies import HostCopy, to_device
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.layers.parameter_segments import (
-    DeclaredParameter,
-    Segment,
-    local_segments,
-    local_tensor,
-)
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layers.parameter_segments import DeclaredParameter, Segment, local_segments
 from mimo_launch.models.build import RankModule
 
 TIED_NAME = "language.embedding.weight"
-
-
-def watch_unreduced_gradients(module: RankModule) -> None:
-    """Show the gradients of parameters without replicas to the flags of their stages.
-
-    FSDP2's reduction has already shown the others (`comm.finite_flags`).
-    """
-    for stage, network in module.stages.items():
-        found = [p.grad for p in network.parameters() if p.grad is not None]
-        own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size() > 1)]
-        module.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
 def sum_partial_gradients(
@@ -94,123 +71,6 @@ def _num_slots(segment: Segment) -> int:
     return 1 if segment.axis is None else segment.shape[0] // (segment.stop - segment.start)
 
 
-@dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """Loss, gradient norms and counts of a step, equal on all ranks.
-
-    `norms` are per module, before clipping; `norm` is over all modules; `losses` are means over the
-    terms of a step (labels of language), by name, and `loss` their weighted sum; `aux_loss` is
-    the loss that balances experts, 0 without any; `flags` are sums over all ranks; `zeros` counts
-    per module the gradients that are exactly zero, or is None.
-    """
-
-    loss: float
-    losses: dict[str, float]
-    aux_loss: float
-    norms: dict[str, float]
-    norm: float
-    flags: tuple[int, ...]
-    zeros: dict[str, int] | None
-
-    @property
-    def finite(self) -> bool:
-        """Whether the update was applied, which means that every gradient and loss was finite."""
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMetrics:
-    """`StepMetrics` as float64 scalars on the device, for the update; `read` fetches them.
-
-    `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
-    over tp, so that only this rank holds them; they help to find the cause of a bad step.
-    """
-
-    loss: Tensor
-    losses: tuple[str, ...]
-    norm: Tensor
-    squares: dict[str, Tensor]
-    unshared_squares: dict[str, Tensor]
-    num_flags: int
-    host: HostCopy
-
-    @property
-    def bad(self) -> Tensor:
-        """1 if the update must not be applied, else 0; float32, for fused optimizers."""
-        return (self.loss.isfinite() & self.norm.isfinite()).logical_not().float()
-
-    def divisor(self, clip: float) -> Tensor:
-        """Return the divisor of all gradients that makes their norm at most `clip`."""
-        return (self.norm / clip).clamp(min=1)
-
-    def read(self) -> StepMetrics:
-        """Return the metrics. Waits until the device has them."""
-        loss, norm, aux_loss, *rest = self.host.read()
-        names, numbers = list(self.squares), iter(rest)
-        losses = {name: next(numbers) for name in self.losses}
-        norms = {name: next(numbers) ** 0.5 for name in names}
-        flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
-        zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
-        return StepMetrics(loss, losses, aux_loss, norms, norm, flags, zeros or None)
-
-
-def reduce_metrics(
-    layout: Layout,
-    modules: dict[str, RankModule],
-    losses: Mapping[str, Tensor],
-    flags: Sequence[int] = (),
-    *,
-    count_zeros: bool = False,
-) -> PendingMetrics:
-    """Return loss and gradient norms, equal on all ranks, without waiting for the device.
-
-    `flags` are small integers of this rank (a signal arrived, a write failed) on which all ranks
-    must act at the same step.
-
-    Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
-    elements that it counts; a NaN anywhere reaches every rank through the sum.
-    """
-    device = next(iter(losses.values())).device
-    names = [module.name for module in layout.modules]
-    squares = dict.fromkeys(names, torch.zeros((), dtype=torch.float64, device=device))
-    zeros, unshared_squares = dict(squares), {}
-    for name, module in modules.items():
-        alone, shared = _owned(module)
-        unshared_squares[name] = sum_of_squares(alone, device)
-        squares[name] = unshared_squares[name] + sum_of_squares(shared, device)
-        if count_zeros:
-            zeros[name] = num_zeros((*alone, *shared), device)
-    aux_loss = torch.zeros((), dtype=torch.float64, device=device)
-    for module in modules.values():
-        if module.aux_loss is not None:
-            aux_loss += module.aux_loss.total
-    noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
-    counts = list(zeros.values()) if count_zeros else []
-    slots = torch.cat(
-        [
-            torch.stack([aux_loss, *losses.values(), *squares.values()]).double(),
-            noted,
-            *(c[None] for c in counts),
-        ]
-    )
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(slots)
-    first = 1 + len(losses)
-    summed, per_module = slots[1:first], slots[first : first + len(names)]
-    norm = per_module.sum().sqrt()
-    weighted = [of.weight * each for of, each in zip(layout.losses, summed, strict=True)]
-    loss = torch.stack(weighted).sum()
-    return PendingMetrics(
-        loss=loss,
-        losses=tuple(losses),
-        norm=norm,
-        squares=dict(zip(names, per_module, strict=True)),
-        unshared_squares=unshared_squares,
-        num_flags=len(flags),
-        host=HostCopy(torch.cat([loss[None], norm[None], slots])),
-    )
-
-
 def sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
     """Return the sum of all squares, a float64 scalar on the device.
 
@@ -229,7 +89,7 @@ def num_zeros(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     return total
 
 
-def _owned(module: RankModule) -> tuple[list[Tensor], list[Tensor]]:
+def counted_gradients(module: RankModule) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients of a module that this rank counts; each is counted on one rank.
 
     The first list has the gradients that only this rank holds, the second the gradients that were

@@ -25,7 +25,7 @@ class Updates:
     """The optimizers of this rank's modules."""
 
     def __init__(self, spec: Spec, modules: dict[str, RankModule]) -> None:
-        self.spec = spec
+        self.spec, self.modules = spec, modules
         self.by_module = {
             name: _optimizer_of(spec.optimizer, spec.modules[name].optimizer, module)
             for name, module in modules.items()

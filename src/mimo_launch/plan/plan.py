@@ -13,7 +13,7 @@ from hashlib import sha256
 from mimo_launch import __version__
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.rank_groups import RankGroup, rank_groups
-from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, format_program
+from mimo_launch.schedule.actions import Kind, Program, format_program
 from mimo_launch.schedule.channels import (
     Channel,
     P2PGroup,
@@ -46,15 +46,15 @@ class RankPlan:
     channels: tuple[Channel, ...]
 
     @cached_property
-    def stage_slots(self) -> Program:
-        """The computes and transfers of a training step, without the actions that end it."""
-        return tuple(slot for slot in self.training if slot[0].kind not in ONCE)
+    def gradients(self) -> Program:
+        """The training program as far as the norms of gradients, which all ranks agree on."""
+        kinds = [slot[0].kind for slot in self.training]
+        return self.training[: kinds.index(Kind.NORM) + 1]
 
-    @cached_property
-    def sums(self) -> tuple[Action, ...]:
-        """The sums of gradients after the last backward: over tp, and of a tied embedding."""
-        ends = (slot[0] for slot in self.training)
-        return tuple(each for each in ends if each.kind in (Kind.SUM_TP, Kind.SUM_TIED))
+    @property
+    def update(self) -> Program:
+        """The rest of the training program."""
+        return self.training[len(self.gradients) :]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,13 @@
-"""Executes this rank's program: its forwards, backwards and transfers, in the plan's order.
+"""Executes this rank's program: computes, transfers and the end of a step, in the plan's order.
 
 Decides: when the actions of a slot are posted and waited for, and when gradients are reduced.
 Relies on: programs that have passed the simulator.
-Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, and the update to
-`optimizer`.
+Leaves: the work of an action to `compute`, `stage_transfers` and `bridges`, and at the end of a
+step to `optimizer.step_end`.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,14 +23,24 @@ from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.compute import Stages
 from mimo_launch.runtime.mailbox import Mailbox
 from mimo_launch.runtime.model_inputs import StepInputs
-from mimo_launch.runtime.progress import Progress
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.runtime.sampling import Canvas
 from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
-from mimo_launch.schedule.actions import Action, Kind, Program, Slot
+from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, Slot
 from mimo_launch.schedule.roles import last_index, needs_backward
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
+
+
+class StepEnding(Protocol):
+    """Carries out the actions after the computes of one step; see `optimizer.step_end`."""
+
+    def begin(self, step: StepState) -> None:
+        """Prepare for the actions, after the last backward of `step`."""
+
+    def run(self, action: Action) -> None:
+        """Carry out one of them."""
 
 
 class Executor:
@@ -79,23 +90,19 @@ class Executor:
         }
         self.stages = Stages(spec, layout, grids, modules, self.bridges, self.mail)
 
-    def run(self, program: Program, inputs: StepInputs) -> StepState:
-        """Run the computes and transfers of a training step.
-
-        Gradients stay in the parameters, summed over dp x cp. The other actions of a program
-        concern whole modules and the step (see `train.rank_session`).
+    def run(self, program: Program, inputs: StepInputs, end: StepEnding) -> StepState:
+        """Run a training step in the order of its program; `end` does what follows the computes.
 
         Ranks: collective, as the program says.
         """
+        self.progress.enter(Phase.PROGRAM)
         step = self._begin(inputs)
         for module in self.modules.values():
-            module.before_tp_sum.clear()
-            if module.aux_loss is not None:
-                module.aux_loss.clear()
+            module.begin_step()
             for stage in module.stages:
-                module.before_dp_sum[stage].clear()
                 _sync(module, stage, is_last=False)
-        for position, slot in enumerate(program):
+        work = [slot for slot in program if slot[0].kind not in ONCE]
+        for position, slot in enumerate(work):
             self.progress.at(position)
             # REDUCE does no work itself: it makes FSDP2 reduce in the backward of this slot.
             for action in slot:
@@ -104,7 +111,16 @@ class Executor:
             with self.clock.span(slot):
                 self._run_slot(slot, step)
         self._end()
+        self.progress.enter(Phase.REDUCING)
+        end.begin(step)
+        self.end(program[len(work) :], end)
         return step
+
+    def end(self, program: Program, end: StepEnding) -> None:
+        """Run actions that end a step."""
+        for (action,) in program:
+            self.progress.enter(Phase.UPDATING if action.kind is Kind.UPDATE else Phase.REDUCING)
+            end.run(action)
 
     def _let_reduce(self, action: Action) -> None:
         """Let the last backward of a stage sum gradients over dp x cp and free gathered weights.

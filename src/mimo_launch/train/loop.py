@@ -14,7 +14,7 @@ from typing import Protocol
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import SampleOrder, global_order
-from mimo_launch.optimizer.gradients import StepMetrics
+from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import evaluate

@@ -13,13 +13,8 @@ finite, that rank is named last: its numbers come from all samples of the step.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-from torch import Tensor
-
-from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.finite_flags import not_finite
 from mimo_launch.diag.quantities import named_ranks, some
@@ -27,6 +22,7 @@ from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.optimizer.step_metrics import NonFiniteFlags, PendingFlags
 from mimo_launch.spec.base import Axis
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.rank_session import RankSession
@@ -62,64 +58,6 @@ _ADVICE_ON_WEIGHTS = (
     "memory or a kernel is at fault."
 )
 _MOST_LISTED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class NonFiniteFlags:
-    """The flags of one rank for a bad step.
-
-    `losses` are the (module, forward) pairs with a bad loss, `gradients` the (module, stage) pairs
-    with a bad gradient before sums. `squares` has for each module the sum of squared gradients over
-    the segments that only this rank holds.
-    """
-
-    losses: tuple[tuple[str, int], ...] = ()
-    gradients: tuple[tuple[str, int], ...] = ()
-    squares: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PendingFlags:
-    """The same flags while they are copied from the device, where the next step overwrites them."""
-
-    forwards: tuple[tuple[str, int], ...]
-    stages: tuple[tuple[str, int], ...]
-    modules: tuple[str, ...]
-    host: HostCopy
-
-    def read(self) -> NonFiniteFlags:
-        """Return the flags. Waits for the device."""
-        numbers = iter(self.host.read())
-        losses = tuple(each for each in self.forwards if not math.isfinite(next(numbers)))
-        gradients = tuple(place for place in self.stages if not math.isfinite(next(numbers)))
-        # A sum over tp is the same on all tp ranks; `before_tp_sum` saw this rank's terms.
-        before_tp_sum = [math.isfinite(next(numbers)) for _ in self.modules]
-        squares = {
-            name: next(numbers) if finite else math.inf
-            for name, finite in zip(self.modules, before_tp_sum, strict=True)
-        }
-        return NonFiniteFlags(losses, gradients, squares)
-
-
-def note_flags(session: RankSession, unshared_squares: Mapping[str, Tensor]) -> PendingFlags:
-    """Copy this rank's flags for the step with gradients in the session.
-
-    `unshared_squares` come from `PendingMetrics`.
-    """
-    modules = session.modules.values()
-    numbers = [
-        *session.losses.values(),
-        *(flag.value for module in modules for flag in module.before_dp_sum.values()),
-        *(module.before_tp_sum.value for module in modules),
-        *(unshared_squares[module.name] for module in modules),
-    ]
-    zero = torch.zeros((), device=session.device)  # For idle ranks, which have no flags.
-    return PendingFlags(
-        forwards=tuple(session.losses),
-        stages=tuple((module.name, stage) for module in modules for stage in module.before_dp_sum),
-        modules=tuple(session.modules),
-        host=HostCopy(torch.stack([number.double() for number in (*numbers, zero)])),
-    )
 
 
 def find_origin(layout: Layout, data: StepData, seen: PendingFlags) -> NonFinite:

@@ -1,6 +1,6 @@
 """Sets up everything that one rank needs to run steps of a spec, and runs them.
 
-Decides: the order of start-up, and the parts of a step: run the program, finish gradients, agree.
+Decides: the order of start-up, and the two halves of a step: gradients with their norms, update.
 Relies on: an initialised default process group (or a world of one rank).
 Leaves: the samples of each step to `loop`, processes to `launcher`.
 """
@@ -13,26 +13,19 @@ import torch.distributed as dist
 
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.warm_up import warm
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import build_modules, compute_dtype
-from mimo_launch.optimizer.gradients import (
-    PendingMetrics,
-    reduce_metrics,
-    sum_partial_gradients,
-    sum_tied_gradients,
-    watch_unreduced_gradients,
-)
 from mimo_launch.optimizer.module_optimizers import Updates
+from mimo_launch.optimizer.step_end import StepEnd
+from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor, no_losses
 from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Phase, Progress
-from mimo_launch.schedule.actions import Kind
 
 
 class RankSession:
@@ -80,8 +73,6 @@ class RankSession:
             progress=self.progress,
         )
         self.updates = Updates(spec, self.modules)
-        # This rank's losses of the last step by forward, for `non_finite` if the step is bad.
-        self.losses: dict[tuple[str, int], torch.Tensor] = {}
 
     def __enter__(self) -> "RankSession":
         return self
@@ -98,49 +89,38 @@ class RankSession:
         """Return the live parameters of one of this rank's modules with their segments."""
         return list(self.modules[name].declared())
 
-    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
-        """Run the program on a step's samples and finish the gradients; do not change the weights.
+    def step(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
+        """Run a step as the plan says, from its first forward to the update of the weights.
 
         This rank's `flags` are returned summed over all ranks. On CUDA this returns before the
         device has done the work; reading the totals waits for it.
 
         Ranks: collective over the world.
         """
+        metrics = self.gradients(inputs, flags)
+        if metrics.own is not None:
+            self.update()
+        return metrics
+
+    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
+        """Run a step as far as the norms of its gradients; do not change the weights."""
         self.updates.clear()
-        count_zeros = self.spec.train.count_zero_grads
         if not has_terms(self.layout, inputs.data):
             # The whole step has nothing to learn: every rank knows that, and none runs it.
             self.progress.enter(Phase.REDUCING)
-            losses = no_losses(self.layout, self.device)
-            return reduce_metrics(self.layout, {}, losses, flags, count_zeros=count_zeros)
-        self.progress.enter(Phase.PROGRAM)
-        result = self.executor.run(self.mine.stage_slots, inputs)
-        self.losses = result.forward_losses
-        self.progress.enter(Phase.REDUCING)
-        clock, losses = self.executor.clock, result.losses
-        with clock.span(Section.PARTIAL_SUMS):
-            self._sum_partial()
-        with clock.span(Section.TOTALS):
-            return reduce_metrics(self.layout, self.modules, losses, flags, count_zeros=count_zeros)
+            nothing, count = no_losses(self.layout, self.device), self.spec.train.count_zero_grads
+            return reduce_metrics(self.layout, {}, nothing, flags, count_zeros=count)
+        self.ending = self.step_end(flags)
+        self.executor.run(self.mine.gradients, inputs, self.ending)
+        return self.ending.metrics
 
-    def _sum_partial(self) -> None:
-        """Sum gradients that are split into terms over ranks: over tp, and for tied embeddings."""
-        for module in self.modules.values():
-            watch_unreduced_gradients(module)
-        for action in self.mine.sums:
-            module, declared = self.modules[action.module], self.declared(action.module)
-            if action.kind is Kind.SUM_TP:
-                sum_partial_gradients(declared, module.context.tp, module.before_tp_sum)
-            else:
-                sum_tied_gradients(declared, self.grids.tied(), module.before_tp_sum)
+    def step_end(self, flags: Sequence[int]) -> StepEnd:
+        """Return what ends the next step."""
+        return StepEnd(self.grids, self.updates, flags)
 
-    def update(self, step: int, metrics: PendingMetrics) -> None:
-        """Clip and apply the gradients; bad gradients update nothing."""
-        self.progress.enter(Phase.UPDATING)
-        clip = self.spec.optimizer.clip
-        with self.executor.clock.span(Section.UPDATE):
-            divisor = None if clip is None else metrics.divisor(clip)
-            self.updates.apply(step, skip=metrics.bad, divisor=divisor)
+    def update(self) -> None:
+        """Run the rest of the step of `gradients`; bad gradients update nothing."""
+        self.executor.end(self.mine.update, self.ending)
 
 
 def has_terms(layout: Layout, data: StepData) -> bool:

@@ -25,19 +25,13 @@ from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
-from mimo_launch.optimizer.gradients import PendingMetrics, StepMetrics
 from mimo_launch.optimizer.module_optimizers import rate_at
+from mimo_launch.optimizer.step_metrics import PendingMetrics, StepMetrics
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
-from mimo_launch.train.non_finite import (
-    NonFiniteWatch,
-    PendingFlags,
-    bad_weights,
-    find_origin,
-    note_flags,
-)
-from mimo_launch.train.rank_session import RankSession, has_terms
+from mimo_launch.train.non_finite import NonFiniteWatch, bad_weights, find_origin
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import EndOfRun, RunState
 
 
@@ -81,7 +75,6 @@ class _Started:
     begin: Moment
     end: Moment
     metrics: PendingMetrics
-    non_finite: PendingFlags | None
 
 
 class StepRunner:
@@ -116,11 +109,7 @@ class StepRunner:
             self._reader.read_ahead(order.take(after), state.step + 1)
         if self._profiler is not None:
             self._profiler.begin(state.step)
-        metrics = session.gradients(inputs, flags)
-        non_finite = None
-        if has_terms(session.layout, inputs.data):
-            non_finite = note_flags(session, metrics.unshared_squares)
-            session.update(state.step, metrics)
+        metrics = session.step(inputs, flags)
         if self._profiler is not None:
             self._profiler.finish(state.step)
         self._started.append(
@@ -133,7 +122,6 @@ class StepRunner:
                 begin=begin,
                 end=Moment(session.device),
                 metrics=metrics,
-                non_finite=non_finite,
             )
         )
         state.step += 1
@@ -157,14 +145,14 @@ class StepRunner:
 
     def _settle_one(self, step: _Started, state: RunState) -> StepMetrics:
         self._session.progress.enter(Phase.REDUCING)
-        metrics = step.metrics.read()
+        metrics, own = step.metrics.read(), step.metrics.own
         # Every rank has the same totals, so all ranks have skipped the same steps, which did not
         # change weights, moments or step counts.
-        skipped = not metrics.finite or step.non_finite is None
+        skipped = not metrics.finite or own is None
         state.skipped += skipped
         spec, origin = self._session.spec, None
-        if not metrics.finite and step.non_finite is not None:
-            origin = find_origin(self._session.layout, step.data, step.non_finite)
+        if not metrics.finite and own is not None:
+            origin = find_origin(self._session.layout, step.data, own)
             self._emit(origin)
         number = step.data.step
         tokens = sum(sample.num_tokens for sample in step.data.samples)
@@ -204,7 +192,7 @@ class StepRunner:
         """Return the usage of a step, from the work of its samples and what this rank knows."""
         session, layout = self._session, self._session.layout
         flops = dict.fromkeys((module.name for module in layout.modules), 0.0)
-        if step.non_finite is not None:  # Otherwise there was nothing to learn; no program ran.
+        if step.metrics.own is not None:  # Otherwise there was nothing to learn; no program ran.
             flops = step_flops(session.spec, layout, step.data)
         here = dict.fromkeys(session.modules, peak_memory(session.device))
         told = step.peak_memory

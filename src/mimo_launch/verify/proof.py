@@ -175,7 +175,7 @@ def rank_outcomes(
         for step, ids in enumerate(steps_of(order, spec.train.steps)):
             metrics = session.gradients(reader.read("train", ids, step))
             gradients = pieces_of(session, lambda parameter: parameter.grad)
-            session.update(step, metrics)
+            session.update()
             weights = pieces_of(session, lambda parameter: parameter)
             read = metrics.read()
             outcomes.append(

@@ -28,9 +28,9 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.optimizer.gradients import PendingMetrics
+from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.model_inputs import StepInputs
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.evaluation import draw
@@ -79,26 +79,33 @@ class RankRun:
 class StumblingSession(RankSession):
     """A session that gets a NaN in a gradient of one step, on one rank."""
 
-    def gradients(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
-        """Compute gradients, and spoil one if this is the chosen step and rank."""
+    def step_end(self, flags: Sequence[int]) -> StepEnd:
+        """Return an end that first spoils a gradient, in the chosen step and on the chosen rank."""
         # The last stage, because the projector may be the only part that trains.
         module = next(module for module in self.layout.modules if not module.frozen)
         rank = module.stage_ranks(module.stages[-1].index)[0]
-        self._stumbles = inputs.data.step == SKIPPED and self.rank == rank
-        return super().gradients(inputs, flags)
+        return (SpoiltEnd if self.rank == rank else StepEnd)(self.grids, self.updates, flags)
 
-    def _sum_partial(self) -> None:
-        if self._stumbles:
+
+class SpoiltEnd(StepEnd):
+    """The end of a step; in one step it plants a NaN in a gradient that this rank counts."""
+
+    def begin(self, step: StepState) -> None:
+        """Spoil a gradient before it is summed with others.
+
+        Raises: RuntimeError if the rank has none that it counts.
+        """
+        if step.data.step == SKIPPED:
             self._spoil()
-        super()._sum_partial()
+        super().begin(step)
 
     def _spoil(self) -> None:
         """Plant a NaN in a gradient that this rank counts.
 
         Raises: RuntimeError if the rank has no such gradient.
         """
-        for name in self.modules:
-            for item in self.declared(name):
+        for module in self.updates.modules.values():
+            for item in module.declared():
                 gradient = item.parameter.grad
                 if gradient is not None and item.placed[0].segment.counted:
                     values = local_tensor(gradient)
@@ -106,7 +113,7 @@ class StumblingSession(RankSession):
                         with torch.no_grad():
                             values.view(-1)[0] = float("nan")
                         return
-        raise RuntimeError(f"rank {self.rank} has no gradient to spoil")
+        raise RuntimeError(f"rank {self.grids.rank} has no gradient to spoil")
 
 
 def first_part(

@@ -1,0 +1,74 @@
+"""Ends a step on this rank: one handler for each kind of action after the last backward.
+
+Decides: what each of these actions does. A new one is a kind in `schedule.actions`, its place in
+`schedule.step_end`, and a handler here.
+Relies on: the plan for their order; `gradients` for sums, `step_metrics` for norms.
+Leaves: running them in that order to `runtime.executor`, the update of a weight to `Updates`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.step_clock import Section
+from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
+from mimo_launch.optimizer.module_optimizers import Updates
+from mimo_launch.optimizer.step_metrics import PendingMetrics, note_flags, reduce_metrics
+from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.schedule.actions import Action, Kind
+
+
+@dataclass(slots=True)
+class StepEnd:
+    """The end of one step; `begin` sets `step`, and the action NORM sets `metrics`.
+
+    `flags` are this rank's, see `reduce_metrics`.
+    """
+
+    grids: GridSet
+    updates: Updates
+    flags: Sequence[int] = ()
+    step: StepState = field(init=False)
+    metrics: PendingMetrics = field(init=False)
+
+    def begin(self, step: StepState) -> None:
+        """Note whether this rank's own gradients are finite, before sums mix them with others."""
+        self.step = step
+        with self.grids.clock.span(Section.PARTIAL_SUMS):
+            for module in self.updates.modules.values():
+                module.note_unreduced_gradients()
+
+    def run(self, action: Action) -> None:
+        """Carry out one action. Ranks: collective, by its kind."""
+        section, handle = {
+            Kind.SUM_TP: (Section.PARTIAL_SUMS, self._sum_tp),
+            Kind.SUM_TIED: (Section.PARTIAL_SUMS, self._sum_tied),
+            Kind.NORM: (Section.TOTALS, self._norm),
+            Kind.UPDATE: (Section.UPDATE, self._update),
+        }[action.kind]
+        with self.grids.clock.span(section):
+            handle(action)
+
+    def _sum_tp(self, action: Action) -> None:
+        module = self.updates.modules[action.module]
+        sum_partial_gradients(list(module.declared()), module.context.tp, module.before_tp_sum)
+
+    def _sum_tied(self, action: Action) -> None:
+        module = self.updates.modules[action.module]
+        sum_tied_gradients(list(module.declared()), self.grids.tied(), module.before_tp_sum)
+
+    def _norm(self, action: Action) -> None:
+        """Agree on loss, norms and flags; clipping and the decision to skip follow from them."""
+        modules, count_zeros = self.updates.modules, self.updates.spec.train.count_zero_grads
+        found = reduce_metrics(
+            self.grids.layout, modules, self.step.losses, self.flags, count_zeros=count_zeros
+        )
+        of_forwards, squares = self.step.forward_losses, found.unshared_squares
+        own = note_flags(modules, of_forwards, squares, self.grids.device)
+        self.metrics = replace(found, own=own)
+
+    def _update(self, action: Action) -> None:
+        """Clip and apply the gradients; bad gradients update nothing."""
+        clip = self.updates.spec.optimizer.clip
+        divisor = None if clip is None else self.metrics.divisor(clip)
+        self.updates.apply(self.step.data.step, skip=self.metrics.bad, divisor=divisor)
