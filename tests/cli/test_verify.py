@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mimo_launch.train import step_end
+from mimo_launch.optimizer import step_end
 from mimo_launch.verify import proof
 
 SPEC = "../../topologies/sequence_parallel.yaml"

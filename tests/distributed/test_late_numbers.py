@@ -13,6 +13,7 @@ from tests.distributed.test_session import two_modules, weights_of
 from tests.support.histories import untimed
 from tests.support.specs import spec
 
+from mimo_launch.bench.profiling import Profiler
 from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.comm.world import device_for
@@ -30,7 +31,6 @@ from mimo_launch.train.events import (
     StepFinished,
 )
 from mimo_launch.train.loop import Hooks, train
-from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import typer
 
+from mimo_launch.bench import profiling
+from mimo_launch.bench.profiling import Profiler, Told, Traced, on_one_clock
 from mimo_launch.cli.train import profiled_steps
 from mimo_launch.schedule.actions import parse_action
-from mimo_launch.train import profiling
-from mimo_launch.train.profiling import Profiler, Told, Traced, on_one_clock
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ Leaves: choosing collectives to `comm`.
 # gets the job's timeout.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.step_clock import StepClock, TokenExchange
-from mimo_launch.plan.plan import Plan
+from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.rank_groups import RankGroup
 from mimo_launch.schedule.channels import Channel, P2PGroup, p2p_group_of
 from mimo_launch.spec.base import Axis
 
@@ -54,10 +56,28 @@ class Group:
         return self.clock.span(TokenExchange(self.ranks))
 
 
+class PlannedGroups(Protocol):
+    """The part of a plan that process groups are made from; see `plan.plan.Plan`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Modules and their grids."""
+
+    @property
+    def groups(self) -> Sequence[RankGroup]:
+        """Every group of ranks that meet in collectives, in the order of creation."""
+
+    @property
+    def p2p_groups(self) -> Sequence[P2PGroup]:
+        """The job-wide groups that carry channels."""
+
+
 class GridSet:
     """Every process group of this rank, and its clock; `close()` destroys the groups once."""
 
-    def __init__(self, plan: Plan, rank: int, *, timeout: timedelta, device: torch.device) -> None:
+    def __init__(
+        self, plan: PlannedGroups, rank: int, *, timeout: timedelta, device: torch.device
+    ) -> None:
         """Create all groups.
 
         Ranks: collective over the world. Raises: RuntimeError from torch if a rank is missing.

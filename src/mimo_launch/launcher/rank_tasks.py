@@ -87,10 +87,10 @@ class Training:
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
         """Train, from the newest checkpoint if there is one. Raises: what `train` raises."""
+        from mimo_launch.bench.profiling import Profiler, Traced
         from mimo_launch.checkpoint.loading import start_run
         from mimo_launch.data.build import build_dataset
         from mimo_launch.train.loop import Hooks, train
-        from mimo_launch.train.profiling import Profiler, Traced
 
         profiler, dataset = None, build_dataset(session.spec)
         state, saver = start_run(session, run_dir, emit, dataset)

@@ -28,10 +28,9 @@ from mimo_launch.train.events import (
 )
 from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.prefetch import StepReader
-from mimo_launch.train.profiling import Profiler
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
-from mimo_launch.train.step import StepRunner
+from mimo_launch.train.step import StepRunner, StepWatch
 
 
 class Saver(Protocol):
@@ -70,7 +69,7 @@ class Hooks:
 
     saver: Saver | None = None
     stop: Callable[[], int] | None = None
-    profiler: Profiler | None = None
+    profiler: StepWatch | None = None
     dataset: Dataset | None = None
 
 

@@ -2,7 +2,7 @@
 
 Decides: which metrics a step has, and when they are read.
 Relies on: `prefetch` for samples, `rank_session` for computing, `non_finite` for judging.
-Leaves: choosing samples, evaluating and saving to `loop`; measuring to `profiling`.
+Leaves: choosing samples, evaluating and saving to `loop`; measuring to `bench.profiling`.
 
 On CUDA the host is ahead of the device: it starts the next step before it reads the metrics of the
 current one, so that the device always has work. The update does not need the metrics, and a bad
@@ -51,7 +51,7 @@ class StepSource(Protocol):
 
 
 class StepWatch(Protocol):
-    """Measures some of the steps; see `profiling.Profiler`."""
+    """Measures some of the steps; see `bench.profiling.Profiler`."""
 
     def begin(self, step: int) -> None:
         """Start to measure if this step, counted from 0, is wanted."""
