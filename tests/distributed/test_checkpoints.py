@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.histories import untimed
+from tests.support.poison import after_backwards
 from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checkpoint import loading
@@ -38,6 +39,7 @@ from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
@@ -331,15 +333,12 @@ def test_old_checkpoints_go_and_damaged_ones_are_passed_over(tmp_path: Path) -> 
 def run_with_bad_steps(spec: Spec, folder: Path, bad: tuple[int, ...]) -> list[Any]:
     events: list[Any] = []
     with RankSession(Plan.of(spec)) as session:
-        run_program = session.executor.run
 
-        def poisoned(program: Any, inputs: Any) -> Any:
-            result = run_program(program, inputs)
-            if inputs.data.step + 1 in bad:
-                result.losses["language"].fill_(float("nan"))
-            return result
+        def spoil(step: StepState) -> None:
+            if step.data.step + 1 in bad:
+                step.losses["language"].fill_(float("nan"))
 
-        session.executor.run = poisoned  # type: ignore[method-assign]
+        after_backwards(session, spoil)
         state, saver = start_run(session, folder, events.append)
         train(session, events.append, Hooks(saver=saver), state)
     return events

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.distributed.test_checkpoints import make_spec
 from tests.distributed.test_session import two_modules, weights_of
 from tests.support.histories import untimed
+from tests.support.poison import after_backwards
 from tests.support.specs import spec
 
 from mimo_launch.bench.profiling import Profiler
@@ -20,6 +21,7 @@ from mimo_launch.comm.world import device_for
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import step as step_module
 from mimo_launch.train.events import (
@@ -51,16 +53,13 @@ def whole_run(
     step_module.steps_late = lambda device: late
     events: list[Any] = []
     with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
-        run_program = session.executor.run
 
-        def poisoned(program: Any, inputs: Any) -> Any:
-            result = run_program(program, inputs)
-            if inputs.data.step + 1 in bad and session.rank == 0:
+        def spoil(step: StepState) -> None:
+            if step.data.step + 1 in bad and session.rank == 0:
                 gradient = session.declared("vision")[0].parameter.grad
                 gradient.to_local().view(-1)[:1] = float("inf")
-            return result
 
-        session.executor.run = poisoned  # type: ignore[method-assign]
+        after_backwards(session, spoil)
         state, saver = start_run(session, folder, events.append)
         profiler = Profiler(session, folder / "profile", range(2, 4))
         train(session, events.append, Hooks(saver=saver, profiler=profiler), state)
@@ -137,9 +136,9 @@ def times_of_steps(made: Spec) -> list[float]:
     with RankSession(Plan.of(made)) as session:
         run_program = session.executor.run
 
-        def slowly(program: Any, inputs: Any) -> Any:
+        def slowly(*args: Any) -> Any:
             time.sleep(SLOW)
-            return run_program(program, inputs)
+            return run_program(*args)
 
         session.executor.run = slowly  # type: ignore[method-assign]
         begin = time.perf_counter()

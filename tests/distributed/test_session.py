@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.planted_experts import mixture
+from tests.support.poison import after_backwards
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
@@ -21,6 +22,7 @@ from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime import bridges
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import UnreadStep, step_inputs
@@ -52,16 +54,13 @@ def train_with_a_nan(made: Spec) -> list[tuple[bool, float]]:
     """Run three steps; in the second one rank alone sees a NaN in a gradient."""
     seen = []
     with RankSession(Plan.of(made)) as session:
-        run = session.executor.run
 
-        def poisoned(program: Any, inputs: Any) -> Any:
-            result = run(program, inputs)
-            if inputs.data.step == 1 and session.rank == 1:
+        def spoil(step: StepState) -> None:
+            if step.data.step == 1 and session.rank == 1:
                 declared = session.declared("vision")[0]
                 local_tensor(declared.parameter.grad).view(-1)[0] = float("nan")
-            return result
 
-        session.executor.run = poisoned
+        after_backwards(session, spoil)
         before: list[dict[str, torch.Tensor]] = []
 
         def emit(event: Any) -> None:

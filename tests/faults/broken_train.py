@@ -23,6 +23,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.digits import DigitStrips
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models import language_model
+from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.train.rank_session import RankSession
 
@@ -89,22 +90,27 @@ def plant_bad_samples() -> None:
 
 def plant_nan() -> None:
     """From a step on, one rank's loss, or a number of its gradient, is not finite."""
-    run_program, cross_entropy = Executor.run, language_model.vocab_cross_entropy
+    begin_end, cross_entropy = StepEnd.begin, language_model.vocab_cross_entropy
     now = 0
 
     def is_bad() -> bool:
         return is_mine() and now >= FAULT["step"]
 
-    def run(self: Executor, program: Any, inputs: Any) -> Any:
+    run_program = Executor.run
+
+    def run(self: Executor, program: Any, inputs: Any, end: Any) -> Any:
         nonlocal now
         now = inputs.data.step + 1
-        result = run_program(self, program, inputs)
+        return run_program(self, program, inputs, end)
+
+    def begin(self: StepEnd, step: Any) -> None:
         if is_bad() and FAULT["kind"] == "nan_gradient":
             stamp()
-            gradients = (p.grad for m in self.modules.values() for p in m.parameters())
+            modules = self.updates.modules.values()
+            gradients = (p.grad for m in modules for p in m.parameters())
             local = (local_tensor(g) for g in gradients if g is not None)
             next(part for part in local if part.numel()).view(-1)[0] = float("nan")
-        return result
+        begin_end(self, step)
 
     def loss(*args: Any) -> Any:
         if is_bad() and FAULT["kind"] == "nan_loss":
@@ -112,7 +118,8 @@ def plant_nan() -> None:
             return cross_entropy(*args) * float("nan")
         return cross_entropy(*args)
 
-    Executor.run, language_model.vocab_cross_entropy = run, loss  # type: ignore[method-assign]
+    Executor.run, StepEnd.begin = run, begin  # type: ignore[method-assign]
+    language_model.vocab_cross_entropy = loss
 
 
 def plant_in_groups() -> None:

@@ -4,13 +4,16 @@ Each function arms a session: from then on one step goes wrong at that place, an
 spreads from it is the product's own doing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from mimo_launch.layers.parameter_segments import local_tensor
+from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.runtime.mailbox import Address
+from mimo_launch.runtime.stage_inputs import StepState
 from mimo_launch.train.rank_session import RankSession
 
 POISONED_STEP = 1
@@ -55,13 +58,24 @@ def poison_backward(
     stages.backward = poisoned  # type: ignore[method-assign]
 
 
+def after_backwards(session: RankSession, spoil: Callable[[StepState], None]) -> None:
+    """Call `spoil` in every step, after its backwards and before the sums that end it."""
+
+    class SpoiltEnd(StepEnd):
+        def begin(self, step: StepState) -> None:
+            spoil(step)
+            super().begin(step)
+
+    session.step_end = lambda flags: SpoiltEnd(  # type: ignore[method-assign]
+        session.grids, session.updates, flags
+    )
+
+
 def poison_shard(session: RankSession, module: str, rank: int, *, tp_grad: str) -> None:
     """One element of a rank's shard is NaN once gradients are summed over dp x cp."""
-    correct = session.executor.run
 
-    def poisoned(program: Any, inputs: Any) -> Any:
-        result = correct(program, inputs)
-        if session.rank == rank and inputs.data.step == POISONED_STEP:
+    def spoil(step: StepState) -> None:
+        if session.rank == rank and step.data.step == POISONED_STEP:
             gradient = next(
                 item.parameter.grad
                 for item in session.declared(module)
@@ -70,6 +84,5 @@ def poison_shard(session: RankSession, module: str, rank: int, *, tp_grad: str) 
             )
             with torch.no_grad():
                 local_tensor(gradient).view(-1)[0] = NAN
-        return result
 
-    session.executor.run = poisoned  # type: ignore[method-assign]
+    after_backwards(session, spoil)
