@@ -105,9 +105,9 @@ def order_of_things(made: Spec) -> list[str]:
     with RankSession(Plan.of(made)) as session:
         update = session.update
 
-        def updating(step: int, metrics: Any) -> None:
-            update(step, metrics)
-            done.append(f"start {step + 1}")
+        def updating() -> None:
+            update()
+            done.append(f"start {session.ending.step.data.step + 1}")
 
         session.update = updating  # type: ignore[method-assign]
         train(session, lambda event: done.append(f"tell {event.step}") if told_of(event) else None)

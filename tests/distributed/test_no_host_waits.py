@@ -64,9 +64,9 @@ def peek(session: RankSession) -> None:
     """A planted bug: the norm is looked at on the host before the update."""
     update = session.update
 
-    def peeking(step: int, metrics: Any) -> None:
-        if metrics.norm > 0:
-            update(step, metrics)
+    def peeking() -> None:
+        if session.ending.metrics.norm > 0:
+            update()
 
     session.update = peeking  # type: ignore[method-assign]
 

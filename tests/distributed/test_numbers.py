@@ -235,8 +235,9 @@ def spoil_a_weight(made: Spec, folder: Path, weight: str) -> tuple[str, list[Any
     """Make a weight NaN on the one rank that holds it, before step 4 is saved; return the end."""
     update, events = RankSession.update, list[Any]()
 
-    def then_spoil(session: RankSession, step: int, metrics: Any) -> None:
-        update(session, step, metrics)
+    def then_spoil(session: RankSession) -> None:
+        update(session)
+        step = session.ending.step.data.step
         for part in local_segments(session.declared("language"), lambda weight: weight.detach()):
             if step == 3 and part.name == weight:
                 part.local.view(-1)[-1] = float("nan")
