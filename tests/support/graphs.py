@@ -27,7 +27,7 @@ from tests.support.specs import (
 )
 
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.spec import Spec
 
 CONNECTORS, GENERATORS = ("merger", "joiner"), ("drawer", "painter")

@@ -4,7 +4,7 @@ from itertools import combinations
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.schedule.roles import fills_bubbles
+from mimo_launch.schedule.data_flow import fills_bubbles
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import AXES, Spec, rank_range
 from mimo_launch.verify.coverage import not_proved

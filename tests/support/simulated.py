@@ -17,9 +17,9 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import partners
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs, generate, generate_forward
-from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulation_result import Costs, Simulation, lower_bound
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec

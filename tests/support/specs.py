@@ -9,20 +9,20 @@ from collections import Counter
 from functools import lru_cache
 from itertools import permutations
 from math import lcm, prod
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.samples import grouped_encoders
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ScheduleKind, Spec
 
 AXES = ("tp", "cp", "dp", "pp")
 # Every order in which cp varies faster than dp, the default first.
 ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.index("dp")]
 TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
 ENCODERS = ("vision", "audio", "depth")
-KINDS = ("1f1b", "gpipe", "interleaved", "bubble_filling")
+KINDS = get_args(ScheduleKind)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
 LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
 SPARSE = ("experts", "hybrid", "hybrid")

@@ -7,9 +7,9 @@ from tests.support.specs import Box, box
 
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate, generate_forward
-from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulation_result import Costs, lower_bound
 
 CASES = settings(max_examples=40, deadline=None)

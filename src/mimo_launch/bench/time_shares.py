@@ -24,7 +24,7 @@ from mimo_launch.comm.step_clock import Noted, Section, TokenExchange
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import groups_of
 from mimo_launch.schedule.actions import Slot
-from mimo_launch.schedule.channels import channels, component_of, is_sender, message
+from mimo_launch.schedule.channels import channels, component_of, message
 
 Span = tuple[float, float]
 # An exchange of tokens, and its number among the exchanges of the same ranks in the step.
@@ -143,7 +143,7 @@ class _JobStep:
                     if action.kind.is_collective:
                         key = (action, component_of(self.layout, rank, action.module))
                         ready[key] = max(ready.get(key, start), start)
-                    elif is_sender(action.kind):
+                    elif action.kind.sends:
                         for channel in channels(self.layout, rank, action):
                             ready[channel, message(action)] = start
         return ready
@@ -168,7 +168,7 @@ class _JobStep:
                 if action.kind.is_collective:
                     key = (action, component_of(self.layout, rank, action.module))
                     awaited.append(self.ready[key])
-                elif not is_sender(action.kind):
+                elif not action.kind.sends:
                     senders = channels(self.layout, rank, action)
                     keys = [(channel, message(action)) for channel in senders]
                     awaited += [self.ready[key] for key in keys if key in self.ready]

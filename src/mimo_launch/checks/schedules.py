@@ -8,6 +8,7 @@ Leaves: layers per stage to `widths`, groups of microbatches to `batch`.
 from mimo_launch.checks.rule import Findings, divisors, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
@@ -19,7 +20,7 @@ _PP = ("modules", LANGUAGE, "grid", Axis.PP)
 def virtual_stages_used(spec: Spec) -> Findings:
     """Only interleaved 1F1B can run several stages of one module on a rank."""
     kind, virtual = spec.schedule.kind, spec.schedule.virtual_stages
-    if virtual == 1 or kind == "interleaved":
+    if virtual == 1 or ORDERS[kind].interleaves:
         return
     yield Diagnostic(
         code="virtual-stages-without-interleaved",
@@ -34,7 +35,7 @@ def virtual_stages_used(spec: Spec) -> Findings:
 def interleaved_has_stages(spec: Spec) -> Findings:
     """Interleaving needs several ranks, and several stages on each."""
     pp, virtual = spec.language.grid.pp, spec.schedule.virtual_stages
-    if spec.schedule.kind != "interleaved" or (pp > 1 and virtual > 1):
+    if not ORDERS[spec.schedule.kind].interleaves or (pp > 1 and virtual > 1):
         return
     instead = "write `virtual_stages: 2`, or `kind: 1f1b`" if pp > 1 else "write `kind: 1f1b`"
     yield Diagnostic(
@@ -53,7 +54,7 @@ def interleaved_runs_whole(spec: Spec) -> Findings:
 
     Graphs other than stars need no such groups: all work has one order there.
     """
-    if spec.schedule.kind != "interleaved" or not spec.is_star:
+    if not ORDERS[spec.schedule.kind].interleaves or not spec.is_star:
         return
     pp, total = spec.language.grid.pp, spec.schedule.microbatches
     k = spec.schedule.encoder_microbatches
@@ -78,7 +79,7 @@ def interleaved_runs_whole(spec: Spec) -> Findings:
 
 def bubbles_are_filled(spec: Spec) -> Findings:
     """Bubble filling needs a pipeline and an encoder on its ranks (a warning)."""
-    if spec.schedule.kind != "bubble_filling":
+    if not ORDERS[spec.schedule.kind].fills_bubbles:
         return
     # In graphs other than stars it also sets how far encoders on shared ranks run ahead.
     is_piped = spec.language.grid.pp > 1 or not spec.is_star
@@ -102,7 +103,7 @@ def bubbles_need_no_gather(spec: Spec, name: str) -> Findings:
     In graphs other than stars they can: all replicas run in one order.
     """
     module = spec.modules[name]
-    fills = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1 and spec.is_star
+    fills = ORDERS[spec.schedule.kind].fills_bubbles and spec.language.grid.pp > 1 and spec.is_star
     replicas = module.grid.dp * module.grid.cp
     if name == LANGUAGE or not fills or not runs_in_phases(spec, name):
         return

@@ -24,7 +24,7 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.channels import components_of
-from mimo_launch.schedule.roles import exchanges, needs_backward
+from mimo_launch.schedule.data_flow import exchanges, needs_backward
 from mimo_launch.spec.base import Axis
 
 

@@ -17,7 +17,7 @@ from mimo_launch.drawing.spans import MOST_RANKS
 from mimo_launch.estimate.rows import RankEstimate
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.channels import is_sender, partners
+from mimo_launch.schedule.channels import partners
 
 SENDS, RECEIVES, COPIES = "sends", "receives", "copies"
 
@@ -176,7 +176,7 @@ def _messages(plan: Plan, ranks: Ranks, cell_of: Sequence[int]) -> Iterator[Traf
     )
     found: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for (module, stage, kind), number in times.items():
-        way = SENDS if is_sender(kind) else RECEIVES
+        way = SENDS if kind.sends else RECEIVES
         unit = "activations" if kind in (Kind.SEND_F, Kind.RECV_F) else "gradients"
         for peer in partners(plan.layout, ranks[0], Action(module, stage, kind, 0)):
             found[module, way, unit][cell_of[peer]] += number * len(ranks)

@@ -15,7 +15,7 @@ from mimo_launch.drawing.rows import Ranks
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Action, Slot, parse_action
-from mimo_launch.schedule.channels import is_sender, partners
+from mimo_launch.schedule.channels import partners
 from mimo_launch.schedule.simulation_result import Simulation
 
 VERSION = 1
@@ -153,7 +153,7 @@ def _drawn(slot: Slot) -> Iterator[Action]:
 
 
 def _peers(layout: Layout, rank: int, action: Action) -> Ranks:
-    return partners(layout, rank, action) if is_sender(action.kind) else ()
+    return partners(layout, rank, action) if action.kind.sends else ()
 
 
 def timeline_json(timeline: Timeline) -> str:

@@ -12,8 +12,8 @@ from mimo_launch.diag.quantities import percent, ranks_text, role_text
 from mimo_launch.drawing.rows import ProgramRow, TimelineRow, Work
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Kind, format_program, parse_action
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.schedule.generate import Programs
-from mimo_launch.schedule.roles import needs_backward
 from mimo_launch.schedule.simulation_result import Simulation
 
 

@@ -29,7 +29,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
-from mimo_launch.schedule.roles import exchanges
+from mimo_launch.schedule.data_flow import exchanges
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec

@@ -27,7 +27,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Grid, Spec
 

@@ -23,7 +23,7 @@ from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shar
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
-from mimo_launch.schedule.roles import needs_backward, trains_before
+from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec

@@ -36,8 +36,8 @@ from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.runtime.model_inputs import row_places
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.schedule.channels import Channel, is_sender
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.channels import Channel
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 
 
@@ -178,7 +178,7 @@ class RankBridge:
         def group_between(src: int, dst: int) -> ProcessGroup:
             return self.grids.p2p(Channel(self.bridge.name, True, forward, src, dst))
 
-        if is_sender(kind):
+        if kind.sends:
             state.outgoing = self._outgoing(state, forward=forward)
             if state.outgoing is None or leaving is None:
                 raise RuntimeError(f"{self.bridge.name}: nothing to send for group {index}")

@@ -28,7 +28,7 @@ from mimo_launch.runtime.sampling import Canvas
 from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, Slot
-from mimo_launch.schedule.roles import last_index, needs_backward
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
@@ -128,7 +128,7 @@ class Executor:
         Fully sharded stages do both at every backward anyway.
         """
         module = self.modules[action.module]
-        if action.index == last_index(self.layout, module.layout):
+        if action.index == self.layout.num_groups(module.layout) - 1:
             _sync(module, action.stage or 0, is_last=True)
 
     def run_forward(self, program: Program, inputs: StepInputs) -> StepState:

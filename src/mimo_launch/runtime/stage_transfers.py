@@ -21,7 +21,7 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.mailbox import Address, Mailbox
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.channels import channels, is_sender
+from mimo_launch.schedule.channels import channels
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class StageEdges:
         """Start a transfer; an activation has `shape`, [tokens of this rank, width]."""
         [channel] = channels(self.layout, self.grids.rank, action)
         group, at = self.grids.p2p(channel), Address.of(action)
-        if is_sender(action.kind):
+        if action.kind.sends:
             forward = action.kind is Kind.SEND_F
             take = self.mail.output_to_send if forward else self.mail.take_input_gradient
             tensor = take(at).contiguous()

@@ -45,6 +45,21 @@ class Kind(StrEnum):
         return self in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
     @property
+    def sends(self) -> bool:
+        """Whether the action sends to single ranks."""
+        return self in (Kind.SEND_F, Kind.SEND_B)
+
+    @property
+    def at_source(self) -> bool:
+        """Whether a send or receive is at the end of its edge from which activations come."""
+        return self in (Kind.SEND_F, Kind.RECV_B)
+
+    @property
+    def goes_forward(self) -> bool:
+        """Whether a transfer moves activations rather than gradients."""
+        return self in (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
+
+    @property
     def is_compute(self) -> bool:
         """Whether the action runs a stage rather than moving data."""
         return self in (Kind.FORWARD, Kind.BACKWARD)

@@ -14,17 +14,17 @@ hidden depends on how real costs compare to the assumed ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.clock import EPSILON, Clock
+from mimo_launch.schedule.data_flow import fills_bubbles, flow_of, needs_backward
 from mimo_launch.schedule.pipeline import pipeline_order
-from mimo_launch.schedule.roles import fills_bubbles, needs_backward
 from mimo_launch.schedule.simulation_result import Costs, lower_bound
 from mimo_launch.spec.base import Axis
 
 F, B = Kind.FORWARD, Kind.BACKWARD
-EPSILON = 1e-9
 
 # Classes of ranks, see `rank_classes`.
 Ranks = tuple[int, ...]
@@ -77,7 +77,7 @@ class Teams:
         }
         self.fillers = [module for module in layout.encoders if fills_bubbles(layout, module)]
         self.replicas = {module.name: self._replicas(module) for module in self.fillers}
-        self.inputs = cache(partial(_inputs, layout))
+        self.inputs = cache(flow_of(layout).inputs)
 
     def of_replicas(self, module: ModuleLayout, stage: int) -> list[tuple[int, Ranks]]:
         """Return one replica of each kind, with the classes of its ranks that hold a stage."""
@@ -102,7 +102,7 @@ class Teams:
 
 
 class Filler:
-    """A list scheduler: its clock moves from the end of one action to the next end."""
+    """A list scheduler of the classes of ranks, for one rule."""
 
     def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
         layout = teams.layout
@@ -110,11 +110,9 @@ class Filler:
         self.pipeline, self.stages = teams.pipeline, teams.stages
         self.replicas, self.inputs = teams.replicas, teams.inputs
         self.at = [0] * len(self.pipeline)
-        self.free = [0.0] * len(self.pipeline)
-        self.orders: list[list[Action]] = [[] for _ in self.pipeline]
+        self.clock = Clock(range(len(self.pipeline)))
         # When an action ended on a replica; -1 means all replicas together.
         self.ends: dict[tuple[Action, int], float] = {}
-        self.now = 0.0
         self.reached = 0  # The next forward of language's first stage.
         self.queues = [
             _Queue(module, stage.index, kind, replica, team)
@@ -126,30 +124,23 @@ class Filler:
         ]
 
     def run(self) -> list[list[Action]]:
-        """Return what each class computes, in order; `now` is then the end of the last compute."""
-        while True:
-            while self._start_what_can(patient=self.rule.patient):
-                pass
-            later = [time for time in self.free if time > self.now + EPSILON]
-            if later:
-                self.now = min(later)
-            # All ranks wait for each other, because they have been too patient.
-            elif not self._start_what_can(patient=False):
-                return self.orders
+        """Return what each class computes, in order; `clock` then shows the end of the last one."""
+        self.clock.run(self._start_what_can)
+        return list(self.clock.orders.values())
 
-    def _start_what_can(self, *, patient: bool) -> bool:
-        started, free, soon = False, self.free, self.now + EPSILON
+    def _start_what_can(self, patient: bool) -> bool:
+        started, is_idle = False, self.clock.is_idle
         # Most ranks are busy at any time, so skip their work first.
         for queue in self.queues:
-            if free[queue.team[0]] <= soon and self._is_urgent(queue):
+            if is_idle(queue.team[0]) and self._is_urgent(queue):
                 started |= self._start_queue(queue, patient=False)
-        idle = [rank for rank, time in enumerate(free) if time <= soon]
+        idle = filter(is_idle, range(len(self.pipeline)))
         heads = dict.fromkeys(head for rank in idle if (head := self._head(rank)) is not None)
         for action in heads:
             started |= self._start_head(action)
         for queue in self.queues:
-            if free[queue.team[0]] <= soon:
-                started |= self._start_queue(queue, patient=patient)
+            if is_idle(queue.team[0]):
+                started |= self._start_queue(queue, patient=patient and self.rule.patient)
         return started
 
     def _is_urgent(self, queue: _Queue) -> bool:
@@ -161,9 +152,9 @@ class Filler:
 
     def _start_head(self, action: Action) -> bool:
         ranks = self.stages[action.module, action.stage or 0]
-        if not all(self._head(rank) == action and self._is_idle(rank) for rank in ranks):
+        if not all(self._head(rank) == action and self.clock.is_idle(rank) for rank in ranks):
             return False
-        if not self._is_ready(self._ready(action, -1)):
+        if not self.clock.has_come(self._ready(action, -1)):
             return False
         for rank in ranks:
             self.at[rank] += 1
@@ -183,9 +174,11 @@ class Filler:
             ranks, replica = self.stages[action.module, queue.stage], -1
             work = (queue.module, queue.stage, queue.kind)
             group = [q for q in self.queues if (q.module, q.stage, q.kind) == work]
-        if not all(each.at == queue.at for each in group) or not all(map(self._is_idle, ranks)):
+        if not all(each.at == queue.at for each in group) or not all(
+            map(self.clock.is_idle, ranks)
+        ):
             return False
-        if not self._is_ready(self._ready(action, replica)):
+        if not self.clock.has_come(self._ready(action, replica)):
             return False
         if patient and not all(self._fits(action, rank) for rank in ranks):
             return False
@@ -195,24 +188,14 @@ class Filler:
         return True
 
     def _start(self, action: Action, replica: int, ranks: Ranks) -> None:
-        end = self.now + self.costs.of(action)
-        self.ends[action, replica] = end
+        self.ends[action, replica] = self.clock.start(action, ranks, self.costs.of(action))
         all_replicas = self.replicas.get(action.module, ())
         if replica != -1 and all((action, each) in self.ends for each in all_replicas):
             self.ends[action, -1] = max(self.ends[action, each] for each in all_replicas)
-        for rank in ranks:
-            self.free[rank] = end
-            self.orders[rank].append(action)
 
     def _head(self, rank: int) -> Action | None:
         order, at = self.pipeline[rank], self.at[rank]
         return order[at] if at < len(order) else None
-
-    def _is_idle(self, rank: int) -> bool:
-        return self.free[rank] <= self.now + EPSILON
-
-    def _is_ready(self, time: float | None) -> bool:
-        return time is not None and time <= self.now + EPSILON
 
     def _fits(self, action: Action, rank: int) -> bool:
         """Return whether an action ends before the next pipeline work of its rank can start."""
@@ -223,12 +206,12 @@ class Filler:
         if is_first and self.reached == self.layout.samples.microbatches:
             # This rank has only backwards left, and only encoders wait for them.
             return True
-        end = self.now + self.costs.of(action)
+        end = self.clock.now + self.costs.of(action)
         return end <= self._expected(head, -1) + EPSILON
 
     def _expected(self, action: Action, replica: int) -> float:
         """Return the earliest time at which the input of an action can be ready."""
-        times = [self.now]
+        times = [self.clock.now]
         for each in self.inputs(action):
             end = self._end(each, replica)
             if end is None:
@@ -250,24 +233,6 @@ class Filler:
         """Return when an action ends on a replica, or on all replicas; None before it starts."""
         end = self.ends.get((action, replica))
         return self.ends.get((action, -1)) if end is None else end
-
-
-def _inputs(layout: Layout, action: Action) -> list[Action]:
-    """Return the computes, on any rank, that provide the inputs of an action."""
-    module, stage = layout[action.module], action.stage or 0
-    language = layout.language.name
-    if action.kind is F:
-        if stage:
-            return [Action(module.name, stage - 1, F, action.index)]
-        feeds = layout.encoders if module.is_language else ()
-        return [Action(e.name, len(e.stages) - 1, F, action.index // e.group_size) for e in feeds]
-    own = Action(module.name, stage, F, action.index)
-    if stage < len(module.stages) - 1:
-        return [own, Action(module.name, stage + 1, B, action.index)]
-    if module.is_language:
-        return [own]
-    # Language runs backward in order, so the last microbatch of the group ends last.
-    return [own, Action(language, 0, B, (action.index + 1) * module.group_size - 1)]
 
 
 def usual_costs(layout: Layout) -> Costs:
@@ -296,8 +261,8 @@ def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
         for patient in (True, False):
             simulation = Filler(teams, costs, Rule(patient, lead))
             orders = simulation.run()
-            if simulation.now < shortest - EPSILON:
-                best, shortest = orders, simulation.now
+            if simulation.clock.now < shortest - EPSILON:
+                best, shortest = orders, simulation.clock.now
             if shortest <= bound + EPSILON:
                 return best
     return best

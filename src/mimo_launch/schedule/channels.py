@@ -14,10 +14,8 @@ from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action, Kind, Program
-from mimo_launch.schedule.roles import exchanges, fills_bubbles
+from mimo_launch.schedule.data_flow import exchanges, fills_bubbles
 from mimo_launch.spec.base import Axis
-
-FORWARD_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.EXCHANGE_F)
 
 
 class Channel(NamedTuple):
@@ -100,17 +98,12 @@ def channels_of(layout: Layout, rank: int, program: Program) -> tuple[Channel, .
     return tuple(sorted(each for each in found if each.src != each.dst))
 
 
-def is_sender(kind: Kind) -> bool:
-    """Return whether a point-to-point action sends."""
-    return kind in (Kind.SEND_F, Kind.SEND_B)
-
-
 def partners(layout: Layout, rank: int, action: Action) -> tuple[int, ...]:
     """Return the ranks that a point-to-point action of `rank` may meet.
 
     On a bridge inside a pipeline these may include `rank` itself, which then copies the rows.
     """
-    at_source = action.kind in (Kind.SEND_F, Kind.RECV_B)
+    at_source = action.kind.at_source
     if action.stage is None:
         return _bridge_partners(layout, action.module, rank, at_source)
     module = layout[action.module]
@@ -126,8 +119,8 @@ def channels(layout: Layout, rank: int, action: Action) -> list[Channel]:
 
 def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channel]:
     """Return the channels between `rank` and the partners of one of its point-to-point actions."""
-    head = (action.module, action.stage is None, action.kind in FORWARD_KINDS)
-    if is_sender(action.kind):
+    head = (action.module, action.stage is None, action.kind.goes_forward)
+    if action.kind.sends:
         return [Channel(*head, rank, other) for other in others]
     return [Channel(*head, other, rank) for other in others]
 
@@ -135,7 +128,7 @@ def channels_to(rank: int, action: Action, others: Iterable[int]) -> list[Channe
 def message(action: Action) -> tuple[int | None, int]:
     """Return the key of a message in its channel: the stage at the upper end, and the index."""
     # The receive of a forward and the send of a backward name the lower end of their edge.
-    lower = action.kind in (Kind.RECV_F, Kind.SEND_B)
+    lower = not action.kind.at_source
     return None if action.stage is None else action.stage - lower, action.index
 
 

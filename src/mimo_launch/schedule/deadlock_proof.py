@@ -3,7 +3,7 @@
 Decides: when each action starts and stops, and whether a rank waits forever or acts before its
 input is ready; that one rank may represent its class, and when all ranks are simulated.
 Relies on: programs from `generate`, partners and teams from `channels`, data flow from
-`roles`, classes of ranks from `rank_classes`.
+`data_flow`, classes of ranks from `rank_classes`.
 Leaves: drawing to `drawing`, showing a deadlock to `cli`.
 
 A send is posted and the program continues; its rows stay with the sender until the receive matches
@@ -28,10 +28,10 @@ from itertools import accumulate
 
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
-from mimo_launch.schedule.channels import Channel, Meetings, is_sender, message
+from mimo_launch.schedule.channels import Channel, Meetings, message
+from mimo_launch.schedule.data_flow import flow_of
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, refined
-from mimo_launch.schedule.roles import first_fault
 from mimo_launch.schedule.simulation_result import Costs, Event, Simulation
 
 
@@ -195,7 +195,7 @@ class _Simulator:
         slot, now = self.programs[rank][self.at[rank]], self.clock[rank]
         self.release[rank] = now
         used = [
-            (channel, _End(action, rank, now), is_sender(action.kind))
+            (channel, _End(action, rank, now), action.kind.sends)
             for action in slot
             for channel in self.meetings.channels(rank, action)
         ]
@@ -237,7 +237,7 @@ def _faults(
         program = programs[rank]
         key = layout.roles[rank], id(program)
         if key not in found:
-            found[key] = first_fault(layout, key[0], program)
+            found[key] = flow_of(layout).first_fault(key[0], program)
         fault = found[key]
         if fault is not None:
             faults[rank] = fault

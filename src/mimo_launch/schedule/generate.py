@@ -3,7 +3,7 @@
 Decides: the order of the parts of a step on a rank; that inputs are received right before the
 action that needs them, and results sent right after the action that makes them; which transfers
 share a slot; when gradients are summed, and over which ranks.
-Relies on: `pipeline` and `bubble_filling` for the order of computes, `roles` for inputs.
+Relies on: `pipeline`, `bubble_filling` and `graph_order` for the order of computes, `data_flow`.
 Leaves: proving that the programs end to `deadlock_proof`, sums to `runtime` and `optimizer`.
 
 Where language reads all other modules (a star), a step is a sequence of groups of microbatches. In
@@ -18,26 +18,25 @@ sums: over tp for gradients of which each tp rank has only a term, and over the 
 for a tied embedding. Then all ranks meet for the norms, and update.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import STEP, Action, Kind, Program, Slot
 from mimo_launch.schedule.bubble_filling import bubble_orders
+from mimo_launch.schedule.data_flow import (
+    DataFlow,
+    fills_bubbles,
+    flow_of,
+    needs_backward,
+)
 from mimo_launch.schedule.graph_order import graph_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.rank_classes import classes_of
-from mimo_launch.schedule.roles import (
-    exchanges,
-    fills_bubbles,
-    groups_of,
-    is_bridge_end,
-    last_index,
-    needs,
-    needs_backward,
-)
 from mimo_launch.spec.base import Axis
 
+Key = TypeVar("Key", bound=Hashable)
 # For a receive: all receives of its channel, in order, and its place among them.
 Arrivals = Mapping[Action, tuple[Sequence[Action], int]]
 
@@ -56,7 +55,7 @@ def program_of(
     """
     slots: list[Slot] = []
     open_slot = False
-    for action in _with_transfers(layout, role, order, arrivals or {}):
+    for action in _with_transfers(flow_of(layout), role, order, arrivals or {}):
         joins = not (action.kind.is_compute or action.kind.is_collective)
         if joins and open_slot:
             slots[-1] = (*slots[-1], action)
@@ -67,10 +66,7 @@ def program_of(
 
 
 def _with_transfers(
-    layout: Layout,
-    role: Role,
-    order: Iterable[Action],
-    arrivals: Arrivals,
+    flow: DataFlow, role: Role, order: Iterable[Action], arrivals: Arrivals
 ) -> Iterator[Action]:
     """Yield actions, each compute with the receives before it and the sends after it."""
     received: set[Action] = set()
@@ -78,7 +74,7 @@ def _with_transfers(
         if not action.kind.is_compute:
             yield action
             continue
-        for each in needs(layout, role, action):
+        for each in flow.needs(role, action):
             if each.kind not in (Kind.RECV_F, Kind.RECV_B):
                 continue
             # A group of microbatches arrives once, before the first of them.
@@ -90,35 +86,7 @@ def _with_transfers(
             received.update(new)
             yield from new
         yield action
-        yield from _sends(layout, action)
-
-
-def _sends(layout: Layout, action: Action) -> Iterator[Action]:
-    """Yield the point-to-point sends of the results of a compute."""
-    module = layout[action.module]
-    if action.kind is Kind.FORWARD:
-        if action.stage != len(module.stages) - 1:
-            yield Action(module.name, action.stage, Kind.SEND_F, action.index)
-        else:
-            for bridge in layout.bridges_from(module.name):
-                transfer = bridge.of_source(action.index)
-                # The rows of a group leave together, after its last forward.
-                if not exchanges(layout, bridge) and action.index == bridge.sources(transfer)[-1]:
-                    yield Action(bridge.name, None, Kind.SEND_F, transfer)
-    elif action.stage:
-        if needs_backward(layout, module, action.stage - 1):
-            yield Action(module.name, action.stage, Kind.SEND_B, action.index)
-    else:
-        for bridge in layout.bridges_into(module.name):
-            transfer = bridge.of_target(action.index)
-            is_pairwise = not exchanges(layout, bridge)
-            # The gradients of a group leave together, after its last backward.
-            if (
-                is_pairwise
-                and needs_backward(layout, layout[bridge.source])
-                and action.index == bridge.targets(transfer)[-1]
-            ):
-                yield Action(bridge.name, None, Kind.SEND_B, transfer)
+        yield from flow.sends(action)
 
 
 Programs = tuple[Program, ...]
@@ -126,31 +94,37 @@ Programs = tuple[Program, ...]
 
 def generate(layout: Layout) -> Programs:
     """Return the training program of each rank; ranks that do the same share one object."""
-    if not layout.is_star:
-        return _in_one_order(layout, backward=True)
-    if not any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
-        return _for_every_role(layout, backward=True)
-    classes = classes_of(layout)
-    first = {each: rank for rank, each in reversed(list(enumerate(classes)))}
-    made = {
-        each: program_of(layout, layout.roles[first[each]], order)
-        for each, order in enumerate(bubble_orders(layout, classes))
-    }
-    return tuple(made[each] for each in classes)
+    if any(fills_bubbles(layout, encoder) for encoder in layout.encoders):
+        classes = classes_of(layout)
+        return _made(layout, classes, dict(enumerate(bubble_orders(layout, classes))))
+    return _by_role(layout, backward=True)
 
 
 def generate_forward(layout: Layout) -> Programs:
     """Return the program of each rank for a step without gradients (evaluation)."""
-    if not layout.is_star:
-        return _in_one_order(layout, backward=False)
-    return _for_every_role(layout, backward=False)
+    return _by_role(layout, backward=False)
 
 
-def _in_one_order(layout: Layout, *, backward: bool) -> Programs:
+def _by_role(layout: Layout, *, backward: bool) -> Programs:
+    """Return programs in phases, or for any graph in the order of one clock."""
+    if layout.is_star:
+        roles = dict.fromkeys(layout.roles)
+        phases = {role: _phases(layout, role, backward=backward) for role in roles}
+        return _made(layout, layout.roles, phases)
     orders = graph_orders(layout, backward=backward)
-    arrivals = _arrivals(layout, orders.values())
-    made = {role: program_of(layout, role, order, arrivals) for role, order in orders.items()}
-    return tuple(made[role] for role in layout.roles)
+    return _made(layout, layout.roles, orders, _arrivals(layout, orders.values()))
+
+
+def _made(
+    layout: Layout,
+    keys: Sequence[Key],
+    orders: Mapping[Key, Iterable[Action]],
+    arrivals: Arrivals | None = None,
+) -> Programs:
+    """Return the program of each rank, one object for all ranks of a key; all have one role."""
+    roles = dict(zip(keys, layout.roles, strict=True))
+    made = {key: program_of(layout, roles[key], order, arrivals) for key, order in orders.items()}
+    return tuple(made[key] for key in keys)
 
 
 def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
@@ -178,34 +152,33 @@ def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
     return found
 
 
-def _for_every_role(layout: Layout, *, backward: bool) -> Programs:
-    made = {
-        role: program_of(layout, role, _phases(layout, role, backward=backward))
-        for role in dict.fromkeys(layout.roles)
-    }
-    return tuple(made[role] for role in layout.roles)
-
-
 def _phases(layout: Layout, role: Role, *, backward: bool) -> Iterator[Action]:
-    """Yield the computes and exchanges of a role in the phases of a step, in order."""
-    encoders = [encoder for encoder in layout.encoders if encoder.in_phases]
-    for group in groups_of(layout):
+    """Yield the computes and exchanges of a role in the phases of a step, in order.
+
+    In a phase encoders run on a group of microbatches; without any, the step is one group.
+    """
+    encoders, total = [e for e in layout.encoders if e.in_phases], layout.samples.microbatches
+    size = encoders[0].group_size if encoders else total
+    bridges = flow_of(layout).bridges
+    for group in range(total // size):
         for encoder in encoders:
+            edge = bridges[encoder.name]
             for name, stage in role:
                 if name == encoder.name:
-                    yield Action(name, stage, Kind.FORWARD, group.index)
-            bridge = layout.bridges[encoder.name]
-            if exchanges(layout, bridge) and is_bridge_end(layout, bridge, role):
-                yield Action(encoder.name, None, Kind.EXCHANGE_F, group.index)
-        yield from pipeline_order(layout, role, group.microbatches, backward=backward)
+                    yield Action(name, stage, Kind.FORWARD, group)
+            if edge.in_collective and (edge.source in role or edge.target in role):
+                yield Action(encoder.name, None, Kind.EXCHANGE_F, group)
+        microbatches = range(group * size, (group + 1) * size)
+        yield from pipeline_order(layout, role, microbatches, backward=backward)
         for encoder in encoders:
-            if not backward or not needs_backward(layout, encoder):
+            edge = bridges[encoder.name]
+            if not backward or not edge.returns:
                 continue
-            if is_bridge_end(layout, layout.bridges[encoder.name], role):
-                yield Action(encoder.name, None, Kind.EXCHANGE_B, group.index)
+            if edge.source in role or edge.target in role:
+                yield Action(encoder.name, None, Kind.EXCHANGE_B, group)
             for name, stage in role:
                 if name == encoder.name and needs_backward(layout, encoder, stage):
-                    yield Action(name, stage, Kind.BACKWARD, group.index)
+                    yield Action(name, stage, Kind.BACKWARD, group)
 
 
 def generate_decoding(layout: Layout, programs: Programs) -> Programs:
@@ -259,7 +232,7 @@ def _completed(layout: Layout, rank: int, program: Program) -> Program:
         if action.kind is not Kind.BACKWARD:
             continue
         module = layout[action.module]
-        if module.full_sharding or action.index == last_index(layout, module):
+        if module.full_sharding or action.index == layout.num_groups(module) - 1:
             reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
             slots[-1] = (action, reduce)
     return (*slots, *((action,) for action in _end(layout, rank)))

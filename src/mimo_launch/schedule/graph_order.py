@@ -13,17 +13,16 @@ stage and the farthest loss. On a chain this is 1F1B (Narayanan et al. 2021, arX
 section 2.2).
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.clock import Clock
+from mimo_launch.schedule.data_flow import Stage, flow_of, needs_backward
+from mimo_launch.schedule.orders import ORDERS
 
 F, B = Kind.FORWARD, Kind.BACKWARD
-Stage = tuple[str, int]
 
 
 def graph_orders(layout: Layout, *, backward: bool) -> dict[Role, list[Action]]:
@@ -35,139 +34,97 @@ def graph_orders(layout: Layout, *, backward: bool) -> dict[Role, list[Action]]:
 class _Queue:
     """The forwards or the backwards of one stage, which start in the order of their index."""
 
+    module: ModuleLayout
     stage: Stage
     kind: Kind
     total: int
-    duration: int
-    distance: int
+    reach: int
     roles: tuple[Role, ...]
     at: int = 0
 
-    @property
-    def head(self) -> Action:
-        return Action(*self.stage, self.kind, self.at)
 
-
-@dataclass
 class _ListScheduler:
-    layout: Layout
-    backward: bool
-    now: int = 0
-    ends: dict[Action, int] = field(default_factory=dict)
-    free: dict[Role, int] = field(default_factory=dict)
-    backwards: Counter[Stage] = field(default_factory=Counter)
+    def __init__(self, layout: Layout, *, backward: bool) -> None:
+        self.layout, self.backward = layout, backward
+        self.order, self.flow = ORDERS[layout.schedule], flow_of(layout)
+        self.clock = Clock(layout.roles)
+        self.ends: dict[Action, float] = {}
+        self.queues = self._queues()
+        self.of = {(queue.stage, queue.kind): queue for queue in self.queues}
 
     def run(self) -> dict[Role, list[Action]]:
-        orders: dict[Role, list[Action]] = {role: [] for role in dict.fromkeys(self.layout.roles)}
-        self.free = dict.fromkeys(orders, 0)
-        queues = self._queues()
-        while queues := [queue for queue in queues if queue.at < queue.total]:
-            if not self._start_what_can(queues, orders, bounded=True):
-                later = [time for time in self.free.values() if time > self.now]
-                if later:
-                    self.now = min(later)
-                elif not self._start_what_can(queues[::-1], orders, bounded=False):
-                    raise RuntimeError("no action can start: the graph of modules has a circle")
-        return orders
+        self.clock.run(self._start_what_can)
+        if any(queue.at < queue.total for queue in self.queues):
+            raise RuntimeError("no action can start: the graph of modules has a circle")
+        return self.clock.orders
 
     def _queues(self) -> list[_Queue]:
         """Return all queues, in the order of their priority."""
         layout = self.layout
         holders: dict[Stage, list[Role]] = {}
-        for role in dict.fromkeys(layout.roles):
+        for role in self.clock.free:
             for held in role:
                 holders.setdefault(held, []).append(role)
         found = [
             _Queue(
-                (module.name, stage.index),
+                module,
+                held,
                 kind,
                 layout.num_groups(module),
-                module.group_size,
-                self.reach[module.name, stage.index],
-                tuple(holders[module.name, stage.index]),
+                self.reach[held],
+                tuple(holders[held]),
             )
             for module in layout.modules
-            for stage in module.stages
+            for held in ((module.name, stage.index) for stage in module.stages)
+            for total in (layout.num_groups(module),)
             for kind in (F, B)
-            if kind is F or (self.backward and needs_backward(layout, module, stage.index))
+            if kind is F or (self.backward and needs_backward(layout, module, held[1]))
         ]
-        first = F if layout.schedule == "gpipe" else B
-        return sorted(found, key=lambda queue: (queue.kind is not first, queue.distance))
+        first = F if self.order.forwards_first else B
+        return sorted(found, key=lambda queue: (queue.kind is not first, queue.reach))
 
     @cached_property
     def reach(self) -> dict[Stage, int]:
         """The microbatches that fit between the forward of a stage and its backward."""
         found: dict[Stage, int] = {}
         for module in reversed(self.layout.modules):
-            behind, size = 0, module.group_size
-            for bridge in self.layout.bridges_from(module.name):
-                behind = max(behind, found[bridge.target, 0])
-                size = max(size, bridge.group_size)
             for stage in reversed(module.stages):
-                behind += size
-                found[module.name, stage.index] = behind
-                size = module.group_size
+                here = module.name, stage.index
+                ahead, size = 0, module.group_size
+                for edge in self.flow.out[here]:
+                    ahead = max(ahead, found[edge.target])
+                    size = max(size, edge.path.group_size)
+                found[here] = ahead + size
         return found
 
-    def _start_what_can(
-        self, queues: list[_Queue], orders: dict[Role, list[Action]], *, bounded: bool
-    ) -> bool:
-        """Start actions on idle ranks; if `bounded`, limit the forwards in flight of a stage."""
+    def _start_what_can(self, bounded: bool) -> bool:
+        """Start actions on idle ranks; if `bounded`, limit the forwards in flight of a stage.
+
+        If not, start only the action of least priority.
+        """
         started = False
-        for queue in queues:
-            if any(self.free[role] > self.now for role in queue.roles):
+        for queue in self.queues if bounded else self.queues[::-1]:
+            if queue.at == queue.total or not all(map(self.clock.is_idle, queue.roles)):
                 continue
-            if (bounded and self._is_full(queue)) or not self._is_ready(queue.head):
+            action = Action(*queue.stage, queue.kind, queue.at)
+            inputs = self.flow.inputs(action)
+            if (bounded and self._is_full(queue)) or not all(
+                self.clock.has_come(self.ends.get(each)) for each in inputs
+            ):
                 continue
-            end = self.now + queue.duration
-            self.ends[queue.head] = end
-            for role in queue.roles:
-                orders[role].append(queue.head)
-                self.free[role] = end
+            self.ends[action] = self.clock.start(action, queue.roles, queue.module.group_size)
             queue.at += 1
-            self.backwards[queue.stage] += queue.kind is B
-            started = True
             if not bounded:
-                break
+                return True
+            started = True
         return started
 
     def _is_full(self, queue: _Queue) -> bool:
         """Return whether a stage must run backward before it starts another forward."""
-        name, stage = queue.stage
-        module = self.layout[name]
-        has_backward = self.backward and needs_backward(self.layout, module, stage)
-        if queue.kind is B or not has_backward or self.layout.schedule == "gpipe":
+        backwards = self.of.get((queue.stage, B))
+        if queue.kind is B or backwards is None or self.order.forwards_first:
             return False
-        return queue.at - self.backwards[queue.stage] >= self._share(module, queue)
-
-    def _share(self, module: ModuleLayout, queue: _Queue) -> int:
-        """Return how many forwards of a stage may wait for their backward."""
-        if module.in_phases and self.layout.schedule != "bubble_filling":
-            return 1
-        return -(-queue.distance // module.group_size)
-
-    def _is_ready(self, action: Action) -> bool:
-        return all(self.ends.get(each, self.now + 1) <= self.now for each in self._inputs(action))
-
-    def _inputs(self, action: Action) -> Iterator[Action]:
-        """Yield the computes, on any rank, that an action depends on; only the last of a group.
-
-        A stage computes in the order of the index, so the others of the group have ended by then.
-        """
-        module, stage = self.layout[action.module], action.stage or 0
-        if action.kind is F:
-            if stage:
-                yield Action(module.name, stage - 1, F, action.index)
-                return
-            for bridge in self.layout.bridges_into(module.name):
-                last = len(self.layout[bridge.source].stages) - 1
-                each = bridge.sources(bridge.of_target(action.index))[-1]
-                yield Action(bridge.source, last, F, each)
-            return
-        yield Action(module.name, stage, F, action.index)
-        if stage < len(module.stages) - 1:
-            yield Action(module.name, stage + 1, B, action.index)
-            return
-        for bridge in self.layout.bridges_from(module.name):
-            each = bridge.targets(bridge.of_source(action.index))[-1]
-            yield Action(bridge.target, 0, B, each)
+        most = -(-queue.reach // queue.module.group_size)
+        if queue.module.in_phases and not self.order.fills_bubbles:
+            most = 1
+        return queue.at - backwards.at >= most

@@ -1,12 +1,8 @@
 """The order of forwards and backwards on each rank of a running pipeline.
 
-Decides: the order of language by schedule kind, and from it the order of upstream encoders.
-Relies on: `layout` for who holds which stage.
+Decides: the order of upstream encoders, from the order of language.
+Relies on: `orders` for the order of language, `layout` for who holds which stage.
 Leaves: transfers, and encoders that share ranks with language, to `generate`.
-
-1F1B and interleaved 1F1B: Narayanan et al. 2021 (arXiv:2104.04473, section 2.2). GPipe: all
-forwards, then all backwards, both in the order of microbatches; last in, first out would take the
-same time.
 
 The order of upstream encoders follows from a clock that ticks once per stage. If language stage 0
 takes a microbatch at tick t and has its gradient at tick u, an encoder stage that is d stages ahead
@@ -17,15 +13,14 @@ ranks cannot wait for each other in a circle. If ticks were counted from the fir
 encoder, shallow encoders would run too far ahead of language.
 """
 
-from functools import lru_cache
+from collections.abc import Mapping
 
-from mimo_launch.layout.layout import Layout, ModuleLayout, Role
+from mimo_launch.layout.layout import Layout, ModuleLayout, Role, cached_in_layout
 from mimo_launch.schedule.actions import Action, Kind
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.clock import times_in_order
+from mimo_launch.schedule.data_flow import flow_of, needs_backward
+from mimo_launch.schedule.orders import PipelineRank, works_of
 from mimo_launch.spec.base import Axis
-
-# (chunk, kind, position): which of the rank's stages, forward or backward, which microbatch.
-Work = tuple[int, Kind, int]
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
@@ -35,55 +30,23 @@ def pipeline_order(
 ) -> list[Action]:
     """Return the computes of a role for some microbatches, without encoders in phases."""
     stages = [(layout[name], stage) for name, stage in role if not layout[name].in_phases]
-    if not any(module.is_language for module, _ in stages):
-        return _upstream(layout, stages, microbatches, backward=backward)
+    backward = backward and needs_backward(layout, layout.language)
+    own = next((stage for module, stage in stages if module.is_language), None)
+    if own is not None:
+        return _language(layout, layout.language.pp_index(own), microbatches, backward=backward)
+    return _upstream(layout, stages, microbatches, backward=backward)
+
+
+def _language(layout: Layout, index: int, microbatches: range, *, backward: bool) -> list[Action]:
+    """Return the computes of language on the ranks at a position along pp."""
     language = layout.language
-    order = rank_order(
-        layout.schedule,
-        language.grid.size(Axis.PP),
-        len(stages),
-        language.pp_index(stages[0][1]),
-        len(microbatches),
-        backward=backward and needs_backward(layout, language),
-    )
+    stages = language.stages_at(index)
+    depth = language.grid.size(Axis.PP)
+    rank = PipelineRank(depth, len(stages), index, len(microbatches))
     return [
-        Action(language.name, stages[chunk][1], kind, microbatches[position])
-        for chunk, kind, position in order
+        Action(language.name, stages[chunk].index, kind, microbatches[position])
+        for chunk, kind, position in works_of(layout.schedule, rank, backward=backward)
     ]
-
-
-def distance_to_language(module: ModuleLayout, stage: int) -> int:
-    """Return the number of stages from an encoder stage to the first stage of language."""
-    return len(module.stages) - stage
-
-
-@lru_cache(maxsize=256)
-def rank_order(
-    kind: str, depth: int, num_chunks: int, index: int, total: int, *, backward: bool
-) -> tuple[Work, ...]:
-    """Return the work of rank `index` of a pipeline of `depth` ranks on `total` microbatches.
-
-    With several chunks (stages of one rank) microbatches run in blocks of `depth`: a block passes
-    all chunks before the next block starts.
-    """
-    if num_chunks == 1:
-        forwards = [(0, F, each) for each in range(total)]
-        backwards = [(0, B, each) for each in range(total)]
-        warmup = depth - 1 - index
-    else:
-        turns = [divmod(turn, depth * num_chunks) for turn in range(total * num_chunks)]
-        places = [(run, *divmod(inside, depth)) for run, inside in turns]
-        forwards = [(chunk, F, run * depth + each) for run, chunk, each in places]
-        backwards = [(num_chunks - 1 - chunk, B, run * depth + each) for run, chunk, each in places]
-        warmup = 2 * (depth - 1 - index) + (num_chunks - 1) * depth
-    if not backward:
-        return tuple(forwards)
-    if kind == "gpipe":
-        return (*forwards, *backwards)
-    warmup = min(warmup, len(forwards))
-    steady = zip(forwards[warmup:], backwards, strict=False)
-    drain = backwards[len(forwards) - warmup :]
-    return (*forwards[:warmup], *(work for pair in steady for work in pair), *drain)
 
 
 def _upstream(
@@ -99,57 +62,36 @@ def _upstream(
     """
     language = layout.language
     num_chunks = len(language.stages) // language.grid.size(Axis.PP)
-    is_trained = backward and needs_backward(layout, language)
-    forwards, backwards = first_stage_clock(
-        layout.schedule,
-        language.grid.size(Axis.PP),
-        num_chunks,
-        len(microbatches),
-        backward=is_trained,
-    )
+    starts = _ticks_of_language(layout, len(microbatches), backward=backward)
     keyed = []
     for place, (module, stage) in enumerate(stages):
         size = module.group_size
         ahead = distance_to_language(module, stage) * size * num_chunks
         for first in range(0, len(microbatches), size):
             group = microbatches[first] // size
-            action = Action(module.name, stage, F, group)
-            keyed.append(((forwards[first] - ahead, 0, place), action))
-            if is_trained and needs_backward(layout, module, stage):
-                action = Action(module.name, stage, B, group)
-                keyed.append(((backwards[first + size - 1] + ahead, 1, place), action))
+            tick = starts[Action(language.name, 0, F, first)]
+            keyed.append(((tick - ahead, 0, place), Action(module.name, stage, F, group)))
+            if backward and needs_backward(layout, module, stage):
+                tick = starts[Action(language.name, 0, B, first + size - 1)]
+                keyed.append(((tick + ahead, 1, place), Action(module.name, stage, B, group)))
     return [action for _, action in sorted(keyed, key=lambda each: each[0])]
 
 
-@lru_cache(maxsize=64)
-def first_stage_clock(
-    kind: str, depth: int, num_chunks: int, total: int, *, backward: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return when stage 0 starts each forward and each backward; every action takes one tick."""
+def distance_to_language(module: ModuleLayout, stage: int) -> int:
+    """Return the number of stages from an encoder stage to the first stage of language."""
+    return len(module.stages) - stage
+
+
+@cached_in_layout
+def _ticks_of_language(layout: Layout, total: int, *, backward: bool) -> Mapping[Action, float]:
+    """Return when the stages of language start each action, if their inputs are always there."""
+    language, flow = layout.language, flow_of(layout)
     orders = [
-        rank_order(kind, depth, num_chunks, index, total, backward=backward)
-        for index in range(depth)
+        _language(layout, index, range(total), backward=backward)
+        for index in range(language.grid.size(Axis.PP))
     ]
-    ends: dict[tuple[int, Kind, int], int] = {}
-    at, clock = [0] * depth, [0] * depth
-    last = depth * num_chunks - 1
-    while any(at[index] < len(orders[index]) for index in range(depth)):
-        for index in range(depth):
-            while at[index] < len(orders[index]):
-                chunk, way, position = orders[index][at[index]]
-                stage = chunk * depth + index
-                # The action that this one needs; None if its input is data.
-                before: tuple[int, Kind, int] | None
-                if way is F:
-                    before = (stage - 1, F, position) if stage else None
-                else:
-                    before = (stage + 1, B, position) if stage < last else (stage, F, position)
-                if before is not None and before not in ends:
-                    break
-                start = max(clock[index], 0 if before is None else ends[before])
-                ends[stage, way, position] = clock[index] = start + 1
-                at[index] += 1
-    times = tuple(ends[0, F, position] - 1 for position in range(total))
-    if not backward:
-        return times, ()
-    return times, tuple(ends[0, B, position] - 1 for position in range(total))
+
+    def inputs(action: Action) -> list[Action]:
+        return [each for each in flow.inputs(action) if each.module == language.name]
+
+    return times_in_order(orders, inputs)

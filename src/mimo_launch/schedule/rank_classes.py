@@ -15,9 +15,9 @@ from functools import cached_property
 from mimo_launch.layout.balance import replica_links
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.rank_groups import tied_ranks
-from mimo_launch.schedule.actions import Action, Kind
+from mimo_launch.schedule.actions import Action
 from mimo_launch.schedule.channels import Meetings, components_of
-from mimo_launch.schedule.roles import fills_bubbles
+from mimo_launch.schedule.data_flow import fills_bubbles
 from mimo_launch.spec.base import Axis
 
 
@@ -74,7 +74,7 @@ class ClassMeetings(Meetings):
 
     def partners(self, rank: int, action: Action) -> Sequence[int]:
         """Return the classes that any rank of this class meets."""
-        is_up = action.kind in (Kind.SEND_F, Kind.RECV_B)
+        is_up = action.kind.at_source
         if action.stage is None:
             out, back = self._of_bridge(action.module)
             return (out if is_up else back).get(rank, [])

@@ -2,7 +2,7 @@
 
 Decides: the numbers that describe a step: makespan, bubble, live activations, open sends; a lower
 bound for every schedule of a layout.
-Relies on: `actions` and `roles`.
+Relies on: `actions` and `data_flow`.
 Leaves: simulating the step to `deadlock_proof`.
 """
 
@@ -12,7 +12,7 @@ from functools import cached_property
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Slot
-from mimo_launch.schedule.roles import needs_backward
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 
 

@@ -19,6 +19,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import Layout, world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.search.changes import Change, changed
 from mimo_launch.search.grid_changes import grid_ideas, placement_ideas
 from mimo_launch.search.setting_changes import (
@@ -242,7 +243,7 @@ def _cost(layout: Layout) -> float:
     """Return how long it takes to plan a layout, as a number of small plans."""
     stages = max(module.grid.size(Axis.PP) for module in layout.modules)
     forwards = sum(len(each.stages) * layout.num_groups(each) for each in layout.modules)
-    is_listed = layout.schedule == "bubble_filling" or not layout.is_star
+    is_listed = ORDERS[layout.schedule].fills_bubbles or not layout.is_star
     ways = 4 if is_listed else 1
     return 1 + (stages - 1) / _STAGES_PER_PLAN + ways * forwards / _ACTIONS_PER_PLAN
 

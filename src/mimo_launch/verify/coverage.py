@@ -16,6 +16,7 @@ from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import Bridge, group_size, runs_in_phases
+from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ExpertGrid,
@@ -48,7 +49,7 @@ def relations(spec: Spec) -> Facts:
     for name in spec.encoders:
         size, when = group_size(spec, name), "in front of the pipeline"
         if runs_in_phases(spec, name):
-            bubbles = spec.schedule.kind == "bubble_filling" and spec.language.grid.pp > 1
+            bubbles = ORDERS[spec.schedule.kind].fills_bubbles and spec.language.grid.pp > 1
             when = "in the bubbles" if bubbles else "between phases"
         if size > 1 or runs_in_phases(spec, name):
             groups = "one group" if size == spec.schedule.microbatches else "several groups"

@@ -23,6 +23,7 @@ from math import gcd, inf, lcm
 from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
+from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
@@ -273,7 +274,7 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(module.grid.dp for module in modules.values()))
     schedule, pp = spec.schedule, modules[LANGUAGE].grid.pp
-    if schedule.kind == "interleaved" and spec.is_star:
+    if ORDERS[schedule.kind].interleaves and spec.is_star:
         # A step and each group need a multiple of pp microbatches. Other graphs take any number.
         old, group = spec.language.grid.pp, schedule.encoder_microbatches
         turns = schedule.microbatches // old
