@@ -13,6 +13,7 @@ from mimo_launch.checkpoint.folder import (
     complete,
     delete_old,
     folder_name,
+    set_aside,
 )
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.host_resources import lacks_room, num_added
@@ -138,3 +139,13 @@ def test_the_newest_checkpoint_with_finite_weights_is_kept(
         add_checkpoint(tmp_path, step, bad=("language.head.weight",) if step > 3 else ())
     delete_old(tmp_path, keep)
     assert [path.name for path in all_checkpoints(tmp_path)] == [folder_name(x) for x in kept]
+
+
+def test_a_step_can_be_saved_and_set_aside_again(tmp_path: Path) -> None:
+    """The newer folder takes the place of the older one, under either name."""
+    for _ in range(2):
+        add_checkpoint(tmp_path, 3)
+        found = add_checkpoint(tmp_path, 3)
+        assert all_checkpoints(tmp_path)[-1] == found
+        set_aside(found)
+        assert [path.name for path in all_checkpoints(tmp_path)] == [f"{found.name}.damaged"]
