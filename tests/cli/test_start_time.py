@@ -15,7 +15,7 @@ from mimo_launch.launcher import worker
 SPEC = "topologies/quickstart.yaml"
 # Without shards or weights, no command needs a processor or a family; no command needs another one.
 UNUSED = (
-    "mimo_launch.hugging_face.resize_rules",
+    "mimo_launch.processors.resize_rules",
     "mimo_launch.hugging_face.family",
     "mimo_launch.cli.doctor",
 )

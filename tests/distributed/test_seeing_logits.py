@@ -13,7 +13,7 @@ from tests.support.whole_models import OPTIMIZERS, WholeModel, deviation, found_
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
 

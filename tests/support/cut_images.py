@@ -12,7 +12,7 @@ import pytest
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
 SIDE, PATCH, SHUFFLE = 16, 4, 2

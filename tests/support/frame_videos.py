@@ -8,7 +8,7 @@ from tests.support.cut_images import FAMILIES, cut_spec, cutting_folder
 from tests.support.shards import image_bytes, write_shard
 from tests.support.videos import frames, zipped
 
-from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
 RATE = 4.0

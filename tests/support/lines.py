@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
-from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
 IMAGE, BREAK, END = "<row>", "<line>", "<end>"

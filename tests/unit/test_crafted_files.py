@@ -14,7 +14,8 @@ import pytest
 from mimo_launch.checkpoint.folder import DamagedCheckpoint, complete, read_marker
 from mimo_launch.checkpoint.index import read_index, uncovered
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, read_config, read_headers
-from mimo_launch.hugging_face.tokenizer import TokenizerError, num_tokens
+from mimo_launch.processors.files import TokenizerError
+from mimo_launch.processors.tokenizer import num_tokens
 from mimo_launch.train.history import NoHistory, read_history
 
 DEEP = "[" * 100_000

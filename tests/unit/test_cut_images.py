@@ -29,11 +29,11 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.webdataset.decode_media import process, process_cut
-from mimo_launch.hugging_face.cut_rules import grid_of, images_of
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
-from mimo_launch.hugging_face.tokenizer import token_id
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
+from mimo_launch.processors.cut_rules import grid_of, images_of
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.images import ImageRecipe, read_recipe
+from mimo_launch.processors.tokenizer import token_id
 
 SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32), (16, 16), (48, 48), (1, 70), (33, 96)]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.recipes import processor_folder, recipe_of
+from mimo_launch.processors.recipes import processor_folder, recipe_of
 from mimo_launch.spec.spec import Spec
 
 

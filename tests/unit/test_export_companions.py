@@ -8,7 +8,7 @@ import pytest
 from tests.support.shards import tokenizer_folder
 
 from mimo_launch.export.sources import Companions, companions_of
-from mimo_launch.hugging_face.tokenizer import token_id
+from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 
 VISION = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 4, "channels": 3}

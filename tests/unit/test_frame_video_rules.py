@@ -34,13 +34,13 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.webdataset.decode_video import video_groups
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.hugging_face.video_processor import read_video_recipe
-from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
-from mimo_launch.hugging_face.video_words import in_words, words_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
+from mimo_launch.processors.video_words import in_words, words_of
+from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.spec import Videos, VideoSettings
 
 SIZES = ((9, 6.0), (1, 24.0), (100, 24.0), (300, 24.0), (13, 1.0), (400, 29.97), (4000, 25.0))

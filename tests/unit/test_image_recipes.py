@@ -10,9 +10,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from mimo_launch.data.webdataset.decode_media import decode_image, process
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
-from mimo_launch.hugging_face.resize_rules import ImageTooThin, ShortEdge, Smart
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.images import ImageRecipe, read_recipe
+from mimo_launch.processors.resize_rules import ImageTooThin, ShortEdge, Smart
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "siglip": ("siglip", "SiglipImageProcessorPil", {"size": {"height": 30, "width": 30}}),

@@ -18,10 +18,10 @@ from tests.support.shards import tokenizer_folder
 from mimo_launch.data.webdataset.decode_media import process
 from mimo_launch.hugging_face.contents import read_contents
 from mimo_launch.hugging_face.family import NoSuchPart
-from mimo_launch.hugging_face.image_processor import read_recipe
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.tokenizer import image_text
+from mimo_launch.processors.image_texts import image_text
+from mimo_launch.processors.images import read_recipe
+from mimo_launch.processors.resize_rules import ImageTooThin
 
 OMNI: dict[str, Any] = {
     "model_type": "nemotron_h_omni", "image_token_id": 7, "projector_hidden_size": 20,

@@ -12,10 +12,11 @@ from PIL import Image
 from tests.unit.test_earlier_runs import saved, starting
 
 from mimo_launch.data.webdataset.decode_media import process
-from mimo_launch.hugging_face.folder import ConfigError, ProcessorError
+from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.radio import VISION
-from mimo_launch.hugging_face.recipes import recipe_of
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.recipes import recipe_of
 from mimo_launch.spec.spec import VitModel
 
 # What is left out has the value of C-RADIOv4-H.

@@ -19,8 +19,8 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 )
 
 from mimo_launch.data.torch_media import resized
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.image_processor import BICUBIC
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.images import BICUBIC
 
 SIDE, PATCH = 29, 7
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

@@ -17,9 +17,9 @@ from tests.support.videos import encoded, frames, zipped
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
-from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize, VideoSize
-from mimo_launch.hugging_face.image_processor import BICUBIC
-from mimo_launch.hugging_face.video_recipe import VideoRecipe
+from mimo_launch.processors.frame_rules import FrameSampling, FrameSize, VideoSize
+from mimo_launch.processors.images import BICUBIC
+from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.spec import Videos
 
 RECIPE = VideoRecipe(

@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
-from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.hugging_face.single_frames import EvenSampling
-from mimo_launch.hugging_face.video_processor import read_video_recipe
-from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
+from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.single_frames import EvenSampling
+from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
+from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.spec import Videos, VideoSettings
 
 SMALL = {"patch_size": 4, "merge_size": 2}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.video_processor import read_video_recipe
-from mimo_launch.hugging_face.video_recipe import VideoRecipe, as_asked
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
+from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.spec import Videos, VideoSettings
 
 LIMITS = {"min_pixels": 3136, "max_pixels": 12_845_056}

@@ -2,7 +2,7 @@
 
 Decides: what is checked without reading records: names, small JSON files, the first headers.
 Relies on: `data.webdataset.shard_names` for names, `shard_formats` for other files,
-`hugging_face.recipes`.
+`processors.recipes`.
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
@@ -26,14 +26,14 @@ from mimo_launch.data.webdataset.tar_files import (
     target_of,
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.recipes import processor_folder, recipe_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.recipes import processor_folder, recipe_of, video_recipe_of
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 if TYPE_CHECKING:
-    from mimo_launch.hugging_face.video_recipe import VideoRecipe
+    from mimo_launch.processors.video_recipe import VideoRecipe
 
 # Number of members to read the headers of, in a millisecond or two.
 _LOOKED_AT = 64
@@ -154,7 +154,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
 
 def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule | None) -> str:
     """Return why the processor of videos does not fit the patches of an encoder, or ""."""
-    from mimo_launch.hugging_face.single_frames import ExactFrames
+    from mimo_launch.processors.single_frames import ExactFrames
 
     side, size = images.row_side, videos.frame_size
     a_row = f"but a row of `{name}` takes {side} x {side}"

@@ -2,7 +2,7 @@
 
 Decides: what tiles cannot be combined with; that all encoders see the same number of images, where
 processors make several of one.
-Relies on: `kinds` for what language does with images; `hugging_face.recipes`.
+Relies on: `kinds` for what language does with images; `processors.recipes`.
 Leaves: whether a processor makes the same tiles to `data.webdataset.readers`.
 """
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.recipes import recipe_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.recipes import recipe_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, VitModel, WebdatasetData
 
 if TYPE_CHECKING:
-    from mimo_launch.hugging_face.cut_rules import Cut
+    from mimo_launch.processors.cut_rules import Cut
 
 
 def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:

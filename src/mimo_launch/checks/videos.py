@@ -14,9 +14,10 @@ from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.checks.shards import first_suffixes
 from mimo_launch.data.webdataset.tar_files import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.recipes import video_readers
-from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.processors.files import TokenizerError
+from mimo_launch.processors.image_texts import line_break
+from mimo_launch.processors.recipes import video_readers
 from mimo_launch.spec.spec import (
     CaptionTemplate,
     ChatTemplate,

@@ -2,7 +2,7 @@
 
 Decides: how large a vocabulary must be, and which ids a `placeholder` may be; which codes a talker
 can tell apart, and which talkers can say digits.
-Relies on: `kinds.vocabulary` for the default ids, `hugging_face.tokenizer`.
+Relies on: `kinds.vocabulary` for the default ids, `processors.tokenizer`.
 Leaves: how words are cut over tp to `widths`, the graph around a talker to `graph`.
 """
 
@@ -10,15 +10,6 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings, divisors, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.tokenizer import (
-    DEFAULT,
-    TokenizerError,
-    chat_sources,
-    num_tokens,
-    token_id,
-    token_text,
-)
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     DIGIT_SIDE,
@@ -28,6 +19,8 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
     vocab_size,
 )
+from mimo_launch.processors.files import ProcessorError, TokenizerError
+from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, num_tokens, token_id, token_text
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, DigitsData, Spec, WebdatasetData
 

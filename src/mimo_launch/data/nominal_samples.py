@@ -37,9 +37,9 @@ from mimo_launch.data.shared_images import (
     spans_to_make,
     video_reader_behind,
 )
-from mimo_launch.hugging_face.recipes import video_reader_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
+from mimo_launch.processors.recipes import video_reader_of, video_recipe_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
@@ -140,7 +140,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
         room = _room(spec, encoder, worst=True) // max(1, size.rows)
         usual = 1
         if cut is not None:
-            from mimo_launch.hugging_face.cut_rules import images_of
+            from mimo_launch.processors.cut_rules import images_of
 
             usual = cut.most if worst else images_of(cut, *_USUAL_IMAGE)
         return [None] * max(1, min(room, usual))
@@ -214,7 +214,7 @@ def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
         rows = usual if room is None else min(usual, room)
         images, videos = kind_of(spec.modules[encoder].model).images, None
         if images is not None and (videos := video_recipe_of(spec, encoder)) is not None:
-            from mimo_launch.hugging_face.single_frames import ExactFrames
+            from mimo_launch.processors.single_frames import ExactFrames
 
             rows = min(rows, max(1, videos.frame_size.most_pixels // images.row_side**2))
             if not worst and not isinstance(videos.frame_size, ExactFrames):

@@ -1,7 +1,7 @@
 """Sizes of samples before any data is read: the largest image, the longest sample.
 
 Decides: both, from the spec and the image processors that it names.
-Relies on: `hugging_face.recipes` for image sizes after processing; `shared_images` for the
+Relies on: `processors.recipes` for image sizes after processing; `shared_images` for the
 rows that modules make of an image together.
 Leaves: real samples to the data sets, average samples to `nominal_samples`.
 """
@@ -18,10 +18,10 @@ from mimo_launch.data.shared_images import (
     size_made,
     video_reader_behind,
 )
-from mimo_launch.hugging_face.recipes import recipe_of, video_recipe_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
+from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.spec.base import LANGUAGE, MissingPartError
 from mimo_launch.spec.spec import (
     Clips,
@@ -34,7 +34,7 @@ from mimo_launch.spec.spec import (
 )
 
 if TYPE_CHECKING:
-    from mimo_launch.hugging_face.cut_rules import Cut
+    from mimo_launch.processors.cut_rules import Cut
 
 # Maximum height of a synthetic image, in rows.
 MAX_HEIGHT = 3
@@ -184,7 +184,7 @@ def only_size(spec: Spec, name: str) -> ImageSize | None:
 
 def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
     """Yield the rows that each encoder makes of an image or clip, for several usual sizes."""
-    from mimo_launch.hugging_face.resize_rules import ImageTooThin
+    from mimo_launch.processors.resize_rules import ImageTooThin
 
     for (height, width), frames in zip(_USUAL_IMAGES, _USUAL_FRAMES, strict=True):
         found: dict[str, ImageSize] = {}

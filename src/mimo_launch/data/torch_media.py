@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.hugging_face.image_processor import BICUBIC, BILINEAR, LANCZOS
+from mimo_launch.processors.images import BICUBIC, BILINEAR, LANCZOS
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips
 

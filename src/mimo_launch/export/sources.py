@@ -34,16 +34,16 @@ from mimo_launch.hugging_face.folder import (
     read_config,
 )
 from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
-from mimo_launch.hugging_face.recipes import processor_folder
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.hugging_face.tokenizer import (
+from mimo_launch.processors.files import (
     PREPROCESSOR,
     PROCESSOR,
     TOKENIZER,
     VIDEO_PREPROCESSOR,
     TokenizerError,
-    token_text,
 )
+from mimo_launch.processors.recipes import processor_folder
+from mimo_launch.processors.tokenizer import token_text
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.spec import Model, Spec, WebdatasetData
 

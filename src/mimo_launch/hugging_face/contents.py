@@ -18,22 +18,22 @@ from mimo_launch.hugging_face.folder import (
     CONFIG,
     Config,
     ConfigError,
-    ProcessorError,
     TensorHeader,
     has_adapter,
     has_weights,
     read_config,
     weight_files,
 )
-from mimo_launch.hugging_face.image_processor import (
-    read_processor,
-    read_recipe,
-)
 from mimo_launch.hugging_face.not_read import NAMES, not_read
 from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.images import (
+    read_processor,
+    read_recipe,
+)
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Model

@@ -29,10 +29,6 @@ class ConfigError(ValueError):
     """`config.json` cannot be read, or lacks a required key; the message is one line."""
 
 
-class ProcessorError(ValueError):
-    """A folder has no image processor, or one that is not supported."""
-
-
 def is_hugging_face(folder: Path) -> bool:
     """Return whether a folder is a Hugging Face model, whatever its `config.json` contains."""
     return os.path.lexists(folder / CONFIG)

@@ -146,7 +146,7 @@ class _Records:
 
             from tokenizers import Tokenizer
 
-            from mimo_launch.hugging_face.tokenizer import TOKENIZER
+            from mimo_launch.processors.files import TOKENIZER
 
             tokenizer = Tokenizer.from_file(str(Path(data.tokenizer) / TOKENIZER))
             return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

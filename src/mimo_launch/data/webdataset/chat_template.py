@@ -24,7 +24,7 @@ from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.messages import REASONING, Message
 from mimo_launch.data.webdataset.record_keys import RESULTS
 from mimo_launch.data.webdataset.records import Record
-from mimo_launch.hugging_face.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
+from mimo_launch.processors.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 
 # The marks around blocks of `{% generation %}`, if they are requested. No text has these

@@ -4,7 +4,7 @@ Decides: that an image is turned upright and put on white; which files are refus
 names; that resizing works on 8-bit pixels, and the arithmetic after it on float32, with the same
 results as transformers' Pillow processors.
 Relies on: Pillow for images and soundfile for sound, each imported on first use;
-`hugging_face.image_processor` for sizes.
+`processors.images` for sizes.
 Leaves: spectrograms of sound to `torch_media`.
 """
 
@@ -29,9 +29,9 @@ from mimo_launch.data.webdataset.tar_files import (
     TARGET,
     VIDEO_SUFFIXES,
 )
-from mimo_launch.hugging_face.cut_rules import Cut, fitted
-from mimo_launch.hugging_face.image_processor import ImageRecipe
-from mimo_launch.hugging_face.resize_rules import PatchCount
+from mimo_launch.processors.cut_rules import Cut, fitted
+from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.resize_rules import PatchCount
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -4,7 +4,7 @@ Decides: the formats, by the first bytes of a file; that frames keep the order o
 `.frames.zip`, of the numbers in their names; that nothing but the member itself is opened; that
 frames are counted, and that no frame larger than its header says is decoded.
 Relies on: PyAV, imported on first use; `decode_media` for the images in a zip.
-Leaves: which frames are taken, and their size, to `hugging_face.video_processor`.
+Leaves: which frames are taken, and their size, to `processors.videos`.
 """
 
 import io
@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from mimo_launch.data.webdataset.decode_media import decode_image, image_size, readable
 from mimo_launch.data.webdataset.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
-from mimo_launch.hugging_face.frame_rules import VideoSize
-from mimo_launch.hugging_face.resize_rules import MOST_PIXELS
-from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
+from mimo_launch.processors.frame_rules import VideoSize
+from mimo_launch.processors.resize_rules import MOST_PIXELS
+from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 
 Frame = npt.NDArray[np.uint8]
 Groups = npt.NDArray[np.float32]

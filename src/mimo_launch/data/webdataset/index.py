@@ -37,12 +37,9 @@ from mimo_launch.data.webdataset.index_pool import indexed_shards
 from mimo_launch.data.webdataset.indexer import SampleIndexer
 from mimo_launch.data.webdataset.shard_names import NamedShard, named_shards
 from mimo_launch.data.webdataset.shard_rows import count_ignored
-from mimo_launch.hugging_face.tokenizer import (
-    TOKENIZER,
-    chat_sources,
-    image_text,
-    special_texts,
-)
+from mimo_launch.processors.files import TOKENIZER
+from mimo_launch.processors.image_texts import image_text
+from mimo_launch.processors.tokenizer import chat_sources, special_texts
 from mimo_launch.spec.spec import WebdatasetData
 
 FOLDER = ".mimo-index"

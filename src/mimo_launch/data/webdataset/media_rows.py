@@ -26,11 +26,13 @@ from mimo_launch.data.webdataset.member_readers import (
     ShownVideo,
 )
 from mimo_launch.data.webdataset.readers import CutReader, readers_of
-from mimo_launch.hugging_face.frame_rules import VideoSize
-from mimo_launch.hugging_face.tokenizer import TokenizerError, line_break, token_id
-from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.processors.files import TokenizerError
+from mimo_launch.processors.frame_rules import VideoSize
+from mimo_launch.processors.image_texts import line_break
+from mimo_launch.processors.tokenizer import token_id
+from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 

@@ -2,7 +2,7 @@
 
 Decides: that the token is the one that the spec names, else the one that the chat template writes,
 else the one in `data`; the text of an image in tiles, and that learned spans move with the text.
-Relies on: `chat_template` for a template's text of media, `hugging_face.tokenizer` for a
+Relies on: `chat_template` for a template's text of media, `processors.tokenizer` for a
 processor's.
 Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `sample_encoder`.
 """
@@ -22,8 +22,8 @@ from mimo_launch.data.webdataset.decode_media import Marker, Medium
 from mimo_launch.data.webdataset.guards import without_panic
 from mimo_launch.data.webdataset.media_rows import ShardInputs
 from mimo_launch.data.webdataset.template_marks import Spans
-from mimo_launch.hugging_face.tokenizer import image_text, tile_texts
 from mimo_launch.kinds.vocabulary import placeholder_id
+from mimo_launch.processors.image_texts import image_text, tile_texts
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 

@@ -1,7 +1,7 @@
 """Members of samples as inputs of modules: the number of rows of each member, and its array.
 
 Decides: which targets of a sample a generator gets.
-Relies on: `hugging_face.image_processor` and `torch_media` for sizes; `decode_media` for contents.
+Relies on: `processors.images` and `torch_media` for sizes; `decode_media` for contents.
 Leaves: the places of rows in a sample to `media_rows`.
 """
 
@@ -27,11 +27,11 @@ from mimo_launch.data.webdataset.decode_media import (
 )
 from mimo_launch.data.webdataset.decode_video import video_groups, video_size
 from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
-from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.hugging_face.image_processor import ImageRecipe
-from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.resize_rules import ImageTooThin
+from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images
 

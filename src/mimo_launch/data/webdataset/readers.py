@@ -3,7 +3,7 @@
 Decides: the reader of each module; the value `told` of an image that becomes several, from which
 the text around it is written; that a single image of a sample is cut into tiles, while each of
 several images and each frame of a video is one tile, as in the processors of LLaVA-OneVision.
-Relies on: `member_readers` for media that are not cut; `hugging_face.cut_rules` for sizes,
+Relies on: `member_readers` for media that are not cut; `processors.cut_rules` for sizes,
 `decode_media` for pixels; `checks`, which ensures that all image encoders cut images alike.
 Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
 """
@@ -32,15 +32,15 @@ from mimo_launch.data.webdataset.member_readers import (
     MemberReader,
     ShownVideo,
 )
-from mimo_launch.hugging_face.cut_rules import Cut, grid_of, images_of, tiling
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.image_processor import ImageRecipe
-from mimo_launch.hugging_face.recipes import recipe_of, video_recipe_of
-from mimo_launch.hugging_face.resize_rules import ImageTooThin
-from mimo_launch.hugging_face.video_recipe import VideoRecipe
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.processors.cut_rules import Cut, grid_of, images_of, tiling
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.recipes import recipe_of, video_recipe_of
+from mimo_launch.processors.resize_rules import ImageTooThin
+from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 

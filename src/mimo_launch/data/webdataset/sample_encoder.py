@@ -26,13 +26,9 @@ from mimo_launch.data.webdataset.messages import Message, MessagePart
 from mimo_launch.data.webdataset.records import Record
 from mimo_launch.data.webdataset.template_marks import Spans
 from mimo_launch.data.webdataset.text_tokens import EncodedSample, TextTokens
-from mimo_launch.hugging_face.tokenizer import (
-    DEFAULT,
-    chat_sources,
-    image_text,
-    special_texts,
-)
-from mimo_launch.hugging_face.video_words import words_of
+from mimo_launch.processors.image_texts import image_text
+from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, special_texts
+from mimo_launch.processors.video_words import words_of
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
 
 # For media in several places, the numbers from which their text is written.

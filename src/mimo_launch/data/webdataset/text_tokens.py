@@ -20,7 +20,7 @@ from mimo_launch.data.webdataset.decode_media import Marker
 from mimo_launch.data.webdataset.guards import without_panic
 from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
 from mimo_launch.data.webdataset.template_marks import Spans
-from mimo_launch.hugging_face.tokenizer import TOKENIZER, TokenizerError
+from mimo_launch.processors.files import TOKENIZER, TokenizerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from mimo_launch.hugging_face.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.hugging_face.resize_rules import limit
+from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.resize_rules import limit
 
 Size = tuple[int, int]
 _MOST_SIDE = 4096

@@ -7,14 +7,17 @@ Leaves: the other steps to `image_processor`.
 Source: `transformers` 5.23, models/radio.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.hugging_face.folder import ConfigError, is_hugging_face, read_config
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec
 
+# The file of the weights' settings.
+_CONFIG = "config.json"
 # The values of CLIP.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -42,16 +45,14 @@ def conditioner_of(spec: Spec, encoder: str) -> Conditioner | None:
     Raises: ValueError if the folder has values other than numbers.
     """
     for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):
-        if not is_hugging_face(Path(start)):
+        file = Path(start) / _CONFIG
+        if not os.path.lexists(file):
             continue
-        # Imported here, because few specs start from a folder, and a family imports many others.
-        from mimo_launch.hugging_face.radio import RADIO
-
         try:
-            config = read_config(Path(start))
-        except ConfigError:
+            config = read_json(file)
+        except (OSError, ValueError):
             return None  # `checks.init_from_folder` reports it.
-        if config.get("model_type") != RADIO:
+        if not isinstance(config, dict) or config.get("model_type") != "radio":
             return None
         said = (config.get("norm_mean") or MEAN, config.get("norm_std") or STD)
         return Conditioner(*(tuple(map(float, each)) for each in said))

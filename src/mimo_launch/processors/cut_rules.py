@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from mimo_launch.hugging_face.resize_rules import MAX_ASPECT, MOST_PIXELS, ImageTooThin
 from mimo_launch.kinds.tiles import TileRule, Tiling
+from mimo_launch.processors.resize_rules import MAX_ASPECT, MOST_PIXELS, ImageTooThin
 
 Size = tuple[int, int]
 # The longest side, in pixels, that Idefics3 enlarges an image to.

@@ -8,21 +8,21 @@ Leaves: settings of folders to `video_processor`; frames themselves to `decode_v
 from dataclasses import dataclass, replace
 from math import ceil
 
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.frame_rules import (
+from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.frame_rules import (
     FrameSampling,
     FrameSize,
     SecondSampling,
     VideoSize,
 )
-from mimo_launch.hugging_face.image_processor import BICUBIC, HALF
-from mimo_launch.hugging_face.single_frames import (
+from mimo_launch.processors.images import BICUBIC, HALF
+from mimo_launch.processors.single_frames import (
     EndlessSampling,
     ExactFrames,
     SingleSampling,
     Size,
 )
-from mimo_launch.hugging_face.video_words import told_of
+from mimo_launch.processors.video_words import told_of
 from mimo_launch.spec.spec import Videos, VideoSettings
 
 # Without a processor: the values of Qwen3-VL.

@@ -10,30 +10,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.frame_rules import (
+from mimo_launch.processors.files import (
+    PREPROCESSOR,
+    PROCESSOR,
+    VIDEO_PREPROCESSOR,
+    ProcessorError,
+    files_of,
+    processor_class,
+)
+from mimo_launch.processors.frame_rules import (
     FrameSampling,
     FrameSize,
     SecondSampling,
 )
-from mimo_launch.hugging_face.image_processor import (
-    BICUBIC,
-    BILINEAR,
-    HALF,
-    LANCZOS,
-    files_of,
-    pixels_of,
-)
-from mimo_launch.hugging_face.single_frames import (
+from mimo_launch.processors.images import BICUBIC, BILINEAR, HALF, LANCZOS, pixels_of
+from mimo_launch.processors.single_frames import (
     RULES,
 )
-from mimo_launch.hugging_face.tokenizer import (
-    PREPROCESSOR,
-    PROCESSOR,
-    VIDEO_PREPROCESSOR,
-    processor_class,
-)
-from mimo_launch.hugging_face.video_recipe import (
+from mimo_launch.processors.video_recipe import (
     FPS,
     MAX_FRAMES,
     MIN_FRAMES,

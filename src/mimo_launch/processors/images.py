@@ -8,14 +8,20 @@ which carries out a recipe.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.resize_rules import (
+from mimo_launch.processors.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
+from mimo_launch.processors.files import (
+    PREPROCESSOR,
+    PROCESSOR,
+    ProcessorError,
+    files_of,
+    processor_class,
+)
+from mimo_launch.processors.resize_rules import (
     Exact,
     OverTime,
     PatchCount,
@@ -30,7 +36,6 @@ from mimo_launch.hugging_face.resize_rules import (
     smart_size,
     within_size,
 )
-from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR, processor_class
 from mimo_launch.spec.files import read_json
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
@@ -262,18 +267,6 @@ def _cut(folder: Path, kind: str, config: Mapping[str, Any]) -> Cut | None:
     # The processor of an InternVL requests tiles, whatever the file says.
     asks = processor_class(folder) == "InternVL"
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
-
-
-def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield name and JSON of each of these files in a folder. Raises: ProcessorError."""
-    for name in names:
-        try:
-            config = read_json(folder / name)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise ProcessorError(f"{name} cannot be read: {error}") from error
-        yield name, config
 
 
 def read_processor(folder: Path) -> dict[str, Any]:

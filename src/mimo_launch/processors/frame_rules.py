@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING
 
-from mimo_launch.hugging_face.resize_rules import (
+from mimo_launch.processors.resize_rules import (
     OverTime,
     Smart,
     over_time_size,

@@ -11,15 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.hugging_face.folder import ProcessorError
-from mimo_launch.hugging_face.tokenizer import PREPROCESSOR, PROCESSOR
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
 
 if TYPE_CHECKING:
-    from mimo_launch.hugging_face.image_processor import ImageRecipe
-    from mimo_launch.hugging_face.video_recipe import VideoRecipe
+    from mimo_launch.processors.images import ImageRecipe
+    from mimo_launch.processors.video_recipe import VideoRecipe
 
 
 def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
@@ -28,9 +27,9 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     images = kind_of(model).images
     if images is None or not isinstance(data, WebdatasetData):
         raise ProcessorError(f"`{encoder}` does not read images of shards")
-    from mimo_launch.hugging_face.image_processor import ImageRecipe, read_recipe
-    from mimo_launch.hugging_face.input_conditioner import conditioner_of
-    from mimo_launch.hugging_face.resize_rules import Exact, Smart
+    from mimo_launch.processors.images import ImageRecipe, read_recipe
+    from mimo_launch.processors.input_conditioner import conditioner_of
+    from mimo_launch.processors.resize_rules import Exact, Smart
 
     folder = processor_folder(spec, encoder)
     try:
@@ -97,10 +96,10 @@ def video_recipe_of(spec: Spec, encoder: str) -> "VideoRecipe | None":
         return None
     if model.video is None:
         return None
-    from mimo_launch.hugging_face import video_recipe as usual
-    from mimo_launch.hugging_face.frame_rules import FrameSampling, FrameSize
-    from mimo_launch.hugging_face.single_frames import EvenSampling, ExactFrames
-    from mimo_launch.hugging_face.video_processor import read_video_recipe
+    from mimo_launch.processors import video_recipe as usual
+    from mimo_launch.processors.frame_rules import FrameSampling, FrameSize
+    from mimo_launch.processors.single_frames import EvenSampling, ExactFrames
+    from mimo_launch.processors.videos import read_video_recipe
 
     group = model.temporal_patch
     folder = processor_folder(spec, encoder)

@@ -1,0 +1,1 @@
+"""What becomes of text, images and videos before a model: the processors of Hugging Face."""
