@@ -48,11 +48,15 @@ class RankClass:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Estimates of a plan, for its spec or for a spec with other settings and the same layout."""
+    """Estimates of a plan, for its spec or for a spec with other settings and the same layout.
+
+    `sample` represents every sample of a step.
+    """
 
     plan: Plan
     constants: Calibration
     spec: Spec
+    sample: SampleData
     worst: bool = False
 
     @classmethod
@@ -63,7 +67,9 @@ class Estimator:
 
         With `worst`, for the largest samples that the data can give; otherwise for the mean.
         """
-        return cls(plan, constants_for(plan.spec.nodes, constants), plan.spec, worst)
+        spec = plan.spec
+        sample = nominal_step_data(spec, worst=worst).samples[0]
+        return cls(plan, constants_for(spec.nodes, constants), spec, sample, worst)
 
     @property
     def layout(self) -> Layout:
@@ -74,11 +80,6 @@ class Estimator:
     def programs(self) -> Programs:
         """The computes and transfers of each rank; `estimates` adds the time after them."""
         return self.plan.work
-
-    @cached_property
-    def sample(self) -> SampleData:
-        """The sample that represents every sample of a step."""
-        return nominal_step_data(self.spec, worst=self.worst).samples[0]
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
@@ -178,7 +179,8 @@ class Estimator:
     def simulation(self) -> Simulation:
         """The step in seconds, for the first rank of each class."""
         costs = self.model.costs()
-        return simulate(self.layout, self.programs, costs, meetings=self._meetings)
+        meetings, programs = self._meetings, self.programs
+        return simulate(self.layout, programs, costs, meetings=meetings, finds_faults=False)
 
     @property
     def simulation_of_all(self) -> Simulation:

@@ -22,7 +22,7 @@ its stage. If a class does not reach its end, that proves nothing, and all ranks
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -73,14 +73,17 @@ def simulate(
     *,
     rendezvous: bool = False,
     meetings: Meetings | None = None,
+    finds_faults: bool = True,
 ) -> Simulation:
     """Return the course of one step; `stuck` is empty exactly if every rank reaches its end.
 
     `meetings` are between all ranks (default) or between classes. With classes only the first rank
-    of each class takes part, and the others have no events.
+    of each class takes part, and the others have no events. Without `finds_faults`, ranks go on at
+    a fault of their program: for estimates, since the plan that runs is proven.
     """
     meetings = meetings or Meetings(layout)
-    return _Simulator(layout, programs, costs or Costs(), rendezvous, meetings).run()
+    faults = _faults(layout, programs, meetings.ranks) if finds_faults else {}
+    return _Simulator(programs, costs or Costs(), rendezvous, meetings, faults).run()
 
 
 @dataclass(slots=True)
@@ -106,14 +109,13 @@ class _Line:
 class _Simulator:
     def __init__(
         self,
-        layout: Layout,
         programs: tuple[Program, ...],
         costs: Costs,
         rendezvous: bool,
         meetings: Meetings,
+        faults: Mapping[int, tuple[int, str]],
     ) -> None:
-        self.layout, self.programs, self.costs = layout, programs, costs
-        self.rendezvous = rendezvous
+        self.programs, self.costs, self.rendezvous = programs, costs, rendezvous
         self.clock = [0.0] * len(programs)
         self.at = [0] * len(programs)
         self.events: list[list[Event]] = [[] for _ in programs]
@@ -123,7 +125,7 @@ class _Simulator:
         self.arrived: dict[tuple[Action, int], list[int]] = {}
         self.posted: list[list[tuple[float, int]]] = [[] for _ in programs]
         self.meetings = meetings
-        self.faults = _faults(layout, programs, meetings.ranks)
+        self.faults = faults
         self.ready = deque(meetings.ranks)
 
     def run(self) -> Simulation:

@@ -9,7 +9,7 @@ Leaves: the words of losses to `wastes`.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 
 from mimo_launch.checks.all_checks import idle_settings, is_legal
@@ -221,7 +221,7 @@ class Search:
         self.seen[text] = None
         self.tried[change.kind] += 1
         self.left -= cost / 2
-        estimator = Estimator.of(plan, base.constants, worst=base.worst)
+        estimator = replace(base, plan=plan, spec=change.spec)
         if any(estimator.memory(each).total > self.limit for each in estimator.classes):
             return False
         self.left -= cost / 2
