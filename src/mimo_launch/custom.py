@@ -1,19 +1,32 @@
 """The parts of a custom encoder or generator, all importable from here.
 
-Decides: the names that stay from release to release.
-Relies on: `models` and `layers`, which define them.
+Decides: the names and signatures that stay from release to release.
+Relies on: `models` and `layers`, which define the parts, and `kinds.shapes` for their sizes.
 Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.md.
 """
 
-from mimo_launch.layers.attention import Attention
-from mimo_launch.layers.linear import ColumnLinear, RowLinear
-from mimo_launch.layers.norms import Norm
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from mimo_launch.kinds.shapes import (
+    EPSILON,
+    AttentionShape,
+    ColumnShape,
+    NormShape,
+    Output,
+    ProjectorShape,
+    RowShape,
+)
+from mimo_launch.layers import attention, linear, norms
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.models import projector as projectors
 from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage
 from mimo_launch.models.custom_generator import GeneratorFactory, GeneratorStage
 from mimo_launch.models.encoder_inputs import EncoderInput, PatchTargets
-from mimo_launch.models.projector import projector
+from mimo_launch.spec.encoder_blocks import Projector
 
 __all__ = [
     "Attention",
@@ -31,3 +44,72 @@ __all__ = [
     "projector",
     "replicated",
 ]
+
+
+class Norm(norms.Norm):
+    """RMSNorm or LayerNorm over the width; `inner`: in a region that tp cuts."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        kind: Literal["rms", "layer"],
+        *,
+        eps: float = EPSILON,
+        inner: bool = False,
+        offset: float = 0.0,
+    ) -> None:
+        super().__init__(context, NormShape(width, kind, eps, inner, offset))
+
+
+class ColumnLinear(linear.ColumnLinear):
+    """Fused linear layers that share an input, with outputs cut over tp: [N, D] -> [N, f].
+
+    `outputs` maps a name to its full number of features; `unbiased` names have no bias. The input
+    must have entered the region (`context.enter`).
+    """
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        width: int,
+        outputs: Mapping[str, int],
+        *,
+        bias: bool,
+        unbiased: tuple[str, ...] = (),
+    ) -> None:
+        made = (
+            Output(name, features, bias=bias and name not in unbiased)
+            for name, features in outputs.items()
+        )
+        super().__init__(context, ColumnShape(width, tuple(made)))
+
+
+class RowLinear(linear.RowLinear):
+    """A linear layer with input features cut over tp; it ends the region: [N, f] -> [n, D]."""
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        name: str,
+        features: int,
+        width: int,
+        *,
+        bias: bool,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(context, RowShape(name, features, width, bias, scale))
+
+
+class Attention(attention.Attention):
+    """Multi-head or grouped-query attention, given the fields of `AttentionShape` by name."""
+
+    def __init__(self, context: ParallelContext, **sizes: Any) -> None:
+        super().__init__(context, AttentionShape(**sizes))
+
+
+def projector(
+    context: ParallelContext, kind: Projector, width: int, out: int, **options: Any
+) -> nn.Module:
+    """Return the last layer of an encoder; `options` are further fields of `ProjectorShape`."""
+    return projectors.projector(context, ProjectorShape(kind=kind, width=width, out=out, **options))

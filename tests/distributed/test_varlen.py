@@ -25,6 +25,7 @@ from tests.support.planted_windows import windowed
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
+from mimo_launch.kinds.shapes import AttentionShape
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import two_list_context
@@ -109,10 +110,8 @@ def test_images_in_two_lists_go_over_lists(causal: bool) -> None:
     """Their tokens are put in order first; padding of both lists stays out."""
     torch.manual_seed(0)
     context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
-    attention = Attention(
-        context, width=32, heads=4, kv_heads=2, head_size=8, bias=True, qkv_bias=True,
-        qk_norm=False, eps=1e-5, out_scale=1.0,
-    )  # fmt: skip
+    shape = AttentionShape(width=32, heads=4, kv_heads=2, head_size=8, bias=True, qkv_bias=True)
+    attention = Attention(context, shape)
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     lengths, extras, held = [3, 7, 1], [2, 1, 4], (13, 8)

@@ -26,9 +26,19 @@ class ScaledVitModel(VitModel):
 KIND = """
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Weight
-from mimo_launch.kinds.vision import VisionKind
+from mimo_launch.kinds.shapes import ScaleShape
+from mimo_launch.kinds.vision import PatchesShape, VisionKind
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.scaled_vit import ScaledVitModel
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPatchesShape(LayerShape):
+    patches: PatchesShape
+    scale: ScaleShape
+
+    def parts(self):
+        return {**self.patches.parts(), "scale": self.scale}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +49,22 @@ class ScaledVitKind(VisionKind):
     def stage(self):
         return "mimo_launch.models.scaled_vit:ScaledVisionStage"
 
-    def embedding_weights(self, ends):
-        yield from VisionKind.embedding_weights(self, ends)
-        yield Weight((self.model.hidden,))
+    def scale(self):
+        return ScaleShape(self.model.hidden, 0.5)
+
+    def before(self, ends):
+        return ScaledPatchesShape(self.patches(), self.scale())
 """
 STAGE = """
-from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.norms import LayerScale
 from mimo_launch.models.vision_encoder import VisionStage
 
 
-class Scale(SegmentedModule):
-    def __init__(self, context, width):
-        super().__init__()
-        scale = replicated("weight", (width,), context.token_grad, counted=context.counts)
-        self.declare("weight", scale, dtype=context.dtype)
-
-    def forward(self, x_nD):
-        return x_nD * self.weight
-
-
 class ScaledVisionStage(VisionStage):
-    def __init__(self, context, model, stage, **options):
-        super().__init__(context, model, stage, **options)
+    def __init__(self, context, kind, stage, ends, *, recompute):
+        super().__init__(context, kind, stage, ends, recompute=recompute)
         if stage.is_first:
-            self.scale = Scale(context, model.hidden)
+            self.scale = LayerScale(context, kind.scale())
 
     def embed(self, packed):
         return self.scale(super().embed(packed))

@@ -11,28 +11,22 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 from tests.support.lists import attention_by
+from tests.support.shapes import block_shape
 from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.kinds.shapes import BlockShape
 from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
-from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.transformer_block import BlockShape
 
-DECODER = BlockShape(
-    width=512, heads=8, kv_heads=8, head_size=64, mlp=1408, layers=4,
-    norm="rms", gated=True, bias=False,
-)  # fmt: skip
-GROUPED = replace(DECODER, kv_heads=2, qk_norm=True)
-ONE_KV_HEAD = replace(DECODER, kv_heads=1)
-VIT = BlockShape(
-    width=320, heads=4, kv_heads=4, head_size=80, mlp=1280, layers=4,
-    norm="layer", gated=False, bias=True,
-)  # fmt: skip
+DECODER = block_shape(width=512, heads=8, head_size=64, mlp=1408)
+GROUPED = block_shape(width=512, heads=8, kv_heads=2, head_size=64, mlp=1408, qk_norm=True)
+ONE_KV_HEAD = block_shape(width=512, heads=8, kv_heads=1, head_size=64, mlp=1408)
+VIT = block_shape(width=320, heads=4, head_size=80, mlp=1280, norm="layer", bias=True)
 CPU = torch.device("cpu")
 # How many times as large as that of another way an error may be, and the error of a result that is
 # exact before it is rounded to bf16.
@@ -127,7 +121,7 @@ def zero_tokens(case: Case, backend: str, device_name: str) -> tuple[tuple[int, 
         mask = image_context([], range(0), device, alone=True)
         if case.turned:
             places = torch.zeros(0, 2, device=device)
-            mask = turned_by_place(mask, places, case.shape.head_size, torch.bfloat16)
+            mask = turned_by_place(mask, places, case.shape.attention.head_size, torch.bfloat16)
         out = block["0"](x, mask)
         out.sum().backward()
         bad = [n for n, p in block.named_parameters() if p.grad is None or bool(p.grad.any())]
@@ -192,8 +186,7 @@ def context_of(case: Case, way: str, device: torch.device, dtype: torch.dtype) -
 
 def _block(case: Case, context: ParallelContext) -> nn.ModuleDict:
     """Return a block whose weights are the same on every layout, and exact in bf16."""
-    stage = Stage("m", 0, 0, 1, is_first=True, is_last=True)
-    network = blocks(context, case.shape, stage, recompute=case.recompute)
+    network = blocks(context, {0: case.shape}, recompute=case.recompute)
     init_parameters("m", network, 0, randomise=True)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -224,14 +217,14 @@ def mask_of(case: Case, context: ParallelContext) -> AttentionContext:
             return mask
         tokens = torch.arange(held.start, held.stop, device=device)
         places = torch.stack([tokens // 16, tokens % 16], dim=1)
-        return turned_by_place(mask, places, case.shape.head_size, context.compute_dtype)
+        return turned_by_place(mask, places, case.shape.attention.head_size, context.compute_dtype)
     seq, documents = case.num_tokens // case.batch, None
     if case.documents:
         each = torch.tensor(case.documents)
         numbers = torch.arange(len(each)).repeat_interleave(each).view(case.batch, seq)
         documents = Documents(numbers.to(device), case.documents)
     positions = zigzag_positions(seq, cp.index, cp.size, device)
-    size = case.shape.head_size
+    size = case.shape.attention.head_size
     return sequence_context(
         case.batch, positions, size, 10000.0, context.compute_dtype, documents=documents
     )

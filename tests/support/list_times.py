@@ -21,18 +21,8 @@ def layer_of(case: Case, way: str, device: torch.device) -> tuple[Attention, Ten
     """Return a layer of attention in bf16 and tokens [N, D] for it. Ranks: collective."""
     torch.manual_seed(0)
     shape, context = case.shape, context_of(case, way, device, torch.bfloat16)
-    attention = Attention(
-        context,
-        width=shape.width,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_size=shape.head_size,
-        bias=False,
-        qkv_bias=False,
-        qk_norm=False,
-        eps=1e-5,
-        out_scale=1.0,
-    )
+    plain = replace(shape.attention, qk_norm=False, bias=False, qkv_bias=False, out_scale=1.0)
+    attention = Attention(context, plain)
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     tokens = case.num_tokens // case.cp

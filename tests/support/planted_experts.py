@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
+from mimo_launch.kinds.shapes import RouterShape
 from mimo_launch.layers import norms, router
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, mlp
@@ -122,10 +124,7 @@ def not_summed_over_replicas() -> None:
 
 def router_taken_for_complete() -> None:
     """The gradient of a router is that of one tp rank's tokens."""
-    correct = router.replicated
-    router.replicated = lambda name, shape, tp_grad, **rest: correct(
-        name, shape, "complete", **rest
-    )
+    plant(RouterShape, terms="complete")
 
 
 def parts_of_gradients_not_summed() -> None:

@@ -152,12 +152,13 @@ def shared_groups_taken_for_own() -> None:
     """Gradients of a B and C that ranks share are not added up."""
     from mimo_launch.layers.parallel_context import ParallelContext
 
-    correct = ParallelContext.one_of
+    correct = ParallelContext._sum_of
 
-    def own(self: Any, heads: int, whole: Any) -> Any:
-        return replace(correct(self, heads, whole), tp_grad="sharded")
+    def own(self: Any, weight: Any) -> Any:
+        kind, counted = correct(self, weight)
+        return ("sharded" if weight.axis is not None else kind), counted
 
-    ParallelContext.one_of = own
+    ParallelContext._sum_of = own
 
 
 HYBRID_BUGS = {

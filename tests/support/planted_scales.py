@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import norms, whole_linear
+from mimo_launch.kinds.shapes import ScaleShape, WholeShape
+from mimo_launch.layers import norms
 from mimo_launch.models import projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
@@ -53,13 +55,7 @@ def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
 
 def scale_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own tokens."""
-    correct: Any = norms.replicated
-
-    def complete(name: str, shape: Any, tp_grad: Any, **more: Any) -> Any:
-        is_scale = more.get("init") == "constant"
-        return correct(name, shape, "complete" if is_scale else tp_grad, **more)
-
-    norms.replicated = complete
+    plant(ScaleShape, terms="complete")
 
 
 def squares_of_own_heads() -> None:
@@ -127,12 +123,7 @@ def patches_normed_behind_positions() -> None:
 
 def merge_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own rows."""
-    correct: Any = whole_linear.replicated
-
-    def complete(name: str, shape: Any, tp_grad: Any, **more: Any) -> Any:
-        return correct(name, shape, "complete", **more)
-
-    whole_linear.replicated = complete
+    plant(WholeShape, terms="complete")
 
 
 SCALE_BUGS = {

@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
+from mimo_launch.kinds.shapes import VectorShape
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.models import tile_sources
 from mimo_launch.models.tiled_rows import TiledRows
@@ -50,19 +52,7 @@ def corners_averaged() -> None:
 
 def learned_row_of_one_rank() -> None:
     """The gradient of the learned row is taken for complete on each tp rank."""
-    correct = TiledRows.__init__
-
-    def complete(self: Any, context: Any, width: int) -> None:
-        from mimo_launch.models import tiled_rows as module
-
-        replicated = module.replicated
-        module.replicated = lambda name, shape, _, **more: replicated(
-            name, shape, "complete", **more
-        )
-        correct(self, context, width)
-        module.replicated = replicated
-
-    TiledRows.__init__ = complete
+    plant(VectorShape, terms="complete")
 
 
 def own_patches_only() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from tests.support.planted_experts import mixture
 from tests.support.planted_graphs import drawn
+from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.layers import router
+from mimo_launch.kinds.shapes import RouterShape
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer import module_optimizers
 from mimo_launch.optimizer.module_optimizers import Updates
@@ -93,8 +94,7 @@ def zero_taken_for_unset(name: str) -> None:
 
 def router_not_decayed() -> None:
     """Weight decay leaves routers out."""
-    correct = router.replicated
-    router.replicated = lambda *args, **rest: correct(*args, **{**rest, "decay": False})
+    plant(RouterShape, decay=False)
 
 
 def later_batches_weigh_as_the_first() -> None:

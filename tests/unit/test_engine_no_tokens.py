@@ -11,18 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from tests.support.shapes import block_shape  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from mimo_launch.layers.image_contexts import image_context, turned_by_place  # noqa: E402
 from mimo_launch.layers.parallel_context import ParallelContext  # noqa: E402
 from mimo_launch.layers.te_layers import TeLayers  # noqa: E402
-from mimo_launch.models.te_block import TeBlock, canonical_segments  # noqa: E402
-from mimo_launch.models.transformer_block import BlockShape  # noqa: E402
+from mimo_launch.models.te_block import TeBlock  # noqa: E402
 
-VIT = BlockShape(
-    width=32, heads=4, kv_heads=4, head_size=8, mlp=64, layers=2,
-    norm="layer", gated=False, bias=True,
-)  # fmt: skip
+VIT = block_shape(width=32, heads=4, head_size=8, mlp=64, norm="layer", bias=True)
 CPU = torch.device("cpu")
 
 
@@ -62,13 +59,12 @@ def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
     )
     context = ParallelContext()
     layers = TeLayers(engine, context, None)
-    segments = canonical_segments(context, VIT)
-    block = TeBlock(layers, VIT, segments, name="layers.0", recompute=False)
+    block = TeBlock(layers, VIT, name="layers.0", recompute=False)
     if in_fp8:
         block.fp8 = SimpleNamespace(running=torch.enable_grad)
     mask = image_context([], range(0), CPU, alone=True)
     if turned:
-        mask = turned_by_place(mask, torch.zeros(0, 2), VIT.head_size, torch.float32)
+        mask = turned_by_place(mask, torch.zeros(0, 2), VIT.attention.head_size, torch.float32)
     out = block(torch.empty(0, VIT.width), mask)
     out.sum().backward()
     assert out.shape == (0, VIT.width)

@@ -1,6 +1,7 @@
 """Weights that the estimates count are those that the layers declare, shape by shape."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.kinds.layer import Weight
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import ends_of
+from mimo_launch.kinds.weights import Parameter, Share, Weight
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import Segment, declared_parameters
 from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.layout.stages import fsdp_units
 from mimo_launch.models import build, fsdp
@@ -224,28 +228,45 @@ def specs() -> dict[str, Spec]:
 
 
 @pytest.mark.parametrize("name", specs())
-def test_weights_are_those_of_the_layers(name: str) -> None:
+def test_every_weight_of_a_kind_is_held_by_a_layer_under_its_name(name: str) -> None:
+    """And each rank of tp holds it in the parameter in which the estimates count it."""
     made = specs()[name]
     for module in build_layout(made).modules:
-        size = module.grid.size("tp")
+        kind, size = kind_of(made.modules[module.name].model), module.grid.size(Axis.TP)
         for stage in module.stages:
-            for tp in range(size):
-                context = ParallelContext(
-                    tp=Group(tuple(range(size)), tp, None),
-                    sequence_parallel=module.sequence_parallel,
-                    device=torch.device("meta"),
-                    **expert_groups(module),
-                )
+            ends = ends_of(made, module.name, is_first=stage.is_first, is_last=stage.is_last)
+            context = ParallelContext(
+                tp=Group(tuple(range(size)), size - 1, None),
+                sequence_parallel=module.sequence_parallel,
+                **expert_groups(module),
+            )
+            with torch.device("meta"):
                 network = build.build_network(made, stage, context)
-                got = stage_weights(made, stage, tp)
-                want = Counter(
-                    (tuple(p.shape), name == "weight" and hasattr(layer, "weight_gradients"))
-                    for layer in network.modules()
-                    for name, p in layer.named_parameters(recurse=False)
-                )
-                assert Counter((each.shape, each.in_product) for each in got.all()) == want
-                assert got.numel == sum(p.numel() for p in network.parameters())
-                assert sum(w.numel for unit in got.units() for w in unit) == got.numel
+            found = Counter(
+                tuple((placed.name, _part(placed.segment)) for placed in item.placed)
+                for item in declared_parameters("", network)
+            )
+            told = Counter(
+                tuple((each.name, _part(each)) for each in context.segments(weights))
+                for weights in kind.weights(stage.layers, ends, size)
+            )
+            assert found == told
+            got = stage_weights(made, stage, size - 1)
+            assert got.numel == sum(p.numel() for p in network.parameters())
+
+
+def _part(segment: Segment) -> Segment:
+    return replace(segment, weight=replace(segment.weight, name=""), counted=True)
+
+
+def test_shares_of_a_weight_are_whole_units() -> None:
+    """Of four heads, six ranks would hold parts; of two, each is held by three of six ranks."""
+    weight = Weight(name="k.weight", shape=(16, 5), axis=0, unit=8)
+    assert [weight.part(Share(2, index)) for index in range(2)] == [range(8), range(8, 16)]
+    assert [weight.part(Share(6, index)).start for index in range(6)] == [0, 0, 0, 8, 8, 8]
+    assert weight.copies(6) == 3
+    anywhere = replace(weight, unit=None)
+    assert [len(anywhere.part(Share(3, index))) for index in range(3)] == [5, 5, 6]
 
 
 @pytest.mark.parametrize("model", [VIT, {"kind": "audio"}], ids=["vit", "audio"])
@@ -282,5 +303,5 @@ def test_large_blocks_become_units_and_fully_sharded_ones_always() -> None:
 
 
 def test_shards_are_padded_to_equal_rows() -> None:
-    weight = Weight((10, 3))
+    weight = Parameter((10, 3), "body", in_product=False, trains=True)
     assert [weight.shard(ranks) for ranks in (1, 4, 16)] == [30, 9, 3]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mimo_launch.kinds.shapes import RouterShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.router import Router, TokenShares, move_biases
@@ -18,7 +19,7 @@ TOKENS = TokenShares(1, torch.zeros(4, dtype=torch.long), torch.tensor([1 / 3, 1
 def made(rate: float | None) -> Router:
     """Return a router whose logits are its inputs."""
     moe = {"experts": 4, "top_k": 2, "width": 1, "score": "sigmoid", "bias_update_rate": rate}
-    router = Router(CONTEXT, Moe.model_validate(moe), 4, 0.0)
+    router = Router(CONTEXT, RouterShape(Moe.model_validate(moe), 4))
     with torch.no_grad():
         router.weight.copy_(torch.eye(4))
         if router.expert_bias is not None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mimo_launch.kinds.audio import AudioKind
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
@@ -24,7 +25,8 @@ def clip(frames: int, seed: int) -> np.ndarray:
 def first_stage(model: AudioModel, dtype: torch.dtype = torch.float64) -> Any:
     context = ParallelContext(dtype=dtype, compute_dtype=dtype)
     stage = Stage("audio", 0, 0, 1, is_first=True, is_last=False)
-    network = AudioStage(context, model, stage, row_width=8, recompute=False)
+    ends = Ends(is_first=True, is_last=False, vocab=0, row_width=8)
+    network = AudioStage(context, AudioKind(model), stage, ends, recompute=False)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

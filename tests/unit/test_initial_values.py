@@ -11,6 +11,7 @@ from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.kinds.weights import Weight
 from mimo_launch.layers import initial_weights
 from mimo_launch.layers.initial_weights import TILE, init_parameters, initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -20,10 +21,15 @@ from mimo_launch.layers.parameter_segments import (
     declared_parameters,
     local_segments,
     replicated,
-    sharded,
 )
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import build_network
+
+
+def sharded(name: str, shape: tuple[int, ...], axis: int, part: range, **more: Any) -> Segment:
+    """Return a part of a tensor that tp cuts."""
+    weight = Weight(name=name, shape=shape, axis=axis, **more)
+    return Segment(weight, part.start, part.stop, "sharded", counted=True)
 
 
 def whole(rows: int, columns: int) -> Segment:
@@ -68,7 +74,7 @@ def test_biases_start_as_zeros() -> None:
         if placed.name.endswith(".bias")
     ]
     assert {placed.name.split(".")[-2] for placed in biases} >= {"q", "k", "v", "o"}
-    assert {placed.segment.init for placed in biases} == {"zeros"}
+    assert {placed.segment.weight.init for placed in biases} == {"zeros"}
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 3}, {"pp": 2}])
@@ -209,8 +215,9 @@ def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
     """Nor do tables of embeddings, unless the spec says so."""
     for item in declared_parameters("", network_of(kind, **more)[1]):
         for name, segment in ((placed.name, placed.segment) for placed in item.placed):
-            is_matrix = len(segment.shape) > 1 and segment.trains and not segment.embedding
-            assert segment.decay == is_matrix, name
+            is_table = segment.weight.role == "embedding"
+            is_matrix = len(segment.shape) > 1 and segment.trains and not is_table
+            assert segment.weight.decay == is_matrix, name
 
 
 @LAYOUTS
@@ -271,7 +278,7 @@ def test_mamba_and_deltanet_start_with_decays_and_time_steps() -> None:
     made = spec({"language": box(0, model=KINDS["hybrid"])})
     [stage] = build_layout(made)["language"].stages
     declared = declared_parameters("", build_network(made, stage, ParallelContext()))
-    inits = {placed.name: placed.segment.init for each in declared for placed in each.placed}
+    inits = {placed.name: placed.segment.weight.init for each in declared for placed in each.placed}
     for layer in ("layers.0.mamba", "layers.1.deltanet"):
         assert inits[f"{layer}.A_log"] == "log_decay"
         assert inits[f"{layer}.dt_bias"] == "time_step"

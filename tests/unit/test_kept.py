@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.memory import INNER, TOKENS, WIDTH, memory_of, model, per_block
+from tests.support.shapes import block_shape
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -16,6 +17,7 @@ from mimo_launch.kinds import saved_activations, transformer_encoder
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import HeldAtEnds
+from mimo_launch.kinds.shapes import DepthShape
 from mimo_launch.layers import score_attention
 from mimo_launch.layers.image_contexts import (
     AttentionContext,
@@ -31,7 +33,7 @@ from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.projector import projector
-from mimo_launch.models.transformer_block import Block, BlockShape
+from mimo_launch.models.transformer_block import Block
 from mimo_launch.spec.encoder_blocks import Activation
 from mimo_launch.spec.layers import Mla
 
@@ -46,6 +48,7 @@ def block_of(
     gated: bool = False,
     post_norms: bool = False,
     is_capped: bool = False,
+    gates: bool = False,
     made: type[Block] | type[MtpDepth] = Block,
     **more: Any,
 ) -> Block | MtpDepth:
@@ -54,26 +57,29 @@ def block_of(
     A `gated` block of vision has RMSNorm as well.
     """
     is_vit = name == "vision"
-    shape = BlockShape(
+    gate = ("gelu_tanh" if post_norms else "silu") if gated or not is_vit else None
+    shape = block_shape(
         width=WIDTH,
         heads=8,
         kv_heads=8 if is_vit or "latent" in more else 2,
         head_size=32,
         mlp=INNER,
-        layers=4,
         norm="layer" if is_vit and not gated else "rms",
-        gated=gated or not is_vit,
         bias=is_vit,
-        activation=activation,
-        gate="gelu_tanh" if post_norms else "silu",
+        of_mlp={"activation": activation, "gate": gate},
         post_norms=post_norms,
         norm_offset=float(post_norms),
         score_size=20.0 if post_norms else None,
         score_cap=50.0 if is_capped else None,
+        gated=gates,
         **more,
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
-    block = made(context, shape, recompute=False)
+    block: Block | MtpDepth = (
+        Block(context, shape, recompute=False)
+        if made is Block
+        else MtpDepth(context, DepthShape(shape), recompute=False)
+    )
     for layer in block.modules():
         if hasattr(layer, "weight_gradients"):
             layer.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]
@@ -388,12 +394,11 @@ def test_a_block_with_weights_per_channel_keeps_what_the_table_says(
 )
 def test_a_block_with_gates_keeps_what_the_table_says(compiled: bool, dtype: torch.dtype) -> None:
     """Gated attention of normed heads, of which a part rotates, as in Qwen3.5."""
-    shape = {"gated_attention": True, "qk_norm": True}
-    block = block_of("language", dtype, compiled=compiled, frozen=False, **shape)
+    block = block_of("language", dtype, compiled=compiled, frozen=False, gates=True, qk_norm=True)
     mask = sequence_context(2, torch.arange(256), 8, 1e4, dtype, documents=None)
     got = kept_by_block(block, mask, dtype)
     precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-    keys = shape | {"rotary_factor": 0.25}
+    keys = {"gated_attention": True, "qk_norm": True, "rotary_factor": 0.25}
     made = model(compiled=compiled, precision=precision, decoder=keys)
     assert per_block(made, "language") == got
 
@@ -406,15 +411,7 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
     width, inner, out, patches = 32, 48, 40, 64
     keys = {"hidden": width, "shuffle": 2, "projector": kind, "projector_mlp": inner}
     made = model(vision=keys | {"projector_activation": activation}).encoders["vision"].model
-    layer = projector(
-        ParallelContext(),
-        kind,
-        4 * width,
-        out,
-        activation=activation,
-        inner=inner,
-        patches=made.patches_per_row,
-    )
+    layer = projector(ParallelContext(), kind_of(made).maps(out))
     for each in layer.modules():
         if hasattr(each, "weight_gradients"):
             each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]

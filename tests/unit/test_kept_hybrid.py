@@ -10,6 +10,7 @@ from tests.unit.test_kept import compiles_without_kernels  # noqa: F401 - a fixt
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.hybrid import HybridKind
 from mimo_launch.layers import mamba, recurrent
 from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -107,7 +108,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
     context = ParallelContext(
         compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=f"hybrid {letter}"
     )
-    layer = HybridLayer(context, model, letter, None, recompute=False)
+    layer = HybridLayer(context, HybridKind(model).mixed(0), recompute=False)
     for each in layer.modules():
         if hasattr(each, "weight_gradients"):
             each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from functools import cached_property
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import COMPUTED, STORED
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
-from mimo_launch.kinds.layer import Weight
+from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -115,7 +115,7 @@ class WeightTimes:
         passes = _PASSES[self.spec.optimizer.kind]
         return passes * size / self.constants.memory_bandwidth / GIGA
 
-    def _replicas(self, unit: tuple[Weight, ...]) -> tuple[int, ...]:
+    def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""
         is_of_experts = bool(unit) and unit[0].role == "experts"
         return self._of_experts if is_of_experts else self._of_others

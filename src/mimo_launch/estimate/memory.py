@@ -11,9 +11,9 @@ checkpoint add are not counted.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mimo_launch.estimate.parameters import adds_in_products, ends_of, stage_weights
+from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
-from mimo_launch.kinds.layer import Weight, Widths, Workload, even_cut
+from mimo_launch.kinds.layer import Widths, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
     MOST_SCORES,
@@ -23,6 +23,8 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.vocabulary import ends_of
+from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
@@ -73,7 +75,7 @@ def stage_memory(
     shards = module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
-    def sharded(some: Iterable[Weight]) -> int:
+    def sharded(some: Iterable[Parameter]) -> int:
         return sum(each.shard(of_experts if each.role == "experts" else shards) for each in some)
 
     stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
@@ -136,7 +138,7 @@ class _Activations:
         self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
         self.layers = tuple(self.kind.layer_widths(number) for number in numbers)
-        self.ends = ends_of(spec, stage)
+        self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
         self.bytes = COMPUTED[spec.train.precision]
         self.tokens, self.seq = work.held, layout.seq
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 
-from mimo_launch.kinds.layer import Ends, Share, Weight
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers
+from mimo_launch.kinds.vocabulary import ends_of
+from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.stages import Stage, fsdp_units
-from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 
@@ -26,10 +26,10 @@ class StageWeights:
     multi-token prediction; weights in no unit belong to the root.
     """
 
-    blocks: tuple[tuple[Weight, ...], ...]
-    ends: tuple[Weight, ...]
+    blocks: tuple[tuple[Parameter, ...], ...]
+    ends: tuple[Parameter, ...]
     full_sharding: bool
-    depths: tuple[tuple[Weight, ...], ...] = ()
+    depths: tuple[tuple[Parameter, ...], ...] = ()
 
     @cached_property
     def numel(self) -> int:
@@ -41,13 +41,13 @@ class StageWeights:
         """Number of trained elements on a tp rank."""
         return sum(each.numel for each in self.all() if each.trains)
 
-    def all(self) -> Iterator[Weight]:
+    def all(self) -> Iterator[Parameter]:
         """Yield every weight."""
         for block in (*self.blocks, *self.depths):
             yield from block
         yield from self.ends
 
-    def units(self) -> tuple[tuple[Weight, ...], ...]:
+    def units(self) -> tuple[tuple[Parameter, ...], ...]:
         """Return the FSDP units, the root last."""
         experts = [
             own
@@ -80,43 +80,33 @@ def adds_in_products(spec: Spec, name: str) -> bool:
 
 def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
-    return _weights_of(spec.modules[stage.module], stage.layers, ends_of(spec, stage), tp)
+    ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
+    return _weights_of(spec.modules[stage.module], stage.layers, ends, tp)
 
 
 @lru_cache(maxsize=64)
 def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
+    body, projector = module.frozen is False, module.frozen is not True
     blocks = [
-        _frozen(module, kind.layer_weights(number, share))
+        _trained(parameters(kind.layer(number), share), trains=body)
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
+    around = (
+        _trained(parameters(part, share), trains=projector if name == "projector" else body)
+        for shape in kind.around(ends)
+        for name, part in shape.parts().items()
+        if part is not None
+    )
     return StageWeights(
         tuple(blocks[: len(layers)]),
-        _frozen(module, kind.end_weights(ends, share)),
+        tuple(chain.from_iterable(around)),
         module.sharding == "full",
         tuple(blocks[len(layers) :]),
     )
 
 
-def ends_of(spec: Spec, stage: Stage) -> Ends:
-    """Return which ends of its module a stage has."""
-    return Ends(
-        is_first=stage.is_first,
-        is_last=stage.is_last,
-        vocab=padded_vocab_size(spec),
-        row_width=spec.row_width(stage.module),
-        source_widths=tuple(spec.row_width(name) for name in spec.sources_of(stage.module)),
-        sends_text=stage.module == LANGUAGE and bool(text_readers(spec)),
-    )
-
-
-def _frozen(module: ModuleSpec, weights: Iterator[Weight]) -> tuple[Weight, ...]:
-    """Return the weights, marked as the spec freezes them."""
-    trains = {
-        "body": module.frozen is False,
-        "experts": module.frozen is False,
-        "projector": module.frozen is not True,
-        "constant": False,
-    }
-    return tuple(each if trains[each.role] else replace(each, trains=False) for each in weights)
+def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:
+    """Return the parameters of a layer, marked as frozen if it does not train."""
+    return held if trains else tuple(replace(each, trains=False) for each in held)

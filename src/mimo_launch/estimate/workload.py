@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from operator import add
 
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.parameters import ends_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
@@ -107,7 +107,8 @@ def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKi
     """Return the operations of one forward by kind of layer; the ends count as blocks."""
     kind = kind_of(spec.modules[stage.module].model)
     numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-    return kind.forward_flops(numbers, ends_of(spec, stage), work)
+    ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
+    return kind.forward_flops(numbers, ends, work)
 
 
 def backward_flops(

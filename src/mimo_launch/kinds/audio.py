@@ -1,18 +1,65 @@
 """Audio encoders: what they do not share with other encoders.
 
-Decides: weights and work of the two convolutions of Whisper (arXiv:2212.04356).
+Decides: the two convolutions of Whisper (arXiv:2212.04356), their weights and work.
 Relies on: `transformer_encoder` for the rest.
 Leaves: cutting clips to `models.encoder_inputs`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Ends, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
+from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Clips
+
+# The frames that a convolution reads at a time.
+KERNEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsShape(LayerShape):
+    """A convolution over time that each tp rank holds whole."""
+
+    channels: int
+    width: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return its weight and its bias."""
+        shape = (self.width, self.channels, KERNEL)
+        weight = Weight(name="weight", shape=shape, std=(self.channels * KERNEL) ** -0.5)
+        bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
+        return {"weight": (weight,), "bias": (bias,)}
+
+
+@dataclass(frozen=True, slots=True)
+class SinusoidsShape(LayerShape):
+    """A table of sines and cosines, stored with the weights as in Whisper and never trained."""
+
+    size: int
+    width: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return the table."""
+        table = Weight(
+            name="weight",
+            shape=(self.size, self.width),
+            terms="complete",
+            init="sinusoids",
+            decay=False,
+            trains=False,
+        )
+        return {"weight": (table,)}
+
+
+@dataclass(frozen=True, slots=True)
+class FramesShape(LayerShape):
+    """What an audio encoder has before its layers."""
+
+    conv1: WindowsShape
+    conv2: WindowsShape
+    positions: SinusoidsShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +99,11 @@ class AudioKind(TransformerEncoderKind):
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         return (*BLOCK, IN_ORDER) if self.model.unpadded else BLOCK
 
-    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights of both convolutions, and the positions, which never train."""
+    def before(self, ends: Ends) -> FramesShape:
+        """Return both convolutions, and the positions."""
         model, width = self.model, self.model.hidden
-        yield from (Weight((width, model.mels, 3)), Weight((width,)))
-        yield from (Weight((width, width, 3)), Weight((width,)))
-        yield Weight((model.frames // FRAMES_PER_TOKEN, width), "constant")
+        return FramesShape(
+            conv1=WindowsShape(model.mels, width),
+            conv2=WindowsShape(width, width),
+            positions=SinusoidsShape(model.frames // FRAMES_PER_TOKEN, width),
+        )

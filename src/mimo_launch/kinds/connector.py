@@ -1,16 +1,26 @@
 """Connectors: transformers over the rows of other encoders.
 
-Decides: their weights and work before the blocks; how many rows they make from the rows they read.
+Decides: what they have before the blocks; how many rows they make from the rows they read.
 Relies on: `transformer_encoder` for the rest.
 Leaves: placing rows among their tokens to `layout.replica_views`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mimo_launch.kinds.layer import Ends, Weight
-from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
+from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.shapes import TableShape
+from mimo_launch.kinds.transformer_encoder import MapsShape, PatchWork, TransformerEncoderKind
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import ConnectorModel
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRowsShape(LayerShape):
+    """What a connector has before its layers."""
+
+    reads: MapsShape
+    queries: TableShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,8 @@ class ConnectorKind(TransformerEncoderKind):
         """No work for its own tokens; the rows that it reads pass maps."""
         return PatchWork(products=0, saved=0)
 
-    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the queries, and a linear map for each encoder."""
-        width = self.model.hidden
-        if self.model.queries is not None:
-            yield Weight((self.model.queries, width))
-        for source in ends.source_widths:
-            yield from (Weight((width, source)), Weight((width,)))
+    def before(self, ends: Ends) -> ReadRowsShape:
+        """Return a linear map for each encoder, and the queries."""
+        queries, width = self.model.queries, self.model.hidden
+        table = None if queries is None else TableShape(queries, width)
+        return ReadRowsShape(MapsShape(ends.sources, width), table)

@@ -5,14 +5,26 @@ Relies on: their settings in the spec.
 Leaves: building them to `models.custom_stages`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
+from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownShape(LayerShape):
+    """A layer with so many parameters, cut over tp."""
+
+    numel: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return them as one."""
+        return {"weight": (Weight(name="weight", shape=(self.numel,), axis=0),)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +73,20 @@ class CustomKind(ModelKind):
         """Activations always; weights and work if the spec gives no `parameters`."""
         return ("activations",) if self.model.parameters else ("weights", "work", "activations")
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield a layer's share of the parameters that the spec gives."""
-        if self.model.parameters is not None:
-            yield Weight((share.of(-(-self.model.parameters // self.model.layers)),))
+    def layer(self, number: int) -> LayerShape:
+        """Return a layer's share of the parameters that the spec gives."""
+        parameters = self.model.parameters
+        if parameters is None:
+            return LayerShape()
+        return UnknownShape(-(-parameters // self.model.layers))
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield nothing: all parameters are counted with the layers."""
-        yield from ()
+    def before(self, ends: Ends) -> LayerShape:
+        """Return nothing: all parameters are counted with the layers."""
+        return LayerShape()
+
+    def after(self, ends: Ends) -> LayerShape:
+        """Return nothing: all parameters are counted with the layers."""
+        return LayerShape()
 
     @property
     def widths(self) -> Widths:

@@ -1,15 +1,14 @@
 """Blocks of Llama, Qwen2 and Qwen3 shape, and decoders made of them, also with experts.
 
-Decides: the weights of a block, and what it saves.
+Decides: the layers of a block, and what it saves.
 Relies on: `language` for attention, experts and both ends.
 Leaves: nothing.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import CausalKind, LanguageKind
-from mimo_launch.kinds.layer import LatentWidths, Share, Weight, Widths
+from mimo_launch.kinds.layer import LatentWidths, Widths
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     CAPPED_BACKWARD,
@@ -25,7 +24,9 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.kinds.shapes import AttentionShape, BlockShape, DepthShape
+from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.spec import DecoderModel, QueryScaling, RopeScaling, SlidingWindow
 
 INPUT = (
@@ -81,23 +82,23 @@ class DecoderBlocksKind(CausalKind):
         """Every layer is attention and an MLP or experts."""
         return True
 
-    def _block_weights(self, inner: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block; its MLP, if it has one, is `inner` wide."""
-        model = self.model
-        width, head = model.hidden, model.head_size
-        yield from (Weight((width,)),) * 2
-        yield from self._attention_weights(share)
-        if model.qkv_bias:
-            queries = share.of(model.heads * head * model.query_parts)
-            if model.num_kv_heads < share.tp:
-                yield from (Weight((queries,)), Weight((2 * head,)))
-            else:
-                yield Weight((queries + 2 * share.of(model.num_kv_heads * head),))
-        if model.qk_norm:
-            yield from (Weight((head,)),) * 2
-        if inner:
-            yield Weight((2 * share.of(inner), width), in_product=True)
-            yield Weight((width, share.of(inner)), in_product=True)
+    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
+        """Return the attention of a block."""
+        plain = CausalKind.attention(self, number, out_scale=out_scale)
+        return replace(plain, qk_norm=self.model.qk_norm, qkv_bias=self.model.qkv_bias)
+
+    def layer(self, number: int) -> LayerShape:
+        """Return a block."""
+        return self.block(number)
+
+    def block(self, number: int) -> BlockShape:
+        """Return a block; both of its layers add to the stream."""
+        out_scale = (2 * self.model.layers) ** -0.5
+        return BlockShape(
+            norm=self.norm(),
+            attention=self.attention(number, out_scale=out_scale),
+            mlp=self.mlp(self.model.mlp_width, out_scale=out_scale),
+        )
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         attention = self._saved_projected(rotated=True, normed=self.model.qk_norm)
@@ -171,19 +172,39 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         )
         return replace(plain, latent=latent)
 
-    def _attention_weights(self, share: Share) -> Iterator[Weight]:
-        model, mla, latent = self.model, self.model.mla, self.widths.latent
-        if mla is None or latent is None:
-            yield from LanguageKind._attention_weights(self, share)
-            return
-        width = model.hidden
-        if mla.q_rank is not None:
-            yield from (Weight((mla.q_rank, width)), Weight((mla.q_rank,)))
-        yield from (Weight((mla.kv_rank + mla.rope_head_dim, width)), Weight((mla.kv_rank,)))
-        queries = share.of(model.heads * model.head_size)
-        yield Weight((queries, mla.q_rank or width), in_product=True)
-        yield Weight((share.of(latent.made), mla.kv_rank), in_product=True)
-        yield Weight((width, share.of(latent.value)), in_product=True)
+    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
+        """Return the attention of a block."""
+        model = self.model
+        return replace(
+            LanguageKind.attention(self, number, out_scale=out_scale),
+            qk_norm=model.qk_norm,
+            qkv_bias=model.qkv_bias,
+            bias=model.output_bias,
+            score_size=model.query_pre_attn_scalar,
+            score_cap=model.attention_softcap,
+            sinks=model.attention_sinks,
+            latent=model.mla,
+        )
+
+    @property
+    def gate(self) -> GateActivation:
+        """The activation of the gate of MLPs."""
+        return self.model.activation
+
+    def block(self, number: int) -> BlockShape:
+        """Return a block, of MLP or experts; that of a depth is like the last one."""
+        block = replace(DecoderBlocksKind.block(self, number), post_norms=self.model.post_norms)
+        if not self.has_experts(number):
+            return block
+        return replace(block, mlp=self.experts(out_scale=block.attention.out_scale))
+
+    def layer(self, number: int) -> LayerShape:
+        """Return a block, or a depth with such a block."""
+        return self.block(number) if number < self.model.layers else self.depth(number)
+
+    def depth(self, number: int) -> DepthShape:
+        """Return a depth, with a block like the last one."""
+        return DepthShape(self.block(number))
 
     def _like(self, number: int) -> int:
         """Return the layer with the same settings: the layer itself, or for a depth the last."""
@@ -201,19 +222,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         """Return the name of a layer in tables."""
         name = LanguageKind.layer_name(self, number)
         return name if number < self.model.layers else f"mtp {name}"
-
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block and, for a depth, the weights around it."""
-        if number >= self.model.layers:
-            yield from self._weights_around_depth(share)
-        yield from self._block_weights(self._dense_width(number), share)
-        if self.model.post_norms:
-            yield from (Weight((self.model.hidden,)),) * 2
-        if self.model.output_bias:
-            yield Weight((self.model.hidden,))
-        if self.model.attention_sinks:
-            yield Weight((share.of(self.model.heads),))
-        yield from self._expert_weights(number, share)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a block."""

@@ -1,18 +1,44 @@
 """Flow generators: transformers that learn to turn noise into images, given rows.
 
-Decides: their weights and work before the blocks and after them.
+Decides: what they have before the blocks and after them, and its work.
 Relies on: `transformer_encoder` for the blocks.
 Leaves: noise to `data.random_draws`, the loss to `models.flow`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.kinds.generator import GeneratorKind
-from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
-from mimo_launch.kinds.transformer_encoder import BlocksKind
+from mimo_launch.kinds.shapes import NormShape, WholeShape
+from mimo_launch.kinds.transformer_encoder import BlocksKind, MapsShape
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import FlowModel, Images
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShape(LayerShape):
+    """Two linear maps of a time."""
+
+    up: WholeShape
+    down: WholeShape
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseShape(LayerShape):
+    """What a flow generator has before its layers."""
+
+    patch: WholeShape
+    time: TimeShape
+    reads: MapsShape
+
+
+@dataclass(frozen=True, slots=True)
+class VelocityShape(LayerShape):
+    """What a flow generator has after its layers."""
+
+    norm: NormShape
+    velocity: WholeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +57,18 @@ class FlowKind(GeneratorKind, BlocksKind):
         """The images that it learns to generate."""
         return self.model
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights for patches, times and rows, and of the head."""
-        model, width = self.model, self.model.hidden
-        if ends.is_first:
-            for inputs in (model.patch_size, width, width, *ends.source_widths):
-                yield from (Weight((width, inputs)), Weight((width,)))
-        if ends.is_last:
-            yield from (Weight((width,)),) * 2
-            yield from (Weight((model.patch_size, width)), Weight((model.patch_size,)))
+    def before(self, ends: Ends) -> NoiseShape:
+        """Return the maps of patches, times and rows."""
+        width = self.model.hidden
+        return NoiseShape(
+            patch=WholeShape(self.model.patch_size, width),
+            time=TimeShape(up=WholeShape(width, width), down=WholeShape(width, width)),
+            reads=MapsShape(ends.sources, width),
+        )
+
+    def after(self, ends: Ends) -> VelocityShape:
+        """Return final norm and head."""
+        return VelocityShape(self.norm(), WholeShape(self.model.hidden, self.model.patch_size))
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the maps of patches, times and rows, and of the head."""

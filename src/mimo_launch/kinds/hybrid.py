@@ -1,15 +1,16 @@
 """Hybrid models: Mamba-2, Gated DeltaNet, attention, an MLP or experts, by letter.
 
-Decides: the weights of each layer, the work of a recurrence, and what each layer saves.
-Relies on: `language` for attention, experts and both ends; the sizes of the spec.
+Decides: the layers of each letter, and what each saves.
+Relies on: `language` for attention, experts and both ends; `recurrent` for Mamba-2 and DeltaNet.
 Leaves: nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import LayerKind, Recurrence, Share, Weight, Widths
+from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.recurrent import RECURRENT_BY_KIND, RECURRENT_LAYERS, RecurrentShape
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
@@ -19,143 +20,24 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.shapes import (
+    AttentionShape,
+    BlockShape,
+    DepthShape,
+    MlpShape,
+    MoeShape,
+    NormShape,
+)
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
     ATTENTION,
-    DELTANET,
     EXPERTS,
-    MAMBA,
     MLP,
     RECURRENT,
     RecurrentSizes,
 )
-from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes
-
-# In a recurrent layer `query` is the number of channels of its heads, and `key` the number of
-# channels of B or C, or of the keys or queries of a DeltaNet. These are the tensors that the
-# kernels of Mamba keep; they recompute products inside a chunk. A DeltaNet recomputes convolution
-# and recurrence.
-_FUSED = (
-    # The gate is a view of this tensor.
-    Saved(name="z, x, B and C, fused", query=2, key=2),
-    Saved(name="x, B and C before the convolution", query=1, key=2),
-)
-_OUT = (
-    Saved(name="output of the recurrence", query=1),
-    Saved(name="gated and normed", query=1, for_weights=True),
-)
-_MAMBA = (
-    *_FUSED,
-    Saved(name="x, B and C behind it", query=1, key=2),
-    Saved(name="time steps: given, with their bias, positive, limited; sums of decays", heads=5),
-    *_OUT,
-)
-_DELTANET = (
-    *_FUSED,
-    Saved(name="decays and strengths as projected; root mean squares", heads=2),
-    *_OUT,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentLayer:
-    """The facts of a kind of recurrent layer.
-
-    `steps` counts the numbers per head and token in addition to channels, `of_heads` the weights
-    with one number per head. `eager` and `eager_bf16` are also saved if passes are not compiled;
-    `recomputed` exists while a layer runs backward.
-    """
-
-    name: str
-    kind: LayerKind
-    steps: int
-    of_heads: int
-    has_bias: bool
-    norms_groups: bool
-    saved: tuple[Saved, ...]
-    eager: Saved
-    eager_bf16: Saved
-    recomputed: tuple[Saved, ...] = ()
-
-    def recurrence(self, sizes: RecurrentSizes) -> Recurrence:
-        """Return the layer's recurrence in numbers."""
-        between = _delta_rule(sizes) if isinstance(sizes, DeltaNetSizes) else _state_space(sizes)
-        return Recurrence(kind=self.kind, state=sizes.state, steps=self.steps, between=between)
-
-    def weights(self, width: int, sizes: RecurrentSizes, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a mixer, on one rank."""
-        heads, inner = share.of(sizes.heads), share.of(sizes.inner)
-        own = 2 * inner + self.steps * heads
-        if sizes.groups < share.tp:
-            shared = sizes.state
-            yield Weight((own, width), in_product=True)
-            yield Weight((2 * shared, width))
-        else:
-            shared = share.of(sizes.shared)
-            yield Weight((own + 2 * shared, width), in_product=True)
-        channels = inner + 2 * shared
-        yield Weight((channels, sizes.conv))
-        if self.has_bias:
-            yield Weight((channels,))
-        yield from (Weight((heads,)),) * self.of_heads
-        yield Weight((inner if self.norms_groups else sizes.head_dim,))
-        yield Weight((width, inner), in_product=True)
-
-
-def _state_space(sizes: MambaSizes) -> float:
-    """Return the operations of Mamba-2 between tokens, for one token.
-
-    Inside a chunk, half of C B^T and half of its product with x are counted. Then x and B make the
-    states of all chunks, and C reads them (arXiv:2405.21060, section 6).
-    """
-    within = sizes.chunk * (sizes.shared + sizes.inner)
-    return within + 4.0 * sizes.inner * sizes.state
-
-
-def _delta_rule(sizes: DeltaNetSizes) -> float:
-    """Return the operations of a Gated DeltaNet between tokens, for one token.
-
-    Inside a chunk, half of each is counted: products of keys with keys and with queries, a
-    triangular system for values and keys, and the product with the written values. Then keys and
-    queries read the state, and keys write it.
-    """
-    keys = sizes.heads * sizes.state
-    within = sizes.chunk * (2 * sizes.shared + keys + 2 * sizes.inner)
-    return within + 6.0 * sizes.inner * sizes.state
-
-
-RECURRENT_LAYERS = {
-    MAMBA: RecurrentLayer(
-        name="Mamba-2",
-        kind=LayerKind.MAMBA,
-        steps=1,
-        of_heads=3,
-        has_bias=True,
-        norms_groups=True,
-        saved=_MAMBA,
-        eager=Saved(name="SiLU of the gate and gated, twice, and scaled", query=5),
-        # In fp32, like the gate and the gated output; so z is freed, with the tensor of which it
-        # is a view.
-        eager_bf16=Saved(
-            name="the same and their inputs, less z, x, B and C", query=18 - 2, key=-2
-        ),
-    ),
-    DELTANET: RecurrentLayer(
-        name="Gated DeltaNet",
-        kind=LayerKind.DELTANET,
-        steps=2,
-        of_heads=2,
-        has_bias=False,
-        norms_groups=False,
-        saved=_DELTANET,
-        eager=Saved(name="normed, with its weight, and SiLU of the gate", query=3),
-        # In fp32, like the gate and the normed output.
-        eager_bf16=Saved(name="the same and their inputs, less the output", query=10 - 1),
-        # In fp32: five tensors with a number for each pair of tokens in a chunk, values and keys
-        # before and after the triangular system, states, and the gradients of some of these.
-        recomputed=(Saved(name="products inside chunks, and states", query=36, key=12),),
-    ),
-}
-
+from mimo_launch.spec.language_models import GateActivation
+from mimo_launch.spec.spec import HybridModel
 
 NAMES = {
     **{letter: each.name for letter, each in RECURRENT_LAYERS.items()},
@@ -163,7 +45,6 @@ NAMES = {
     MLP: "MLP",
     EXPERTS: "experts",
 }
-_BY_KIND = {each.kind: each for each in RECURRENT_LAYERS.values()}
 
 _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
@@ -186,6 +67,19 @@ BACKWARD = (
     Saved(name="gradients of what is mixed", query=3, key=4, inner=2),
     Saved(name="gradients of the stream", stream=2),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedShape(LayerShape):
+    """One norm, and one mixer with its name."""
+
+    norm: NormShape
+    name: str
+    mixer: LayerShape
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return both."""
+        return {"norm": self.norm, self.name: self.mixer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,29 +113,57 @@ class HybridKind(LanguageKind):
             return f"mtp {LanguageKind.layer_name(self, number)}"
         return NAMES[self.model.pattern[number]]
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a norm and a mixer or, for a depth, of its block and around it."""
-        width = self.model.hidden
-        letters = self.model.pattern[number : number + 1] or ATTENTION + MLP
-        if self._is_depth(number):
-            yield from self._weights_around_depth(share)
-        for letter in letters:
-            yield Weight((width,))
-            yield from self._mixer_weights(letter, number, share)
-        yield from self._expert_weights(number, share)
+    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
+        """Return the attention of a layer."""
+        plain = LanguageKind.attention(self, number, out_scale=out_scale)
+        return replace(plain, qk_norm=self.model.qk_norm)
 
-    def _mixer_weights(self, letter: str, number: int, share: Share) -> Iterator[Weight]:
-        model, width = self.model, self.model.hidden
-        if sizes := model.sizes_of(letter):
-            yield from RECURRENT_LAYERS[letter].weights(width, sizes, share)
-        elif letter == ATTENTION:
-            yield from self._attention_weights(share)
-            if model.qk_norm:
-                yield from (Weight((model.head_size,)),) * 2
-        elif dense := self._dense_width(number):
-            inner = share.of(dense)
-            yield Weight((inner * (1 + model.gated_mlp), width), in_product=True)
-            yield Weight((width, inner), in_product=True)
+    @property
+    def gate(self) -> GateActivation | None:
+        """The activation of the gate of MLPs, if they have one."""
+        activation = self.model.activation
+        return None if activation == "squared_relu" else activation
+
+    def layer(self, number: int) -> LayerShape:
+        """Return a norm and a mixer or, for a depth, a block of attention and MLP or experts."""
+        return self.depth(number) if self._is_depth(number) else self.mixed(number)
+
+    def mixed(self, number: int) -> MixedShape:
+        """Return a norm and a mixer, which adds once to the stream."""
+        name, mixer = self._mixer(number, out_scale=self.model.layers**-0.5)
+        return MixedShape(self.norm(), name, mixer)
+
+    def depth(self, number: int) -> DepthShape:
+        """Return a depth, with a block of attention and MLP or experts."""
+        # The block of a depth adds twice; an odd number of layers is rounded up.
+        out_scale = (2 * -(-self.model.layers // 2)) ** -0.5
+        attention = self.attention(number, out_scale=out_scale)
+        mlp = self._mlp_or_experts(number, out_scale=out_scale)
+        return DepthShape(BlockShape(norm=self.norm(), attention=attention, mlp=mlp))
+
+    def _mixer(self, number: int, *, out_scale: float) -> tuple[str, LayerShape]:
+        """Return the name of a layer's mixer, and the mixer."""
+        model, letter = self.model, self.model.pattern[number]
+        if letter == ATTENTION:
+            return "attention", self.attention(number, out_scale=out_scale)
+        if letter in (MLP, EXPERTS):
+            name = "mlp" if letter == MLP else "moe"
+            return name, self._mlp_or_experts(number, out_scale=out_scale)
+        sizes = model.sizes_of(letter)
+        if sizes is None:
+            raise ValueError(f"no layer of a hybrid model is a {letter}")
+        return RECURRENT[letter], RecurrentShape(
+            facts=RECURRENT_LAYERS[letter],
+            width=model.hidden,
+            sizes=sizes,
+            eps=model.norm_eps,
+            out_scale=out_scale,
+        )
+
+    def _mlp_or_experts(self, number: int, *, out_scale: float) -> MlpShape | MoeShape:
+        if self.has_experts(number):
+            return self.experts(out_scale=out_scale)
+        return self.mlp(self.model.mlp_width, out_scale=out_scale)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of one mixer."""
@@ -264,7 +186,7 @@ class HybridKind(LanguageKind):
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         if layer.recurrence is not None:
-            return (*_INPUT, *_BY_KIND[layer.recurrence.kind].saved)
+            return (*_INPUT, *RECURRENT_BY_KIND[layer.recurrence.kind].saved)
         inside = GATED if self.model.gated_mlp else SQUARED
         if layer.query:
             rotated = self.model.rope_theta is not None
@@ -283,12 +205,14 @@ class HybridKind(LanguageKind):
             if not layer.is_depth:
                 return (norm, *attention)
             return (RMS_BF16 if passes.are_bf16 else RMS, *attention, *gate)
-        found = _BY_KIND[layer.recurrence.kind]
+        found = RECURRENT_BY_KIND[layer.recurrence.kind]
         return norm, found.eager_bf16 if passes.are_bf16 else found.eager
 
     def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
         """Return the tensors that a layer recomputes in its backward."""
-        return () if layer.recurrence is None else _BY_KIND[layer.recurrence.kind].recomputed
+        return (
+            () if layer.recurrence is None else RECURRENT_BY_KIND[layer.recurrence.kind].recomputed
+        )
 
     @property
     def forward_activations(self) -> tuple[Saved, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     DEPTH,
     DEPTH_NORMS,
@@ -26,6 +26,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
 )
 from mimo_launch.kinds.tiles import TileRule
+from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.layers import Mtp
@@ -320,12 +321,30 @@ class ModelKind(ABC):
     # Weights.
 
     @abstractmethod
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a layer, on one rank."""
+    def layer(self, number: int) -> LayerShape:
+        """Return a layer, or a depth of multi-token prediction after the layers."""
 
     @abstractmethod
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights before the first layer and after the last, on one rank."""
+    def before(self, ends: Ends) -> LayerShape:
+        """Return what the first stage has before its layers."""
+
+    @abstractmethod
+    def after(self, ends: Ends) -> LayerShape:
+        """Return what the last stage has after its layers."""
+
+    def around(self, ends: Ends) -> tuple[LayerShape, ...]:
+        """Return what a stage has around its layers."""
+        before = (self.before(ends),) if ends.is_first else ()
+        return (*before, self.after(ends)) if ends.is_last else before
+
+    def weights(self, layers: range, ends: Ends, tp: int = 1) -> Iterator[tuple[Weight, ...]]:
+        """Yield the weights of every parameter of a stage, under their names in the module."""
+        for shape in self.around(ends):
+            yield from shape.weights(tp=tp)
+        for number in self.numbers(layers, is_last=ends.is_last):
+            is_depth = number >= layers.stop
+            prefix = f"mtp.{number - layers.stop}" if is_depth else f"layers.{number}"
+            yield from self.layer(number).weights(prefix, tp)
 
     # Work.
 

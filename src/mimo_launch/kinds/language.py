@@ -1,16 +1,15 @@
 """What causal models share, attention, and language models: a vocabulary, experts, a head.
 
-Decides: the weights of attention, of experts and of both ends, and the work of the head.
-Relies on: how `models` compute, which tests compare.
+Decides: attention, experts and what is at both ends, and the work of the head.
+Relies on: `shapes` for their weights.
 Leaves: the layers to `decoder` and `hybrid`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     GATED_OUT,
     HEAD_NORMS,
@@ -22,9 +21,34 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.kinds.shapes import (
+    AttentionShape,
+    DepthShape,
+    MlpShape,
+    MoeShape,
+    NormShape,
+    VocabShape,
+)
+from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.spec.language_models import CausalModel, GateActivation
 from mimo_launch.spec.layers import Mtp
 from mimo_launch.spec.spec import LanguageModel, Moe
+
+
+@dataclass(frozen=True, slots=True)
+class TokensShape(LayerShape):
+    """What language has before its layers."""
+
+    embedding: VocabShape
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersShape(LayerShape):
+    """What language has after its layers; the head may be the embedding."""
+
+    norm: NormShape
+    head: VocabShape | None
+    embedding: VocabShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +72,38 @@ class CausalKind(ModelKind):
         """Whether a head is hidden / heads wide."""
         return self.model.head_dim is None
 
-    def _attention_weights(self, share: Share) -> Iterator[Weight]:
+    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
+        """Return the attention of a layer."""
         model = self.model
-        width, head = model.hidden, model.head_size
-        outputs = share.of(model.heads * head)
-        queries = outputs * model.query_parts
-        if model.num_kv_heads < share.tp:
-            # Each rank holds the one key/value head that its query heads need.
-            yield Weight((queries, width), in_product=True)
-            yield Weight((2 * head, width))
-        else:
-            keys = share.of(model.num_kv_heads * head)
-            yield Weight((queries + 2 * keys, width), in_product=True)
-        yield Weight((width, outputs), in_product=True)
+        return AttentionShape(
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            eps=model.norm_eps,
+            out_scale=out_scale,
+        )
+
+    def norm(self) -> NormShape:
+        """Return the norm before every mixer, and after the last layer."""
+        return NormShape(self.model.hidden, "rms", self.model.norm_eps)
+
+    def mlp(self, inner: int, *, out_scale: float) -> MlpShape:
+        """Return an MLP."""
+        width, gate = self.model.hidden, self.gate
+        return MlpShape(
+            width=width,
+            inner=inner,
+            out=width,
+            gate=gate,
+            activation="squared_relu",
+            out_scale=out_scale,
+        )
+
+    @property
+    def gate(self) -> GateActivation | None:
+        """The activation of the gate of MLPs, if they have one."""
+        return "silu"
 
     def _saved_projected(self, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
         """Return what attention saves before its output; heads may be normed or rotated."""
@@ -167,12 +210,6 @@ class LanguageKind(CausalKind):
         """How it predicts further tokens, if it learns to."""
         return self.model.mtp
 
-    def _weights_around_depth(self, share: Share) -> Iterator[Weight]:
-        """Yield the weights of the three norms and the product around the block of a depth."""
-        width = self.model.hidden
-        yield from (Weight((width,)),) * 3
-        yield Weight((width, share.of(2 * width)), in_product=True)
-
     def _around_depth(self, block: Widths) -> Widths:
         """Return the sizes of a depth with this block."""
         # One more region for its product; embedding and head are half a region each.
@@ -183,38 +220,55 @@ class LanguageKind(CausalKind):
         """Whether the head is the embedding."""
         return self.model.tied
 
-    def _dense_width(self, number: int) -> int:
-        """Return the width of a layer's MLP, or of its shared expert, if any."""
+    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
+        """Return the attention of a layer."""
         model = self.model
-        return model.moe.shared if model.moe and self.has_experts(number) else model.mlp_width
+        return replace(
+            CausalKind.attention(self, number, out_scale=out_scale),
+            norm_offset=float(model.norm_offset),
+            gated=model.gated_attention,
+            interleaved=model.rotary_interleaved,
+        )
 
-    def _expert_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the router of a layer and one rank's experts; all ranks hold equally many."""
+    def norm(self) -> NormShape:
+        """Return the norm before every mixer, and after the last layer."""
+        return replace(CausalKind.norm(self), offset=float(self.model.norm_offset))
+
+    def experts(self, *, out_scale: float) -> MoeShape:
+        """Return the experts of a layer. Raises: ValueError if the model has none."""
+        moe = self.model.moe
+        if moe is None:
+            raise ValueError("a model without experts")
+        return MoeShape(
+            moe=moe,
+            width=self.model.hidden,
+            gate=self.gate,
+            shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
+            out_scale=out_scale,
+        )
+
+    def depth(self, number: int) -> DepthShape:
+        """Return a depth of multi-token prediction, numbered after the layers."""
+        raise NotImplementedError
+
+    def before(self, ends: Ends) -> TokensShape:
+        """Return the embedding of tokens."""
+        return TokensShape(self._embedding(ends))
+
+    def after(self, ends: Ends) -> AnswersShape:
+        """Return final norm and head; and the embedding, if only the first stage had it else."""
         model = self.model
-        if not model.moe or not self.has_experts(number):
-            return
-        moe = model.moe
-        own, inner = moe.experts // share.ep, moe.width // share.expert_tp
-        yield Weight((moe.experts, model.hidden))
-        ups = 1 + model.gated_mlp
-        yield Weight((own * ups * inner, model.hidden), "experts")
-        yield Weight((own * model.hidden, inner), "experts")
-        if moe.gates_shared:
-            yield Weight((1, model.hidden))
-        if moe.bias:
-            yield Weight((moe.experts,))
-            yield Weight((own * ups * inner,), "experts")
-            yield Weight((own * (model.hidden // share.expert_tp),), "experts")
+        needs_embedding = self.embeds_at_end or bool(ends.text_readers)
+        return AnswersShape(
+            norm=self.norm(),
+            head=None if model.tied else VocabShape(ends.vocab, model.hidden, None),
+            embedding=self._embedding(ends) if needs_embedding and not ends.is_first else None,
+        )
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights of embedding, final norm and head."""
-        model, words = self.model, share.of(ends.vocab)
-        if ends.is_first or (ends.is_last and (self.embeds_at_end or ends.sends_text)):
-            yield Weight((words, model.hidden))
-        if ends.is_last:
-            yield Weight((model.hidden,))
-            if not model.tied:
-                yield Weight((words, model.hidden), in_product=True)
+    def _embedding(self, ends: Ends) -> VocabShape:
+        # Small if it is also the output layer: otherwise the initial loss would be far above ln V.
+        width = self.model.hidden
+        return VocabShape(ends.vocab, width, width**-0.5 if self.model.tied else 0.5)
 
     def _with_experts(self, number: int, layer: Widths) -> Widths:
         """Return the widths of a layer, with experts instead of the MLP if it has any."""

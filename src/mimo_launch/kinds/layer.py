@@ -1,18 +1,16 @@
-"""One layer, or the ends of a module, in numbers: weights, widths, work and operations.
+"""One layer, or the ends of a module, in numbers: widths, work and operations.
 
-Decides: a rank's part of a width that is cut over tp; what counts as an operation: 2 m n k for
+Decides: even cuts of a width; what counts as an operation: 2 m n k for
 every matmul, including scores and values of attention (half if it is causal) and the matmuls of
 recurrences, and nothing else, as docs/estimates.md explains.
 Relies on: the spec's types of sizes.
-Leaves: the choice of layers to the kinds, the placement of ranks to `layout`.
+Leaves: weights to `weights`, the choice of layers to the kinds, the placement of ranks to `layout`.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
 from operator import mul
-from typing import Literal
 
 from mimo_launch.spec.spec import Moe
 
@@ -22,62 +20,29 @@ def even_cut(total: int, parts: int, index: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One of `tp` ranks, and the sizes of the grid of its experts."""
-
-    tp: int = 1
-    index: int = 0
-    ep: int = 1
-    expert_tp: int = 1
-
-    def of(self, total: int) -> int:
-        """Return this rank's part of a width."""
-        return len(even_cut(total, self.tp, self.index))
-
-
-# Weights that are frozen, reduced or counted in different ways.
-Role = Literal["body", "projector", "experts", "constant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One parameter: its shape on a tp rank, its role, and whether it is trained.
-
-    `in_product` means that a matrix product can accumulate its gradient (`layers.linear`). The
-    replicas of `experts` are the replicas of their grid; a `constant` is never trained.
-    """
-
-    shape: tuple[int, ...]
-    role: Role = "body"
-    in_product: bool = False
-    trains: bool = True
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    def shard(self, ranks: int) -> int:
-        """Return the elements of one shard over replicas, which FSDP2 pads to equal rows."""
-        return -(-self.shape[0] // ranks) * prod(self.shape[1:])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
     """The ends of a module that a stage holds, and their widths.
 
-    `vocab` is the padded vocabulary, `row_width` the width of the rows that it sends,
-    `source_widths` the widths of the rows that it reads, by module. `sends_text`: generators read
-    the embedding of each token with its row.
+    `vocab` is the padded vocabulary, `words` the number of its tokens; `row_width` the width of the
+    rows that it sends, `sources` the widths of the rows that it reads, by module. The generators
+    `text_readers` read the embedding of each token with its row. After each of the first
+    `deep_rows` layers of language, rows of an encoder's layer are added.
     """
 
     is_first: bool
     is_last: bool
     vocab: int
     row_width: int
-    source_widths: tuple[int, ...] = ()
-    sends_text: bool = False
+    words: int = 0
+    sources: tuple[tuple[str, int], ...] = ()
+    text_readers: frozenset[str] = frozenset()
+    deep_rows: int = 0
+
+    @property
+    def source_widths(self) -> tuple[int, ...]:
+        """Widths of the rows that it reads."""
+        return tuple(width for _, width in self.sources)
 
     def numbers_in(self, rows: tuple[int, ...]) -> int:
         """Return how many numbers these rows hold, counted for each module that is read."""

@@ -1,18 +1,40 @@
 """Talkers: decoders that generate codec tokens, given rows of language.
 
-Decides: their weights and work before the blocks and after them.
+Decides: what they have before the blocks and after them, and its work.
 Relies on: `decoder` for the blocks.
 Leaves: the loss to `models.talker`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.generator import GeneratorKind
-from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
+from mimo_launch.kinds.shapes import ListShape, NormShape, VocabShape, WholeShape
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import Codes, TalkerModel
+
+
+@dataclass(frozen=True, slots=True)
+class CodesShape(LayerShape):
+    """What a talker has before its layers."""
+
+    codes: VocabShape
+    project: WholeShape
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsShape(LayerShape):
+    """What a talker has after its layers."""
+
+    norm: NormShape
+    heads: tuple[VocabShape, ...]
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return both."""
+        return {"norm": self.norm, "heads": ListShape(self.heads)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +68,17 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         """Width inside the MLPs."""
         return self.model.mlp_width
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block."""
-        yield from self._block_weights(self.model.mlp_width, share)
+    def before(self, ends: Ends) -> CodesShape:
+        """Return the embedding of codes, and the map of codes and rows to the stream."""
+        # Codes are as wide as rows, and one map takes both to the stream.
+        (width,) = ends.source_widths
+        codes = VocabShape(self.model.codebooks * self.model.vocab, width)
+        return CodesShape(codes, WholeShape(width, self.model.hidden))
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights for codes and rows, of the final norm, and of the heads."""
-        model = self.model
-        if ends.is_first:
-            # Codes are as wide as rows, and one map takes both to the stream.
-            (width,) = ends.source_widths
-            yield Weight((share.of(model.codebooks * model.vocab), width))
-            yield from (Weight((model.hidden, width)), Weight((model.hidden,)))
-        if ends.is_last:
-            yield Weight((model.hidden,))
-            head = Weight((share.of(model.vocab), model.hidden), in_product=True)
-            yield from (head,) * model.codebooks
+    def after(self, ends: Ends) -> HeadsShape:
+        """Return final norm and heads."""
+        head = VocabShape(self.model.vocab, self.model.hidden, None)
+        return HeadsShape(self.norm(), (head,) * self.model.codebooks)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the map before the blocks, and of the heads."""

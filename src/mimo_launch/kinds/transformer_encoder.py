@@ -1,18 +1,27 @@
 """What encoders and flow generators share: blocks with biases; encoders also a projector.
 
-Decides: their weights, operations and saved activations.
-Relies on: how `models` compute, which tests compare.
+Decides: their layers, operations and saved activations.
+Relies on: `shapes` for weights.
 Leaves: the embedding of images and clips to `vision` and `audio`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.shapes import (
+    AttentionShape,
+    BlockShape,
+    MlpShape,
+    NormShape,
+    ProjectorShape,
+    WholeShape,
+)
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoder_blocks import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
@@ -45,6 +54,26 @@ class PatchWork:
 
     products: int
     saved: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapsShape(LayerShape):
+    """A linear map to the stream for the rows of each module that is read, by its name."""
+
+    sources: tuple[tuple[str, int], ...]
+    width: int
+
+    def parts(self) -> Mapping[str, WholeShape]:
+        """Return the maps."""
+        return {name: WholeShape(size, self.width) for name, size in self.sources}
+
+
+@dataclass(frozen=True, slots=True)
+class RowsShape(LayerShape):
+    """What an encoder has after its layers."""
+
+    norm: NormShape | None
+    projector: LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +127,45 @@ class BlocksKind(ModelKind):
         """The kind of every norm."""
         return "layer"
 
-    def _norm(self) -> Iterator[Weight]:
-        yield from (Weight((self.model.hidden,)),) * (2 if self.norms == "layer" else 1)
+    def norm(self) -> NormShape:
+        """Return the norm of the stream."""
+        return NormShape(self.model.hidden, self.norms)
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block."""
-        width = self.model.hidden
-        part, inner = share.of(width), share.of(self.model.mlp_width)
-        yield from (*self._norm(), *self._norm())
-        yield Weight((3 * part, width), in_product=True)
-        if self.has_qkv_bias:
-            yield Weight(((2 + self.has_key_bias) * part,))
-        ups = self.widths.ups * inner
-        for out, inputs in ((width, part), (ups, width), (width, inner)):
-            yield Weight((out, inputs), in_product=True)
-            if self.has_block_bias:
-                yield Weight((out,))
+    def attention(self) -> AttentionShape:
+        """Return the attention of a block, with as many key heads as query heads."""
+        model = self.model
+        return AttentionShape(
+            width=model.hidden,
+            heads=model.heads,
+            kv_heads=model.heads,
+            head_size=model.hidden // model.heads,
+            bias=self.has_block_bias,
+            qkv_bias=self.has_qkv_bias,
+            key_bias=self.has_key_bias,
+            eps=self.norm().eps,
+            out_scale=self._out_scale,
+        )
+
+    def mlp(self) -> MlpShape:
+        """Return the MLP of a block."""
+        model = self.model
+        return MlpShape(
+            width=model.hidden,
+            inner=model.mlp_width,
+            out=model.hidden,
+            gate="silu" if self.has_gate else None,
+            bias=self.has_block_bias,
+            out_scale=self._out_scale,
+        )
+
+    @property
+    def _out_scale(self) -> float:
+        """The factor on the initial weights of layers that add to the stream."""
+        return float((2 * self.model.layers) ** -0.5)
+
+    def layer(self, number: int) -> BlockShape:
+        """Return a block."""
+        return BlockShape(norm=self.norm(), attention=self.attention(), mlp=self.mlp())
 
     @property
     def widths(self) -> Widths:
@@ -161,40 +213,26 @@ class TransformerEncoderKind(BlocksKind):
     def patch_work(self) -> PatchWork:
         """The work of embedding one patch."""
 
-    @abstractmethod
-    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights before the first block."""
+    def after(self, ends: Ends) -> RowsShape:
+        """Return final norm and projector."""
+        norm = self.norm() if self.has_final_norm else None
+        return RowsShape(norm, self.projector(ends.row_width))
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights of embedding, final norm and projector."""
-        if ends.is_first:
-            yield from self.embedding_weights(ends)
-        if ends.is_last:
-            if self.has_final_norm:
-                yield from self._norm()
-            yield from self._projector(ends.row_width, share)
+    def projector(self, out: int) -> LayerShape:
+        """Return the projector to rows of `out` numbers, with all that trains with it."""
+        return self.maps(out)
 
-    def _projector(self, out: int, share: Share) -> Iterator[Weight]:
-        model, row = self.model, self.model.row_width
-        inside = model.projector_width(out)
-        if model.projector == "gated":
-            between = ((out, row), *((out,),) * model.projector_bias, (out, out), (out,), (out,))
-            yield from (Weight(shape, "projector") for shape in between)
-            for shape in ((2 * share.of(inside), out), (out, share.of(inside))):
-                yield Weight(shape, "projector", in_product=True)
-            return
-        yield from self._map(row, inside, out, share, bias=model.projector_bias)
-
-    def _map(
-        self, row: int, inside: int, out: int, share: Share, *, bias: bool = True
-    ) -> Iterator[Weight]:
-        """Yield the weights of one linear map, or of two with an inner width."""
-        inner = share.of(inside)
-        shapes: tuple[tuple[int, ...], ...] = ((out, share.of(row)), (out,))
-        if inner:
-            shapes = ((inner, row), (inner,), (out, inner), (out,))
-        for shape in shapes if bias else shapes[::2]:
-            yield Weight(shape, "projector", in_product=len(shape) > 1)
+    def maps(self, out: int) -> ProjectorShape:
+        """Return the maps of the projector."""
+        model = self.model
+        return ProjectorShape(
+            kind=model.projector,
+            width=model.row_width,
+            out=out,
+            bias=model.projector_bias,
+            inner=model.projector_mlp_width,
+            patches=model.patches_per_row,
+        )
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projector."""

@@ -1,15 +1,15 @@
 """Vision transformers: what they do not share with other encoders.
 
-Decides: weights and work of the embedding of patches, learned tokens, rotated queries and keys.
+Decides: layers and work of the embedding of patches, learned tokens, rotated queries and keys.
 Relies on: `transformer_encoder` for the rest.
 Leaves: cutting images to `models.encoder_inputs`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mimo_launch.kinds.layer import Ends, Flops, Share, Weight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
@@ -23,6 +23,17 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.shapes import (
+    AttentionShape,
+    BlockShape,
+    ListShape,
+    MlpShape,
+    NormShape,
+    ProjectorShape,
+    TableShape,
+    VectorShape,
+    WholeShape,
+)
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
     BACKWARD,
@@ -33,6 +44,7 @@ from mimo_launch.kinds.transformer_encoder import (
     PatchWork,
     TransformerEncoderKind,
 )
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import Images, VitModel, Windows
 
 # Instead of queries, keys and values in their original order.
@@ -45,6 +57,45 @@ SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=Tru
 WIDE_NORM = Saved(name="queries and keys over their norm", query=1, key=1)
 WIDE_NORM_BF16 = Saved(name="queries and keys in fp32, thrice", query=6, key=6)
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchesShape(LayerShape):
+    """What a ViT has before its layers; the first row of positions is the class token's."""
+
+    patch: WholeShape
+    patch_norm: NormShape | None
+    positions: TableShape | None
+    class_token: TableShape | None
+    registers: TableShape | None
+    pre_norm: NormShape | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeepShape(LayerShape):
+    """The projector of a layer before the last: a norm over the patches of a row, two maps."""
+
+    norm: NormShape
+    mlp: MlpShape
+
+
+@dataclass(frozen=True, slots=True)
+class VisionProjectorShape(LayerShape):
+    """A projector, with a norm before it, a map that merges patches, and projectors beside it.
+
+    `newline` is the learned row that ends a line of tiles.
+    """
+
+    maps: ProjectorShape
+    norm: NormShape | None
+    newline: VectorShape | None
+    merge: WholeShape | None
+    deepstack: tuple[DeepShape, ...]
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return the layers of the projector, and the others."""
+        others = {name: getattr(self, name) for name in ("norm", "newline", "merge")}
+        return {**self.maps.parts(), **others, "deepstack": ListShape(self.deepstack)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +192,66 @@ class VisionKind(TransformerEncoderKind):
         size = self.model.patch_numbers
         return PatchWork(products=size * self.model.hidden, saved=size)
 
-    def layer_weights(self, number: int, share: Share) -> Iterator[Weight]:
-        """Yield the weights of a block."""
-        yield from TransformerEncoderKind.layer_weights(self, number, share)
-        if self.model.qk_norm:
-            yield from (Weight((share.of(self.model.hidden),)),) * 2
-        if self.model.layer_scale is not None:
-            yield from (Weight((self.model.hidden,)),) * 2
+    def norm(self) -> NormShape:
+        """Return the norm of the stream."""
+        return replace(TransformerEncoderKind.norm(self), eps=self.model.norm_eps)
 
-    def _projector(self, out: int, share: Share) -> Iterator[Weight]:
-        model, row = self.model, self.model.row_width
-        yield from TransformerEncoderKind._projector(self, out, share)
-        if model.projector_norm_eps is not None:
-            yield from (Weight((row,), "projector"),) * (
-                2 if model.projector_norm == "layer" else 1
-            )
-        if model.merge_width:
-            yield Weight((row, model.merge_width), "projector")
-        if model.tiles is not None:
-            yield Weight((out,), "projector")
+    def attention(self) -> AttentionShape:
+        """Return the attention of a block; all heads are normalised together, if they are."""
+        plain = TransformerEncoderKind.attention(self)
+        return replace(plain, qk_norm=self.model.qk_norm, wide_norm=True)
 
-    def embedding_weights(self, ends: Ends) -> Iterator[Weight]:
-        """Yield the weights of patches, learned tokens, positions and norms."""
+    def mlp(self) -> MlpShape:
+        """Return the MLP of a block."""
+        plain, activation = TransformerEncoderKind.mlp(self), self.model.activation
+        return plain if activation == "swiglu" else replace(plain, activation=activation)
+
+    def layer(self, number: int) -> BlockShape:
+        """Return a block."""
+        plain = TransformerEncoderKind.layer(self, number)
+        return replace(plain, layer_scale=self.model.layer_scale)
+
+    def before(self, ends: Ends) -> LayerShape:
+        """Return what the first stage has before its layers."""
+        return self.patches()
+
+    def patches(self) -> PatchesShape:
+        """Return the embedding of patches, norms, positions and learned tokens."""
         model, width = self.model, self.model.hidden
-        yield Weight((width, model.patch_numbers))
-        yield from (Weight((width,)),) * (model.patch_bias + model.class_token)
-        if model.registers:
-            yield Weight((model.registers, width))
-        for _ in range(model.patch_norm + model.pre_norm):
-            yield from self._norm()
+        table = None
         if (grid := self.learned_grid) is not None:
-            yield Weight((model.class_token + grid[0] * grid[1], width))
+            table = TableShape(model.class_token + grid[0] * grid[1], width)
+        return PatchesShape(
+            patch=WholeShape(model.patch_numbers, width, model.patch_bias),
+            patch_norm=self.norm() if model.patch_norm else None,
+            positions=table,
+            class_token=TableShape(None, width) if model.class_token else None,
+            registers=TableShape(model.registers, width) if model.registers else None,
+            pre_norm=self.norm() if model.pre_norm else None,
+        )
 
-    def end_weights(self, ends: Ends, share: Share) -> Iterator[Weight]:
-        """Yield the weights of embedding, final norm and projectors."""
-        yield from TransformerEncoderKind.end_weights(self, ends, share)
-        if not ends.is_last:
-            return
-        row = self.model.row_width
-        for _ in self.model.deepstack:
-            yield from (Weight((row,), "projector"),) * 2
-            yield from self._map(row, row, ends.row_width, share)
+    def projector(self, out: int) -> VisionProjectorShape:
+        """Return the projector, with all that trains or is frozen with it."""
+        model, row, norm = self.model, self.model.row_width, None
+        maps = replace(
+            self.maps(out),
+            activation=model.projector_activation,
+            patches=row // model.hidden,
+        )
+        if (eps := model.projector_norm_eps) is not None:
+            offset = float(model.projector_norm_offset)
+            norm = NormShape(row, model.projector_norm, eps, offset=offset)
+        deep = DeepShape(
+            norm=NormShape(row, "layer", model.norm_eps),
+            mlp=MlpShape(width=row, inner=row, out=out, bias=True),
+        )
+        return VisionProjectorShape(
+            maps=maps,
+            norm=norm,
+            newline=None if model.tiles is None else VectorShape(out),
+            merge=WholeShape(model.merge_width, row, bias=False) if model.merge_width else None,
+            deepstack=(deep,) * model.deep_rows,
+        )
 
     def _embedded(self, work: Workload) -> int:
         """Return the number of patches, which exceeds the rows for tiles."""

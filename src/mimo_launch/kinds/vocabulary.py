@@ -1,10 +1,11 @@
-"""Token ids that follow from the spec alone.
+"""Token ids, and the widths at the ends of modules, that follow from the spec alone.
 
 Decides: the vocabulary of the digits task, and the placeholder token of each encoder.
 Relies on: the spec's types.
 Leaves: making samples to `data`.
 """
 
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec
@@ -66,3 +67,17 @@ def num_last_placeholders(spec: Spec) -> int:
 
 def _with_last_ids(spec: Spec) -> list[str]:
     return [name for name in spec.sources_of(LANGUAGE) if spec.modules[name].placeholder is None]
+
+
+def ends_of(spec: Spec, module: str, *, is_first: bool, is_last: bool) -> Ends:
+    """Return the ends that a stage of a module has, and their widths."""
+    return Ends(
+        is_first=is_first,
+        is_last=is_last,
+        vocab=padded_vocab_size(spec),
+        words=vocab_size(spec),
+        row_width=spec.row_width(module),
+        sources=tuple((name, spec.row_width(name)) for name in spec.sources_of(module)),
+        text_readers=text_readers(spec) if module == LANGUAGE else frozenset(),
+        deep_rows=spec.deep_rows,
+    )

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.shapes import AttentionShape, NormShape, WideNormShape
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
-from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
+from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated, rotated_interleaved, sigmoid_gated
@@ -25,75 +25,25 @@ from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.score_attention import attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
-from mimo_launch.spec.layers import Mla
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention.
+    """Multi-head, grouped-query or latent attention; gates as in arXiv:2505.06708."""
 
-    If `gated`, each head's output is multiplied by the sigmoid of a gate (arXiv:2505.06708); the
-    features `q` hold the query and the gate of each head in turn. `interleaved`: in sequences,
-    features of a head that rotate together are adjacent.
-    """
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        *,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        bias: bool,
-        qkv_bias: bool,
-        key_bias: bool = True,
-        qk_norm: bool,
-        wide_norm: bool = False,
-        eps: float,
-        norm_offset: float = 0.0,
-        score_size: float | None = None,
-        score_cap: float | None = None,
-        sinks: bool = False,
-        gated: bool = False,
-        interleaved: bool = False,
-        latent: Mla | None = None,
-        out_scale: float,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: AttentionShape) -> None:
         super().__init__()
-        self.query_parts, self.interleaved = 1 + gated, interleaved
-        self.scale = None if score_size is None else score_size**-0.5
-        self.score_cap = score_cap
-        self.context, self.head_size = context, head_size
-        self.heads = len(even_cut(heads, context.tp.size, context.tp.index))
-        self.kv_heads = max(1, kv_heads // context.tp.size)
-        outputs, value_size = {"q": heads * head_size * self.query_parts}, head_size
-        self.shared_kv: SharedLinear | None = None
-        self.latent: LatentInputs | None = None
-        if latent is not None:
-            value_size = latent.v_head_dim
-            self.latent = LatentInputs(
-                context, latent, width=width, heads=heads, head_size=head_size
-            )
-        elif kv_heads < context.tp.size:
-            self.shared_kv = SharedLinear(
-                context, width, ("k", "v"), kv_heads, head_size, bias=qkv_bias
-            )
-        else:
-            outputs |= {"k": kv_heads * head_size, "v": kv_heads * head_size}
-        if latent is None:
-            unbiased = () if key_bias else ("k",)
-            self.inputs = ColumnLinear(context, width, outputs, bias=qkv_bias, unbiased=unbiased)
-        self.sinks = Sinks(context, heads) if sinks else None
-        self.output = RowLinear(context, "o", heads * value_size, width, bias=bias, scale=out_scale)
+        self.context, self.shape = context, shape
+        self.score_cap = shape.score_cap
+        self.scale = None if shape.score_size is None else shape.score_size**-0.5
+        self.heads = len(context.part(shape.heads))
+        self.kv_heads = max(1, shape.kv_heads // context.tp.size)
+        self.latent = context.made(LatentInputs, shape.narrow)
+        if self.latent is None:
+            self.inputs = ColumnLinear(context, shape.inputs)
+        self.sinks = context.made(Sinks, shape.sink)
+        self.output = RowLinear(context, shape.output)
         self.q_norm, self.k_norm = (
-            (
-                WideNorm(context, size * head_size, eps=eps)
-                if wide_norm
-                else Norm(context, head_size, "rms", eps=eps, inner=True, offset=norm_offset)
-            )
-            if qk_norm
-            else None
-            for size in (heads, kv_heads)
+            _head_norm(context, shape.norm(heads)) for heads in (shape.heads, shape.kv_heads)
         )
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
@@ -111,13 +61,11 @@ class Attention(nn.Module):
     def _projected(self, x_nD: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys, values and any gates of this rank's heads, [N, h or g, K]."""
         x_ND = self.context.enter(x_nD)
-        fused = self.inputs(x_ND)
-        if self.shared_kv is not None:
-            fused = torch.cat([fused, self.shared_kv(x_ND)], dim=1)
-        queries = self.heads * self.query_parts
-        shape = fused.shape[0], queries + 2 * self.kv_heads, self.head_size
+        fused, parts = self.inputs(x_ND), self.shape.query_parts
+        queries = self.heads * parts
+        shape = fused.shape[0], queries + 2 * self.kv_heads, self.shape.head_size
         q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)
-        q, *gates = q.unflatten(1, (self.heads, self.query_parts)).unbind(2)
+        q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k, v, *gates)
@@ -143,7 +91,7 @@ class Attention(nn.Module):
         cp = self.context.cp.size
         q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
         if sequences.cos is not None and sequences.sin is not None:
-            turn = rotated_interleaved if self.interleaved else rotated
+            turn = rotated_interleaved if self.shape.interleaved else rotated
             factors = () if sequences.factors is None else (sequences.factors,)
             q = self.context.fused(turn, q, sequences.cos, sequences.sin, *factors)
             k = self.context.fused(turn, k, sequences.cos, sequences.sin)
@@ -272,6 +220,14 @@ class Attention(nn.Module):
         out = self._attend(q, k, v, allowed, causal=False)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
+
+
+def _head_norm(
+    context: ParallelContext, shape: NormShape | WideNormShape | None
+) -> Norm | WideNorm | None:
+    if isinstance(shape, WideNormShape):
+        return WideNorm(context, shape)
+    return context.made(Norm, shape)
 
 
 def _at(x_NhK: Tensor, places: Tensor) -> Tensor:

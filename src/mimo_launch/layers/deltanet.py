@@ -11,36 +11,28 @@ Legend: N tokens of f features; the rest as in `recurrent`: x, B and C are value
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.kinds.recurrent import RecurrentShape
+from mimo_launch.kinds.shapes import NormShape, WideNormShape
 from mimo_launch.layers.delta_rule_kernels import delta_rule
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, replicated
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import gated_head_norm, widened
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.recurrent import HeadShare, RecurrentMixer
 from mimo_launch.layers.sequence_contexts import Documents, SequenceContext
-from mimo_launch.spec.hybrid import DeltaNetSizes
 
 
 class HeadNorm(SegmentedModule):
     """RMSNorm of each head, times silu(z): [N, f] -> [N, f], in at least fp32 inside."""
 
-    def __init__(self, context: ParallelContext, head_dim: int, eps: float) -> None:
+    def __init__(self, context: ParallelContext, shape: NormShape | WideNormShape) -> None:
         super().__init__()
-        self.context, self.eps = context, eps
-        weight = replicated(
-            "weight",
-            (head_dim,),
-            context.inner_grad,
-            counted=context.counts,
-            init="ones",
-            decay=False,
-        )
-        self.declare("weight", weight, dtype=context.dtype)
+        self.context, self.eps = context, shape.eps
+        context.declare(self, shape)
 
     def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
         """Return the normalised and gated x, in the dtype of x."""
@@ -50,23 +42,9 @@ class HeadNorm(SegmentedModule):
 class DeltaNet(RecurrentMixer):
     """Gated DeltaNet: projections, a short convolution, the delta rule, a gated norm."""
 
-    channels = ("v", "k", "q")
-    steps = ("a", "b")
-    of_heads: ClassVar[Mapping[str, InitKind]] = {"A_log": "log_decay", "dt_bias": "time_step"}
-    conv_bias = False
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        sizes: DeltaNetSizes,
-        *,
-        eps: float,
-        out_scale: float,
-    ) -> None:
-        super().__init__(context, width, sizes, out_scale=out_scale)
-        self.chunk = sizes.chunk
-        self.norm = HeadNorm(context, sizes.head_dim, eps)
+    def __init__(self, context: ParallelContext, shape: RecurrentShape) -> None:
+        super().__init__(context, shape)
+        self.norm = HeadNorm(context, shape.norm)
 
     def _mix(
         self,
@@ -98,6 +76,6 @@ class DeltaNet(RecurrentMixer):
             x_BSHP,
             -weights["A_log"].exp() * F.softplus(a_BSH + weights["dt_bias"]),
             strength_BSH.sigmoid(),
-            chunk=self.chunk,
+            chunk=self.sizes.chunk,
             documents=documents,
         )

@@ -32,11 +32,10 @@ from mimo_launch.comm.autograd_collectives import (
 )
 from mimo_launch.comm.torch_internals import grouped_matmul
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.shapes import ExpertsShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, sharded
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import GATED, squared_relu
-from mimo_launch.spec.language_models import GateActivation
-from mimo_launch.spec.layers import Moe
 
 # In a grouped product, the row size of each factor must be a multiple of this many bytes.
 ALIGNMENT = 16
@@ -59,61 +58,20 @@ class Experts(SegmentedModule):
     input_bias: Tensor
     output_bias: Tensor
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        model: Moe,
-        width: int,
-        *,
-        gate: GateActivation | None,
-        out_scale: float,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: ExpertsShape) -> None:
         super().__init__()
-        self.context, self.width = context, width
-        self.between = squared_relu if gate is None else GATED[gate]
-        names = ("up",) if gate is None else ("gate", "up")
-        self.own = even_cut(model.experts, context.ep.size, context.ep.index)
-        part = even_cut(model.width, context.expert_tp.size, context.expert_tp.index)
-        self.inner = len(part)
-        shape, std = (model.width, width), width**-0.5
-        self.declare(
-            "inputs",
-            *(
-                sharded(f"{expert}.{name}.weight", shape, 0, part, std=std)
-                for expert in self.own
-                for name in names
-            ),
-            dtype=context.dtype,
-        )
-        std = out_scale * model.width**-0.5
-        self.declare(
-            "outputs",
-            *(
-                sharded(f"{expert}.down.weight", (width, model.width), 1, part, std=std)
-                for expert in self.own
-            ),
-            dtype=context.dtype,
-        )
-        self.has_bias = model.bias
-        self.part = even_cut(width, context.expert_tp.size, context.expert_tp.index)
-        if model.bias:
-            self._declare_bias("input_bias", names, model.width, part)
-            self._declare_bias("output_bias", ("down",), width, self.part)
-
-    def _declare_bias(
-        self, attribute: str, names: tuple[str, ...], features: int, part: range
-    ) -> None:
-        biases = (
-            sharded(f"{expert}.{name}.bias", (features,), 0, part, init="zeros", decay=False)
-            for expert in self.own
-            for name in names
-        )
-        self.declare(attribute, *biases, dtype=self.context.dtype)
+        self.context, self.width, self.has_bias = context, shape.width, shape.moe.bias
+        self.between = squared_relu if shape.gate is None else GATED[shape.gate]
+        split = context.expert_tp
+        self.num_own = len(even_cut(shape.moe.experts, context.ep.size, context.ep.index))
+        self.inner = len(even_cut(shape.moe.width, split.size, split.index))
+        self.part = even_cut(shape.width, split.size, split.index)
+        context.declare(self, shape)
 
     def forward(self, x_MD: Tensor, runs: "ExpertRuns") -> Tensor:
         """Return the answers to the tokens, which are ordered by `runs`."""
-        inputs = self.inputs.view(len(self.own), -1, self.width)
-        outputs = self.outputs.view(len(self.own), self.width, self.inner)
+        inputs = self.inputs.view(self.num_own, -1, self.width)
+        outputs = self.outputs.view(self.num_own, self.width, self.inner)
         hidden = grouped_linear(x_MD, inputs, runs)
         if self.has_bias:
             hidden = hidden + self._of_tokens(self.input_bias, runs.counts)
@@ -128,7 +86,7 @@ class Experts(SegmentedModule):
 
         The gradient of each bias is a sum over consecutive rows, in a fixed order.
         """
-        rows = bias.view(len(self.own), -1).unbind()
+        rows = bias.view(self.num_own, -1).unbind()
         return torch.cat([row.expand(num, -1) for row, num in zip(rows, counts, strict=True)])
 
 

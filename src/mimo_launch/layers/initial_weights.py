@@ -49,7 +49,7 @@ def init_parameters(
     with torch.no_grad(), ThreadPoolExecutor(_threads()) as pool:
         for item in local_segments(declared, lambda parameter: parameter.detach()):
             start = (given or {}).get(item.name)
-            unit = 1 if item.segment.init == "given" and not randomise else TILE
+            unit = 1 if item.segment.weight.init == "given" and not randomise else TILE
             for rows in _blocks(item.segment, item.first_row, item.local.shape[0], unit):
                 item.local[_within(rows, item.first_row)] = initial_values(
                     item.name,
@@ -95,19 +95,20 @@ def initial_values(
     """
     rows = range(segment.local_shape[0]) if rows is None else rows
     shape = (len(rows), *segment.local_shape[1:])
-    start: np.ndarray | float = {"normal": 0.0, "zeros": 0.0, "ones": 1.0}.get(segment.init, 0.0)
-    if segment.init == "constant":
-        start = segment.std
-    elif segment.init == "sinusoids":
+    weight = segment.weight
+    start: np.ndarray | float = float(weight.init == "ones")
+    if weight.init == "constant":
+        start = weight.std
+    elif weight.init == "sinusoids":
         start = sinusoids(rows, segment.shape[1])
-    elif segment.init == "given":
+    elif weight.init == "given":
         if given is None:
             raise ValueError(f"no values are given for {name}")
         start = given[rows.start : rows.stop].double().numpy()
-    if segment.init in ("log_decay", "time_step"):
+    if weight.init in ("log_decay", "time_step"):
         normal = torch.from_numpy(_normal(name, segment, seed, rows, pool).reshape(shape))
         uniform = torch.special.ndtr(normal)
-        if segment.init == "log_decay":
+        if weight.init == "log_decay":
             # log(-A) for A uniform between -16 and -1, as in Mamba-2 (its `A_init_range`).
             log_decay: Tensor = (1 + 15 * uniform).log()
             return log_decay
@@ -115,9 +116,9 @@ def initial_values(
         # 3.6).
         step = torch.exp(math.log(0.001) + uniform * math.log(100.0))
         return step + torch.log(-torch.expm1(-step))
-    if segment.init != "normal" and not randomise:
+    if weight.init != "normal" and not randomise:
         return torch.from_numpy(np.broadcast_to(start, shape).copy())
-    scale = segment.std if segment.init == "normal" else 0.1
+    scale = weight.std if weight.init == "normal" else 0.1
     drawn = _normal(name, segment, seed, rows, pool).reshape(shape)
     drawn *= scale
     drawn += start

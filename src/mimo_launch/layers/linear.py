@@ -1,7 +1,6 @@
 """Linear layers cut over tp, and products that accumulate their weight gradients.
 
-Decides: which dimension of each weight is cut, the kind of each gradient, and where the weight
-gradients of a step accumulate before their reduction.
+Decides: where the weight gradients of a step accumulate before their reduction.
 Relies on: `parallel_context` for the collectives around a region; FSDP2, which keeps an unsharded
 gradient per parameter between the backwards of a step (`comm.torch_internals`).
 Leaves: the reduction to FSDP2, norms to `norms`, and the vocabulary to `vocab_parallel`.
@@ -22,8 +21,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
+from mimo_launch.kinds.shapes import ColumnShape, RowShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, replicated, sharded
+from mimo_launch.layers.parameter_segments import SegmentedModule
 
 
 class GradAccumulator:
@@ -98,151 +98,52 @@ def accumulate_in_products(unit: FSDPModule) -> None:
 class ColumnLinear(SegmentedModule):
     """Fused linear layers that share an input, with outputs cut over tp: [N, D] -> [N, f].
 
-    `outputs` maps a segment name to its full number of features; `unbiased` names have no bias. The
-    input must have entered the region (`context.enter`).
+    The input must have entered the region (`context.enter`). Several ranks may hold the same unit
+    of a map (keys and values of a group of query heads, or B and C of a group of Mamba heads) and
+    use it for different heads; these maps are a separate parameter, and their features come last.
     """
 
-    names_itself = False
+    shared_weight: Tensor | None
+    shared_bias: Tensor | None
     weight_gradients: GradAccumulator | None = None
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        outputs: dict[str, int],
-        *,
-        bias: bool,
-        unbiased: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: ColumnShape) -> None:
         super().__init__()
-        std = width**-0.5
-        # For each output: its number of features on this rank, and whether they have a bias.
-        self.parts = [(len(context.part(n)), name not in unbiased) for name, n in outputs.items()]
-        self.declare(
-            "weight",
-            *(
-                sharded(f"{name}.weight", (features, width), 0, context.part(features), std=std)
-                for name, features in outputs.items()
-            ),
-            dtype=context.dtype,
-        )
-        if bias:
-            self.declare(
-                "bias",
-                *(
-                    sharded(
-                        f"{name}.bias",
-                        (features,),
-                        0,
-                        context.part(features),
-                        init="zeros",
-                        decay=False,
-                    )
-                    for name, features in outputs.items()
-                    if name not in unbiased
-                ),
-                dtype=context.dtype,
-            )
-        else:
-            self.bias = None
+        self.context, self.shape = context, shape
+        context.declare(self, shape)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
-        return linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
+        own = linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
+        if self.shared_weight is None:
+            return own
+        return torch.cat([own, F.linear(x_ND, self.shared_weight, self.shared_bias)], dim=1)
 
     def _whole_bias(self) -> Tensor | None:
         """Return the bias of all outputs, with zeros for outputs without one."""
-        if self.bias is None or all(biased for _, biased in self.parts):
+        if self.bias is None or len(self.bias) == len(self.weight):
             return self.bias
-        given = iter(torch.split(self.bias, [size for size, biased in self.parts if biased]))
-        zeros = self.bias.new_zeros
-        return torch.cat([next(given) if biased else zeros(size) for size, biased in self.parts])
-
-
-class SharedLinear(SegmentedModule):
-    """Linear layers with fewer heads than tp ranks: [N, D] -> one head for each name.
-
-    Several ranks hold the same head (keys and values of a group of query heads, or B and C of a
-    group of Mamba heads) and use it for different heads, so each rank's gradient is a term of a
-    sum.
-    """
-
-    names_itself = False
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        names: tuple[str, ...],
-        heads: int,
-        head_size: int,
-        *,
-        bias: bool,
-    ) -> None:
-        super().__init__()
-        rows, std = heads * head_size, width**-0.5
-        weights = (sharded(f"{x}.weight", (rows, width), 0, range(rows), std=std) for x in names)
-        shared = [context.one_of(heads, weight) for weight in weights]
-        self.declare("weight", *shared, dtype=context.dtype)
-        if bias:
-            biases = (
-                sharded(f"{x}.bias", (rows,), 0, range(rows), init="zeros", decay=False)
-                for x in names
-            )
-            shared = [context.one_of(heads, each) for each in biases]
-            self.declare("bias", *shared, dtype=context.dtype)
-        else:
-            self.bias = None
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """Return this rank's head of each name, concatenated."""
-        return F.linear(x_ND, self.weight, self.bias)
+        sizes = {segment.name: segment.local_shape[0] for segment in self.segments["bias"]}
+        given = iter(torch.split(self.bias, list(sizes.values())))
+        return torch.cat(
+            [
+                next(given)
+                if segment.name.replace("weight", "bias") in sizes
+                else self.bias.new_zeros(segment.local_shape[0])
+                for segment in self.segments["weight"]
+            ]
+        )
 
 
 class RowLinear(SegmentedModule):
     """A linear layer with input features cut over tp; it ends the region: [N, f] -> [n, D]."""
 
-    names_itself = False
     weight_gradients: GradAccumulator | None = None
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        name: str,
-        features: int,
-        width: int,
-        *,
-        bias: bool,
-        scale: float = 1.0,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: RowShape) -> None:
         super().__init__()
         self.context = context
-        self.declare(
-            "weight",
-            sharded(
-                f"{name}.weight",
-                (width, features),
-                1,
-                context.part(features),
-                std=scale * features**-0.5,
-            ),
-            dtype=context.dtype,
-        )
-        if bias:
-            self.declare(
-                "bias",
-                replicated(
-                    f"{name}.bias",
-                    (width,),
-                    context.token_grad,
-                    counted=context.counts,
-                    init="zeros",
-                    decay=False,
-                ),
-                dtype=context.dtype,
-            )
-        else:
-            self.bias = None
+        context.declare(self, shape)
 
     def forward(self, x_Nf: Tensor) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""

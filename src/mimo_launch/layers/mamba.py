@@ -9,14 +9,15 @@ Legend: as in `recurrent`.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp
+from mimo_launch.kinds.recurrent import RecurrentShape
+from mimo_launch.kinds.shapes import NormShape, WideNormShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import InitKind, SegmentedModule, sharded
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.recurrent import RecurrentMixer
 from mimo_launch.layers.sequence_contexts import Documents
@@ -30,14 +31,14 @@ class GroupNorm(SegmentedModule):
     Ranks that share a group sum its squares, so the result is the same as at tp 1.
     """
 
-    def __init__(self, context: ParallelContext, sizes: MambaSizes, eps: float) -> None:
+    def __init__(
+        self, context: ParallelContext, shape: NormShape | WideNormShape, groups: int
+    ) -> None:
         super().__init__()
-        self.context, self.eps, self.groups = context, eps, sizes.groups
-        self.group_size = sizes.inner // sizes.groups
-        self.local_groups = max(1, sizes.groups // context.tp.size)
-        part = context.part(sizes.inner)
-        weight = sharded("weight", (sizes.inner,), 0, part, init="ones", decay=False)
-        self.declare("weight", weight, dtype=context.dtype)
+        self.context, self.eps, self.groups = context, shape.eps, groups
+        self.group_size = shape.width // groups
+        self.local_groups = max(1, groups // context.tp.size)
+        context.declare(self, shape)
 
     def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
         """Return the gated and normalised x, in the dtype of x."""
@@ -59,27 +60,10 @@ class GroupNorm(SegmentedModule):
 class Mamba(RecurrentMixer):
     """Mamba-2 (arXiv:2405.21060): projections, a short convolution, recurrence, gated norm."""
 
-    channels = ("x", "B", "C")
-    steps = ("dt",)
-    of_heads: ClassVar[Mapping[str, InitKind]] = {
-        "A_log": "log_decay",
-        "dt_bias": "time_step",
-        "D": "ones",
-    }
-    conv_bias = True
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        sizes: MambaSizes,
-        *,
-        eps: float,
-        out_scale: float,
-    ) -> None:
-        super().__init__(context, width, sizes, out_scale=out_scale)
-        self.chunk, self.min_step = sizes.chunk, sizes.min_step
-        self.norm = GroupNorm(context, sizes, eps)
+    def __init__(self, context: ParallelContext, shape: RecurrentShape) -> None:
+        super().__init__(context, shape)
+        self.min_step = shape.sizes.min_step if isinstance(shape.sizes, MambaSizes) else 0.0
+        self.norm = GroupNorm(context, shape.norm, shape.sizes.groups)
 
     def recur(
         self,
@@ -99,7 +83,7 @@ class Mamba(RecurrentMixer):
             b_BSGK,
             c_BSGK,
             weights["D"],
-            chunk=self.chunk,
+            chunk=self.sizes.chunk,
             documents_BS=None if documents is None else documents.numbers,
         )
         return y

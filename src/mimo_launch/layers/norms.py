@@ -1,6 +1,6 @@
 """Norms, and other small weights: layer scales, attention sinks, a gate on tokens.
 
-Decides: where a norm cut over tp sums its squares over the tp group, and the kind of each gradient.
+Decides: where a norm cut over tp sums its squares over the tp group.
 Relies on: `parallel_context` for compiled passes.
 Leaves: the formulas of norms to `pointwise`; the use of scales and sinks to `attention` and
 `models`.
@@ -8,23 +8,21 @@ Leaves: the formulas of norms to `pointwise`; the use of scales and sinks to `at
 Legend: N tokens, D width; h heads of size K of this rank.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import (
-    InitKind,
-    Segment,
-    SegmentedModule,
-    replicated,
-    sharded,
+from mimo_launch.kinds.shapes import (
+    NormShape,
+    ScaleShape,
+    SinksShape,
+    TokenGateShape,
+    WideNormShape,
 )
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import (
-    EPSILON,
     add_layer_norm,
     add_rms_norm,
     layer_norm,
@@ -47,11 +45,10 @@ def _scaled(x_NhK: Tensor, scale_N1: Tensor, weight_D: Tensor) -> Tensor:
 class WideNorm(SegmentedModule):
     """RMSNorm over all heads of a token, across tp ranks: [N, h, K] -> [N, h, K]."""
 
-    def __init__(self, context: ParallelContext, width: int, *, eps: float) -> None:
+    def __init__(self, context: ParallelContext, shape: WideNormShape) -> None:
         super().__init__()
-        self.context, self.eps, self.width = context, eps, width
-        weight = sharded("weight", (width,), 0, context.part(width), init="ones", decay=False)
-        self.declare("weight", weight, dtype=context.dtype)
+        self.context, self.eps, self.width = context, shape.eps, shape.width
+        context.declare(self, shape)
 
     def forward(self, x_NhK: Tensor) -> Tensor:
         """Return x over the root mean square of the heads of all tp ranks, times the weight."""
@@ -65,32 +62,10 @@ class WideNorm(SegmentedModule):
 class Norm(SegmentedModule):
     """RMSNorm or LayerNorm over the width, computed in at least fp32."""
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        kind: Literal["rms", "layer"],
-        *,
-        eps: float = EPSILON,
-        inner: bool = False,
-        offset: float = 0.0,
-    ) -> None:
-        """Build a norm; `rms` multiplies by the weight plus an `offset`, initially 1 in all."""
+    def __init__(self, context: ParallelContext, shape: NormShape) -> None:
         super().__init__()
-        self.context, self.eps, self.offset = context, eps, offset
-        tp_grad = context.inner_grad if inner else context.token_grad
-
-        def segment(name: str, init: InitKind) -> Segment:
-            return replicated(
-                name, (width,), tp_grad, counted=context.counts, init=init, decay=False
-            )
-
-        init: InitKind = "zeros" if offset else "ones"
-        self.declare("weight", segment("weight", init), dtype=context.dtype)
-        if kind == "layer":
-            self.declare("bias", segment("bias", "zeros"), dtype=context.dtype)
-        else:
-            self.bias = None
+        self.context, self.eps, self.offset = context, shape.eps, shape.offset
+        context.declare(self, shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
@@ -108,18 +83,9 @@ class Norm(SegmentedModule):
 class LayerScale(SegmentedModule):
     """A weight per channel on a layer's addition to the stream: [n, D] -> [n, D]."""
 
-    def __init__(self, context: ParallelContext, width: int, start: float) -> None:
+    def __init__(self, context: ParallelContext, shape: ScaleShape) -> None:
         super().__init__()
-        weight = replicated(
-            "weight",
-            (width,),
-            context.token_grad,
-            counted=context.counts,
-            std=start,
-            init="constant",
-            decay=False,
-        )
-        self.declare("weight", weight, dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return x times the weight."""
@@ -129,10 +95,9 @@ class LayerScale(SegmentedModule):
 class Sinks(SegmentedModule):
     """A logit per head [h] that joins the denominator of a softmax (arXiv:2309.17453)."""
 
-    def __init__(self, context: ParallelContext, heads: int) -> None:
+    def __init__(self, context: ParallelContext, shape: SinksShape) -> None:
         super().__init__()
-        logits = sharded("weight", (heads,), 0, context.part(heads), init="zeros", decay=False)
-        self.declare("weight", logits, dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self) -> Tensor:
         """Return the logits of this rank's heads."""
@@ -147,13 +112,10 @@ def _gated(x_ND: Tensor, gate_N1: Tensor) -> Tensor:
 class TokenGate(SegmentedModule):
     """A factor per token, the sigmoid of a linear map to one number: [n, D] -> [n, D]."""
 
-    def __init__(self, context: ParallelContext, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: TokenGateShape) -> None:
         super().__init__()
         self.context = context
-        weight = replicated(
-            "weight", (1, width), context.token_grad, counted=context.counts, std=width**-0.5
-        )
-        self.declare("weight", weight, dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, x_nD: Tensor, change_nD: Tensor) -> Tensor:
         """Return `change`, an addition to the stream, times the factors computed from x."""

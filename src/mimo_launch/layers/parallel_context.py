@@ -1,11 +1,12 @@
 """The parallelism of a layer: its groups, its part, and how regions begin and end.
 
-Decides: which pair of collectives surrounds a tensor-parallel region.
+Decides: which part of a weight this rank holds, and how its gradient is summed; which pair of
+collectives surrounds a tensor-parallel region.
 Relies on: `comm.autograd_collectives`.
 Leaves: the maths to the layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
@@ -17,13 +18,15 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.layers.parameter_segments import Segment, TpGrad
+from mimo_launch.kinds.weights import LayerShape, Share, Terms, Weight
+from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
 
 SINGLE = Group((0,), 0, None)
 
 
 Result = TypeVar("Result")
+S = TypeVar("S", bound=LayerShape)
 
 
 @cache
@@ -68,20 +71,55 @@ class ParallelContext:
         """Return this tp rank's share of `total` items."""
         return even_cut(total, self.tp.size, self.tp.index)
 
-    def one_of(self, heads: int, whole: Segment) -> Segment:
-        """Return this rank's part of a segment with fewer heads than tp ranks: one head.
-
-        Other ranks hold the same head, and each rank's gradient is a term of a sum.
-        """
-        head, copy = divmod(self.tp.index, self.tp.size // heads)
-        rows = whole.shape[0] // heads
-        return replace(
-            whole,
-            start=head * rows,
-            stop=(head + 1) * rows,
-            tp_grad="partial",
-            counted=copy == 0,
+    @property
+    def share(self) -> Share:
+        """This rank's place among those that cut the module."""
+        ep, expert_tp = self.ep, self.expert_tp
+        return Share(
+            self.tp.size, self.tp.index, ep.size, expert_tp.size, ep.index, expert_tp.index
         )
+
+    def made(
+        self, layer: Callable[["ParallelContext", S], Result], shape: S | None
+    ) -> Result | None:
+        """Return a layer of this shape; None for None."""
+        return None if shape is None else layer(self, shape)
+
+    def declare(self, layer: SegmentedModule, shape: LayerShape) -> None:
+        """Add the parameters and buffers that a layer of this shape owns, with values unset."""
+        layer.names_itself = shape.names_itself
+        for attribute, weights in shape.own(self.tp.size).items():
+            if not weights:
+                setattr(layer, attribute, None)
+            elif weights[0].role == "buffer":
+                layer.declare_buffer(attribute, *self.segments(weights), dtype=self.dtype)
+            else:
+                layer.declare(attribute, *self.segments(weights), dtype=self.dtype)
+
+    def segments(self, weights: Iterable[Weight]) -> tuple[Segment, ...]:
+        """Return this rank's parts of weights that are fused; of experts, those of its own."""
+        own, found = list(weights), []
+        if own[0].experts:
+            numbers = even_cut(own[0].experts, self.ep.size, self.ep.index)
+            own = [replace(w, name=w.name.format(expert=number)) for number in numbers for w in own]
+        for weight in own:
+            part = weight.part(self.share)
+            found.append(Segment(weight, part.start, part.stop, *self._sum_of(weight)))
+        return tuple(found)
+
+    def _sum_of(self, weight: Weight) -> tuple[TpGrad, bool]:
+        """Return the kind of a weight's gradient, and whether this rank counts it in norms."""
+        if weight.axis is not None:
+            copies = weight.copies(self.tp.size)
+            return "partial" if copies > 1 else "sharded", self.tp.index % copies == 0
+        if weight.role == "buffer":
+            return "complete", self.counts and self.replicas.index == 0
+        of_terms: dict[Terms, TpGrad] = {
+            "tokens": self.token_grad,
+            "region": self.inner_grad,
+            "complete": "complete",
+        }
+        return of_terms[weight.terms], self.counts
 
     def enter(self, x: Tensor) -> Tensor:
         """Begin a tensor-parallel region: tokens in, all tokens out, [n or N, D] -> [N, D]."""

@@ -3,8 +3,8 @@
 Decides: how a local parameter (possibly several segments fused along dim 0, cut over tp) maps to
 the full tensors that users, checkpoints and proofs know by name, before and after FSDP shards it
 over dp x cp.
-Relies on: layers, which declare their parameters with `declare`; FSDP2, which cuts dim 0 into equal
-runs of rows, with the last ones shorter or empty.
+Relies on: layers, which declare their parameters from their shapes (`ParallelContext.declare`);
+FSDP2, which cuts dim 0 into equal runs of rows, with the last ones shorter or empty.
 Leaves: values to `initial_weights`, sums over tp to `optimizer.gradients`.
 """
 
@@ -17,42 +17,48 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.kinds.weights import Init, Weight
+
 # sharded: only this rank has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is computed once per step.
 TpGrad = Literal["sharded", "complete", "partial"]
-# sinusoids: a table of positions; log_decay, time_step: of Mamba heads; see `initial_weights`.
-# constant: `std` everywhere. given: not drawn, see `PlainParameters`.
-InitKind = Literal[
-    "normal", "zeros", "ones", "constant", "sinusoids", "log_decay", "time_step", "given"
-]
 # The attribute that holds the segments of layers that declare none (see `adopt_parameters`).
 ADOPTED = "adopted_segments"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One canonical tensor and the part of it that this rank holds.
+    """A weight and the part of it that this rank holds: `start:stop` of its `axis`.
 
-    `axis` is the tensor dimension cut over tp (None: held whole) and `start:stop` this rank's part.
     Several tp ranks may hold the same part (shared key/value heads, or the whole tensor); `counted`
-    is true on the one rank that counts it in the gradient norm. `std` is the scale of a normal
-    init. Without `trains`, a segment keeps its values even if its module trains. Weight decay
-    applies with `decay`, and to an `embedding` (of tokens, of positions, of a class) if the spec
-    says so.
+    is true on the one rank that counts it in the gradient norm.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    axis: int | None
+    weight: Weight
     start: int
     stop: int
     tp_grad: TpGrad
     counted: bool
-    init: InitKind = "normal"
-    std: float = 0.02
-    decay: bool = True
-    trains: bool = True
-    embedding: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name inside its layer."""
+        return self.weight.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole weight."""
+        return self.weight.shape
+
+    @property
+    def axis(self) -> int | None:
+        """The dimension cut over tp; None if it is held whole."""
+        return self.weight.axis
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains if its module does."""
+        return self.weight.trains
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -72,20 +78,6 @@ class Segment:
         )
 
 
-def sharded(
-    name: str,
-    shape: tuple[int, ...],
-    axis: int,
-    part: range,
-    *,
-    std: float = 0.02,
-    init: InitKind = "normal",
-    decay: bool = True,
-) -> Segment:
-    """Return a segment of which only this tp rank holds its part."""
-    return Segment(name, shape, axis, part.start, part.stop, "sharded", True, init, std, decay)
-
-
 def replicated(
     name: str,
     shape: tuple[int, ...],
@@ -93,12 +85,13 @@ def replicated(
     *,
     counted: bool,
     std: float = 0.02,
-    init: InitKind = "normal",
+    init: Init = "normal",
     decay: bool = True,
     trains: bool = True,
 ) -> Segment:
-    """Return a segment that every tp rank holds whole."""
-    return Segment(name, shape, None, 0, shape[0], tp_grad, counted, init, std, decay, trains)
+    """Return a segment that every tp rank holds whole, for a layer of a user."""
+    weight = Weight(name=name, shape=shape, init=init, std=std, decay=decay, trains=trains)
+    return Segment(weight, 0, shape[0], tp_grad, counted)
 
 
 class SegmentedModule(nn.Module):
@@ -106,7 +99,8 @@ class SegmentedModule(nn.Module):
 
     If fused layers are an implementation detail, a false `names_itself` drops the layer's name from
     the path: `attention.inputs` holds `attention.q.weight`, on every layout. The keys of `segments`
-    are attributes, with dots for parameters inside the layers of a library.
+    are attributes, with dots for parameters inside the layers of a library. A weight or bias that
+    is not declared is None.
     """
 
     names_itself = True
@@ -153,8 +147,8 @@ class DeclaredParameter:
 
     def decays(self, *, embeddings: bool) -> bool:
         """Whether weight decay applies; all segments of a parameter agree."""
-        segment = self.placed[0].segment
-        return segment.decay or (embeddings and segment.embedding)
+        weight = self.placed[0].segment.weight
+        return weight.decay or (embeddings and weight.role == "embedding")
 
     @property
     def trains(self) -> bool:
@@ -208,12 +202,9 @@ def adopt_parameters(root: nn.Module) -> list[str]:
                 )
             if parameter.ndim == 0:
                 raise ValueError(f"parameter `{name}` has no dimension; give it one, of size 1")
-            segment = Segment(
+            segment = replicated(
                 attribute,
                 tuple(parameter.shape),
-                None,
-                0,
-                parameter.shape[0],
                 "complete",
                 counted=True,
                 init="given",

@@ -14,73 +14,29 @@ Mamba-2: channels of heads, and two vectors for each group of heads.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exchange
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.layers.linear import ColumnLinear, RowLinear, SharedLinear
+from mimo_launch.kinds.recurrent import RecurrentShape
+from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import InitKind, Segment, SegmentedModule, sharded
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.sequence_contexts import Documents, SequenceContext, in_order, in_shards
 from mimo_launch.layers.ssd_kernels import causal_conv
-from mimo_launch.spec.hybrid import RecurrentSizes
 
 
-class CausalConvolution(SegmentedModule):
-    """Weights of the depthwise convolution over x, B and C, fused like their channels."""
+class Declared(SegmentedModule):
+    """Weights that the mixer uses: of its convolution over x, B and C, or one number per head."""
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        sizes: RecurrentSizes,
-        names: tuple[str, str, str],
-        *,
-        bias: bool,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: LayerShape) -> None:
         super().__init__()
-        widths = sizes.inner, sizes.shared, sizes.shared
-
-        def parts(kind: str, *last: int) -> list[Segment]:
-            is_weight = kind == "weight"
-            made = [
-                sharded(
-                    f"{name}.{kind}",
-                    (channels, *last),
-                    0,
-                    context.part(channels),
-                    # The standard deviation of torch's uniform init for a depthwise convolution.
-                    std=(3 * sizes.conv) ** -0.5,
-                    init="normal" if is_weight else "zeros",
-                    decay=is_weight,
-                )
-                for name, channels in zip(names, widths, strict=True)
-            ]
-            if sizes.groups < context.tp.size:
-                made[1:] = [context.one_of(sizes.groups, each) for each in made[1:]]
-            return made
-
-        self.declare("weight", *parts("weight", sizes.conv), dtype=context.dtype)
-        if bias:
-            self.declare("bias", *parts("bias"), dtype=context.dtype)
-        else:
-            self.bias = None
-
-
-class HeadWeights(SegmentedModule):
-    """Weights with one number per head, such as the logarithm of its decay."""
-
-    names_itself = False
-
-    def __init__(self, context: ParallelContext, heads: int, start: Mapping[str, InitKind]) -> None:
-        super().__init__()
-        part = context.part(heads)
-        for name, init in start.items():
-            segment = sharded(name, (heads,), 0, part, init=init, decay=False)
-            self.declare(name, segment, dtype=context.dtype)
+        context.declare(self, shape)
 
 
 class HeadShare(NamedTuple):
@@ -91,39 +47,19 @@ class HeadShare(NamedTuple):
 
 
 class RecurrentMixer(nn.Module):
-    """Projections, a short convolution, a recurrence along sequences, a gated norm.
+    """Projections, a short convolution, a recurrence along sequences, a gated norm."""
 
-    `channels` names the inputs of the convolution: one for heads, then two for groups; `steps`
-    names the inputs with one number per head and token; `of_heads` the weights with one number per
-    head.
-    """
-
-    channels: ClassVar[tuple[str, str, str]]
-    steps: ClassVar[tuple[str, ...]]
-    of_heads: ClassVar[Mapping[str, InitKind]]
-    conv_bias: ClassVar[bool]
     norm: nn.Module
 
-    def __init__(
-        self, context: ParallelContext, width: int, sizes: RecurrentSizes, *, out_scale: float
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: RecurrentShape) -> None:
         super().__init__()
-        self.context, self.sizes = context, sizes
-        self.heads = len(context.part(sizes.heads))
-        self.groups = max(1, sizes.groups // context.tp.size)
-        inner, *shared = self.channels
-        outputs = {"z": sizes.inner, inner: sizes.inner, **dict.fromkeys(self.steps, sizes.heads)}
-        self.shared_inputs: SharedLinear | None = None
-        if sizes.groups < context.tp.size:
-            self.shared_inputs = SharedLinear(
-                context, width, tuple(shared), sizes.groups, sizes.state, bias=False
-            )
-        else:
-            outputs |= dict.fromkeys(shared, sizes.shared)
-        self.inputs = ColumnLinear(context, width, outputs, bias=False)
-        self.conv = CausalConvolution(context, sizes, self.channels, bias=self.conv_bias)
-        self.head = HeadWeights(context, sizes.heads, self.of_heads)
-        self.output = RowLinear(context, "out", sizes.inner, width, bias=False, scale=out_scale)
+        self.context, self.shape, self.sizes = context, shape, shape.sizes
+        self.heads = len(context.part(shape.sizes.heads))
+        self.groups = max(1, shape.sizes.groups // context.tp.size)
+        self.inputs = ColumnLinear(context, shape.inputs)
+        self.conv = Declared(context, shape.conv)
+        self.head = Declared(context, shape.head)
+        self.output = RowLinear(context, shape.output)
 
     def recur(
         self,
@@ -143,12 +79,9 @@ class RecurrentMixer(nn.Module):
 
     def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return the mixed tokens, [n, D] -> [n, D]; documents do not affect each other."""
-        x_ND = self.context.enter(x_nD)
-        fused = self.inputs(x_ND)
-        if self.shared_inputs is not None:
-            fused = torch.cat([fused, self.shared_inputs(x_ND)], dim=1)
+        fused = self.inputs(self.context.enter(x_nD))
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
-        widths = [inner, inner, *[self.heads] * len(self.steps), shared, shared]
+        widths = [inner, inner, *[self.heads] * len(self.shape.facts.steps), shared, shared]
         z, x, *steps, b, c = torch.split(fused, widths, dim=1)
         y_Nf = self._along_sequences((x, b, c), tuple(steps), sequences)
         out: Tensor = self.output(self.norm(y_Nf, z))
@@ -218,7 +151,7 @@ class RecurrentMixer(nn.Module):
             steps_BSe,
             {
                 name: _rows(widened(getattr(self.head, name)), share.heads, 1, dim=0)
-                for name in self.of_heads
+                for name, _ in self.shape.facts.of_heads
             },
             sequences.documents,
         )

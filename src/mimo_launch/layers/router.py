@@ -29,16 +29,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
+from mimo_launch.kinds.shapes import ExpertBiasShape, RouterShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.spec.layers import Moe
 
 
 class AuxLoss:
-    """The sum of the auxiliary losses of a step, on the device."""
+    """The sum of the auxiliary losses of a step, on the device: a mean over its `samples`."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, samples: int) -> None:
+        self.samples = samples
         self.total = torch.zeros((), dtype=torch.float64, device=device)
 
     def clear(self) -> None:
@@ -109,42 +110,11 @@ class Choice:
 class Router(SegmentedModule):
     """Chooses `top_k` experts for each token, in at least fp32."""
 
-    def __init__(
-        self, context: ParallelContext, model: Moe, width: int, coefficient: float
-    ) -> None:
-        """`coefficient` weights the balance loss over the samples of a step."""
+    def __init__(self, context: ParallelContext, shape: RouterShape) -> None:
         super().__init__()
-        self.context, self.model, self.coefficient = context, model, coefficient
-        # Each tp rank routes different tokens, with sequence parallelism and without.
-        self.declare(
-            "weight",
-            replicated(
-                "weight",
-                (model.experts, width),
-                context.inner_grad,
-                counted=context.counts,
-                std=width**-0.5,
-            ),
-            dtype=context.dtype,
-        )
-        if model.bias:
-            self.declare(
-                "bias",
-                replicated(
-                    "bias",
-                    (model.experts,),
-                    context.inner_grad,
-                    counted=context.counts,
-                    init="zeros",
-                    decay=False,
-                ),
-                dtype=context.dtype,
-            )
-        else:
-            self.bias = None
-        self.expert_bias: ExpertBias | None = None
-        if model.bias_update_rate is not None:
-            self.expert_bias = ExpertBias(context, model.experts, model.bias_update_rate)
+        self.context, self.model = context, shape.moe
+        context.declare(self, shape)
+        self.expert_bias = context.made(ExpertBias, shape.expert_bias)
 
     def forward(
         self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
@@ -163,22 +133,25 @@ class Router(SegmentedModule):
         if self.model.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights * self.model.scale
-        balances = self.coefficient and scores_nE.requires_grad
+        balances = self.model.aux_loss and scores_nE.requires_grad
         if tokens is not None and loss is not None and balances:
-            weights = add_aux_loss(weights, self._balance(scores_nE, experts, tokens), loss)
+            balance = self._balance(scores_nE, experts, tokens, loss.samples)
+            weights = add_aux_loss(weights, balance, loss)
         if tokens is not None and self.expert_bias is not None:
             weights = self.expert_bias.count(weights, experts, tokens.share > 0)
         return Choice(experts, weights)
 
-    def _balance(self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares) -> Tensor:
-        """Return this rank's terms of the balance loss of a microbatch."""
+    def _balance(
+        self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares, samples: int
+    ) -> Tensor:
+        """Return this rank's terms of the balance loss of a microbatch, of `samples` of a step."""
         chosen = torch.zeros_like(scores_nE).scatter_(1, experts_nk, 1.0)
         numbers = torch.arange(tokens.num_samples, device=scores_nE.device)
         is_of = tokens.sample == numbers[:, None]
         shares_Bn = torch.where(is_of, tokens.share, 0.0).to(scores_nE.dtype)
         f_BE = all_reduce(all_reduce(shares_Bn @ chosen, self.context.tp), self.context.cp)
         parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
-        factor = self.coefficient * self.model.experts / self.model.top_k
+        factor = self.model.aux_loss / samples * self.model.experts / self.model.top_k
         return factor * (f_BE * (shares_Bn @ parts_nE)).sum()
 
 
@@ -219,22 +192,12 @@ class ExpertBias(SegmentedModule):
     values: Tensor
     load: Tensor
 
-    def __init__(self, context: ParallelContext, experts: int, rate: float) -> None:
+    def __init__(self, context: ParallelContext, shape: ExpertBiasShape) -> None:
         super().__init__()
-        self.rate = rate
-        saves = context.counts and context.replicas.index == 0
-        segment = replicated(
-            "expert_bias",
-            (experts,),
-            "complete",
-            counted=saves,
-            init="zeros",
-            decay=False,
-            trains=False,
-        )
-        self.declare_buffer("values", segment, dtype=context.dtype)
+        self.rate = shape.rate
+        context.declare(self, shape)
         # Integers, so that every rank computes the same sign. Zero at the start of a step.
-        load = torch.zeros(experts, dtype=torch.int64)
+        load = torch.zeros(shape.experts, dtype=torch.int64)
         self.register_buffer("load", load, persistent=False)
 
     def forward(self, scores_nE: Tensor) -> Tensor:

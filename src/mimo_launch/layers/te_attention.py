@@ -8,12 +8,11 @@ Legend: n tokens between regions, N tokens of this rank inside, D width, h heads
 heads of this rank, K head size.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
+from mimo_launch.kinds.shapes import AttentionShape, NormShape
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.pointwise import rotated
 from mimo_launch.layers.sequence_contexts import SequenceContext
@@ -24,33 +23,22 @@ from mimo_launch.layers.varlen_attention import CAUSAL, WHOLE, Packed, packed, p
 class TeAttention(nn.Module):
     """Norm, then multi-head or grouped-query attention: [n, D] -> [n, D], without the residual."""
 
-    def __init__(
-        self,
-        layers: TeLayers,
-        *,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        norm: Literal["rms", "layer"],
-        bias: bool,
-        qkv_bias: bool,
-        qk_norm: bool,
-        eps: float,
-    ) -> None:
+    def __init__(self, layers: TeLayers, shape: AttentionShape, norm: NormShape) -> None:
         super().__init__()
-        self.context, self.head_size = layers.context, head_size
-        self.heads = len(self.context.part(heads))
+        self.context, self.head_size = layers.context, shape.head_size
+        self.heads = len(self.context.part(shape.heads))
         # With fewer key/value heads than tp ranks, several ranks hold the same head.
-        self.kv_heads = max(1, kv_heads // self.context.tp.size)
-        features = (self.heads + 2 * self.kv_heads) * head_size
-        self.inputs = layers.norm_column(width, features, norm=norm, eps=eps, bias=qkv_bias)
-        self.q_norm = layers.head_norm(head_size, eps=eps) if qk_norm else None
-        self.k_norm = layers.head_norm(head_size, eps=eps) if qk_norm else None
-        sizes = self.heads, self.kv_heads, head_size
+        self.kv_heads = max(1, shape.kv_heads // self.context.tp.size)
+        features = (self.heads + 2 * self.kv_heads) * shape.head_size
+        self.inputs = layers.norm_column(norm, features, bias=shape.qkv_bias)
+        self.q_norm, self.k_norm = (
+            layers.head_norm(shape.head_size, eps=shape.eps) if shape.qk_norm else None
+            for _ in range(2)
+        )
+        sizes = self.heads, self.kv_heads, shape.head_size
         self.core = layers.attention(*sizes, ring=False)
         self.ring = layers.attention(*sizes, ring=True) if self.context.cp.size > 1 else self.core
-        self.output = layers.row(heads * head_size, width, bias=bias)
+        self.output = layers.row(shape.output)
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens."""

@@ -14,11 +14,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.kinds.shapes import NormShape, RowShape
 from mimo_launch.layers.parallel_context import ParallelContext
 
 NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
@@ -41,48 +42,44 @@ class TeLayers:
     context: ParallelContext
     stream: torch.cuda.Stream | None
 
-    def norm_column(
-        self, width: int, features: int, *, norm: Literal["rms", "layer"], eps: float, bias: bool
-    ) -> nn.Module:
+    def norm_column(self, norm: NormShape, features: int, *, bias: bool) -> nn.Module:
         """Return a norm and a linear layer with `features` outputs on this rank.
 
         [n, D] -> [N, f].
         """
         return self._make(
             "LayerNormLinear",
-            width,
+            norm.width,
             # The package divides by tp; ranks that share a key/value head hold more than 1 / tp.
             features * self.context.tp.size,
-            normalization=NORMS[norm],
-            eps=eps,
+            normalization=NORMS[norm.kind],
+            eps=norm.eps,
             bias=bias,
             parallel_mode=self._mode("column"),
             init_method=_unset,
             sequence_parallel=self.context.sequence_parallel,
         )
 
-    def row(self, features: int, width: int, *, bias: bool) -> nn.Module:
-        """Return a linear layer that ends a region, with `features` cut: [N, f] -> [n, D]."""
+    def row(self, shape: RowShape) -> nn.Module:
+        """Return a linear layer that ends a region: [N, f] -> [n, D]."""
         return self._make(
             "Linear",
-            features,
-            width,
-            bias=bias,
+            shape.features,
+            shape.width,
+            bias=shape.bias,
             parallel_mode=self._mode("row"),
             init_method=_unset,
             sequence_parallel=self.context.sequence_parallel,
         )
 
-    def norm_swiglu(
-        self, width: int, inner: int, *, norm: Literal["rms", "layer"], eps: float
-    ) -> nn.Module:
+    def norm_swiglu(self, norm: NormShape, inner: int) -> nn.Module:
         """Return a norm and a SwiGLU MLP without biases, with `inner` cut: [n, D] -> [n, D]."""
         return self._make(
             "LayerNormMLP",
-            width,
+            norm.width,
             inner,
-            normalization=NORMS[norm],
-            eps=eps,
+            normalization=NORMS[norm.kind],
+            eps=norm.eps,
             bias=False,
             activation="swiglu",
             set_parallel_mode=self.context.tp.size > 1,

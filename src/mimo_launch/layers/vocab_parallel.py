@@ -19,10 +19,11 @@ from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce, all_reduce_max
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.kinds.shapes import VocabShape
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.linear import GradAccumulator, linear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, sharded
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
 
 
@@ -33,21 +34,14 @@ class VocabEmbedding(SegmentedModule):
     """
 
     def __init__(
-        self,
-        context: ParallelContext,
-        vocab: int,
-        width: int,
-        *,
-        std: float = 0.5,
-        counted: bool = True,
+        self, context: ParallelContext, shape: VocabShape, *, counted: bool = True
     ) -> None:
         """`counted` is False on the second stage that holds a tied embedding."""
         super().__init__()
-        self.context = context
-        self.part = context.part(vocab)
-        segment = sharded("weight", (vocab, width), 0, self.part, std=std, decay=False)
-        segment = replace(segment, counted=counted, embedding=True)
-        self.declare("weight", segment, dtype=context.dtype)
+        self.context, self.part = context, context.part(shape.vocab)
+        context.declare(self, shape)
+        if not counted:
+            self.segments["weight"] = (replace(self.segments["weight"][0], counted=False),)
 
     def forward(self, ids_N: Tensor) -> Tensor:
         """Return the embeddings; each rank looks up its own ids and adds zeros for the others."""
@@ -63,11 +57,10 @@ class VocabHead(SegmentedModule):
 
     weight_gradients: GradAccumulator | None = None
 
-    def __init__(self, context: ParallelContext, vocab: int, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: VocabShape) -> None:
         super().__init__()
-        self.part = context.part(vocab)
-        segment: Segment = sharded("weight", (vocab, width), 0, self.part, std=width**-0.5)
-        self.declare("weight", segment, dtype=context.dtype)
+        self.part = context.part(shape.vocab)
+        context.declare(self, shape)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's logits."""

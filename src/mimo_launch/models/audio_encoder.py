@@ -12,25 +12,21 @@ Legend: N tokens of a replica's group, n tokens of this rank, M mel bands, D wid
 language model.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.kinds.audio import KERNEL, AudioKind, WindowsShape
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import gelu
+from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Patches, own_share
 from mimo_launch.models.projector import owned, projector
-from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import AudioModel
-
-KERNEL = 3
 
 
 class Convolution(SegmentedModule):
@@ -39,50 +35,13 @@ class Convolution(SegmentedModule):
     Shapes: [..., C, 3] -> [..., D].
     """
 
-    def __init__(self, context: ParallelContext, channels: int, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: WindowsShape) -> None:
         super().__init__()
-        std = (channels * KERNEL) ** -0.5
-        weight = replicated(
-            "weight",
-            (width, channels, KERNEL),
-            context.token_grad,
-            counted=context.counts,
-            std=std,
-        )
-        bias = replicated(
-            "bias",
-            (width,),
-            context.token_grad,
-            counted=context.counts,
-            init="zeros",
-            decay=False,
-        )
-        self.declare("weight", weight, dtype=context.dtype)
-        self.declare("bias", bias, dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, windows: Tensor) -> Tensor:
         """Return one output per window."""
         return F.linear(windows.flatten(-2), self.weight.flatten(1), self.bias)
-
-
-class Positions(SegmentedModule):
-    """A table of sines and cosines, stored with the weights as in Whisper and never trained."""
-
-    def __init__(self, context: ParallelContext, size: int, width: int) -> None:
-        super().__init__()
-        table = replicated(
-            "weight",
-            (size, width),
-            "complete",
-            counted=context.counts,
-            init="sinusoids",
-            decay=False,
-        )
-        self.declare("weight", replace(table, trains=False), dtype=context.dtype)
-
-    def forward(self, places_n: Tensor) -> Tensor:
-        """Return the table's rows [n, D] for places in a clip."""
-        return F.embedding(places_n, self.weight)
 
 
 class AudioStage(nn.Module):
@@ -91,31 +50,24 @@ class AudioStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: AudioModel,
+        kind: AudioKind,
         stage: Stage,
+        ends: Ends,
         *,
-        row_width: int,
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.stage, self.model = context, stage, model
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            self.conv1 = Convolution(context, model.mels, model.hidden)
-            self.conv2 = Convolution(context, model.hidden, model.hidden)
-            self.positions = Positions(context, model.frames // FRAMES_PER_TOKEN, model.hidden)
-        shape = replace(encoder_shape(model), key_bias=False)
-        self.layers = blocks(context, shape, stage, recompute=recompute)
+            before = kind.before(ends)
+            self.conv1 = Convolution(context, before.conv1)
+            self.conv2 = Convolution(context, before.conv2)
+            self.positions = WholeTable(context, before.positions)
+        shapes = {number: kind.layer(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "layer")
-            self.projector = projector(
-                context,
-                model.projector,
-                model.row_width,
-                row_width,
-                bias=model.projector_bias,
-                inner=model.projector_mlp_width or 0,
-                patches=model.patches_per_row,
-            )
+            self.norm = Norm(context, kind.norm())
+            self.projector = projector(context, kind.maps(ends.row_width))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.

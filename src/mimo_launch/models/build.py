@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import padded_vocab_size, text_readers, vocab_size
+from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import (
@@ -129,7 +129,7 @@ def build_modules(
         if context.fp8 is not None:
             context.fp8.allocate()
         before_tp_sum = FiniteFlag(context.device)
-        aux_loss = None if module.experts is None else AuxLoss(context.device)
+        aux_loss = None if module.experts is None else AuxLoss(context.device, spec.batch.global_)
         modules[module.name] = RankModule(
             module, context, stages, sharding, before_dp_sum, before_tp_sum, aux_loss
         )
@@ -178,20 +178,10 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     kind = kind_of(module.model)
     if kind.is_custom:
         return build_custom_stage(spec, stage, context)
-    options: dict[str, object] = {"row_width": spec.row_width(stage.module)}
-    if kind.reads_tokens:
-        options = {
-            "vocab": vocab_size(spec),
-            "padded_vocab": padded_vocab_size(spec),
-            "global_samples": spec.batch.global_,
-            "text_readers": text_readers(spec),
-            "deep_rows": spec.deep_rows,
-        }
-    elif kind.reads_rows:
-        options["sources"] = {n: spec.row_width(n) for n in spec.sources_of(stage.module)}
+    ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
     file, _, name = kind.stage.partition(":")
     network: nn.Module = getattr(import_module(file), name)(
-        context, module.model, stage, recompute=module.recompute == "full", **options
+        context, kind, stage, ends, recompute=module.recompute == "full"
     )
     return network
 

@@ -11,11 +11,11 @@ Legend: n tokens of this rank, with its own (queries) first, D width, W width of
 L width of a row that leaves.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.kinds.connector import ConnectorKind
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeTable
@@ -24,8 +24,6 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.projector import owned, projector
 from mimo_launch.models.row_places import RowReader
-from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.spec.spec import ConnectorModel
 
 
 class ConnectorStage(nn.Module):
@@ -34,31 +32,23 @@ class ConnectorStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: ConnectorModel,
+        kind: ConnectorKind,
         stage: Stage,
+        ends: Ends,
         *,
-        row_width: int,
-        sources: Mapping[str, int],
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.model, self.stage = context, model, stage
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            self.reads = RowReader(context, sources, model.hidden)
-            self.queries: WholeTable | None = None
-            if model.queries is not None:
-                self.queries = WholeTable(context, model.queries, model.hidden)
-        self.layers = blocks(context, encoder_shape(model), stage, recompute=recompute)
+            before = kind.before(ends)
+            self.reads = RowReader(context, before.reads)
+            self.queries = context.made(WholeTable, before.queries)
+        shapes = {number: kind.layer(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "layer")
-            self.projector = projector(
-                context,
-                model.projector,
-                model.hidden,
-                row_width,
-                bias=model.projector_bias,
-                inner=model.projector_mlp_width or 0,
-            )
+            self.norm = Norm(context, kind.norm())
+            self.projector = projector(context, kind.maps(ends.row_width))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.

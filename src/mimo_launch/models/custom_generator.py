@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exit_tp
+from mimo_launch.kinds.transformer_encoder import MapsShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layout.stages import Stage
@@ -68,7 +69,7 @@ class GeneratorStage(CustomStage):
         super().__init__(context, model, stage)
         self.make(recompute=recompute)
         if stage.is_first:
-            self.reads = RowReader(context, sources, model.hidden)
+            self.reads = RowReader(context, MapsShape(tuple(sources.items()), model.hidden))
         if stage.is_last:
             self.head = self.make_head()
 

@@ -77,7 +77,7 @@ def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]
     Raises: CustomClassError
     """
     placed = (p for declared in declared_parameters(name, network) for p in declared.placed)
-    if not any(each.segment.init == "given" for each in placed):
+    if not any(each.segment.weight.init == "given" for each in placed):
         return {}
     whole = whole_stage(spec, name)
     digest = blake2b(f"{spec.train.seed}/{name}".encode(), digest_size=8).digest()
@@ -89,7 +89,7 @@ def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]
         placed.name: declared.parameter.detach()
         for declared in declared_parameters(name, made)
         for placed in declared.placed
-        if placed.segment.init == "given"
+        if placed.segment.weight.init == "given"
     }
 
 
@@ -200,8 +200,10 @@ def _keep_frozen(network: nn.Module) -> None:
         if isinstance(layer, SegmentedModule):
             for attribute, segments in layer.segments.items():
                 if not attrgetter(attribute)(layer).requires_grad:
-                    fixed = (replace(segment, trains=False) for segment in segments)
-                    layer.segments[attribute] = tuple(fixed)
+                    layer.segments[attribute] = tuple(
+                        replace(each, weight=replace(each.weight, trains=False))
+                        for each in segments
+                    )
 
 
 def _trains(network: nn.Module) -> bool:

@@ -11,13 +11,14 @@ Legend: P values of a patch, n tokens of this rank, with its patches first, D wi
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exit_tp
+from mimo_launch.kinds.flow import FlowKind, TimeShape
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
@@ -27,8 +28,6 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, own_share, own_tokens
 from mimo_launch.models.positions import sincos_positions
 from mimo_launch.models.row_places import RowReader
-from mimo_launch.models.transformer_block import encoder_shape
-from mimo_launch.spec.spec import FlowModel
 
 # Times between 0 and 1 are embedded like the steps of a diffusion model with this many steps.
 TIME_SCALE = 1000.0
@@ -37,11 +36,11 @@ TIME_SCALE = 1000.0
 class TimeEmbedding(nn.Module):
     """Sines and cosines of a time, and two linear maps: [n] -> [n, D]."""
 
-    def __init__(self, context: ParallelContext, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: TimeShape) -> None:
         super().__init__()
-        self.width = width
-        self.up = WholeLinear(context, width, width)
-        self.down = WholeLinear(context, width, width)
+        self.width = shape.up.inputs
+        self.up = WholeLinear(context, shape.up)
+        self.down = WholeLinear(context, shape.down)
 
     def forward(self, times_n: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the embedding of each time, in `dtype`."""
@@ -60,24 +59,25 @@ class FlowStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: FlowModel,
+        kind: FlowKind,
         stage: Stage,
+        ends: Ends,
         *,
-        row_width: int,
-        sources: Mapping[str, int],
         recompute: bool,
     ) -> None:
-        """Build the layers of a stage; `row_width` is unused, because no module reads this one."""
         super().__init__()
-        self.context, self.model, self.stage = context, model, stage
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            self.patch = WholeLinear(context, model.patch_size, model.hidden)
-            self.time = TimeEmbedding(context, model.hidden)
-            self.reads = RowReader(context, sources, model.hidden)
-        self.layers = blocks(context, encoder_shape(model), stage, recompute=recompute)
+            before = kind.before(ends)
+            self.patch = WholeLinear(context, before.patch)
+            self.time = TimeEmbedding(context, before.time)
+            self.reads = RowReader(context, before.reads)
+        shapes = {number: kind.layer(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "layer")
-            self.velocity = WholeLinear(context, model.hidden, model.patch_size)
+            after = kind.after(ends)
+            self.norm = Norm(context, after.norm)
+            self.velocity = WholeLinear(context, after.velocity)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.

@@ -8,7 +8,7 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of t
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.decoder import DecoderKind
+from mimo_launch.kinds.language import LanguageKind
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped
@@ -38,12 +40,10 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.mlp import MoeShape
 from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
 from mimo_launch.models.stage_losses import StageLosses
-from mimo_launch.models.transformer_block import language_shape
-from mimo_launch.spec.spec import DecoderModel, LanguageModel
+from mimo_launch.spec.spec import DecoderModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,45 +95,29 @@ class LanguageStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: LanguageModel,
+        kind: LanguageKind,
         stage: Stage,
+        ends: Ends,
         *,
-        vocab: int,
-        padded_vocab: int,
-        global_samples: int,
-        text_readers: frozenset[str],
-        deep_rows: int,
         recompute: bool,
     ) -> None:
-        """Build a stage; generators in `text_readers` read each token's embedding with its row.
-
-        After each of the first `deep_rows` layers, rows of an encoder's layer are added.
-        """
         super().__init__()
-        self.deep_rows = deep_rows
-        self.context, self.model, self.vocab, self.stage = context, model, vocab, stage
-        self.text_readers = text_readers
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
+        self.ends, after = ends, kind.after(ends)
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
-        needs_at_end = kind_of(model).embeds_at_end or bool(text_readers)
-        if stage.is_first or (stage.is_last and needs_at_end):
-            # Small if it is also the output layer: otherwise the initial loss would be far above ln
-            # V.
-            std = model.hidden**-0.5 if model.tied else 0.5
-            self.embedding = VocabEmbedding(
-                context, padded_vocab, model.hidden, std=std, counted=stage.is_first
-            )
-        # The balance loss is the mean over the samples of a step.
-        experts = None
-        if model.moe is not None:
-            experts = MoeShape(model.moe, model.moe.aux_loss / global_samples)
-        self.layers = self.make_layers(experts, recompute=recompute)
+        if stage.is_first:
+            self.embedding = VocabEmbedding(context, kind.before(ends).embedding)
+        elif stage.is_last and after.embedding is not None:
+            self.embedding = VocabEmbedding(context, after.embedding, counted=False)
+        self.layers = self.make_layers(recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(
-                context, model.hidden, "rms", eps=model.norm_eps, offset=float(model.norm_offset)
-            )
-            if not model.tied:
-                self.head = VocabHead(context, padded_vocab, model.hidden)
-        self.mtp = nn.ModuleList(self.make_depths(experts, recompute=recompute))
+            self.norm = Norm(context, after.norm)
+            if after.head is not None:
+                self.head = VocabHead(context, after.head)
+        numbers = kind.numbers(stage.layers, is_last=stage.is_last)[len(stage.layers) :]
+        self.mtp = nn.ModuleList(
+            MtpDepth(context, kind.depth(number), recompute=recompute) for number in numbers
+        )
 
     @property
     def embedding_scale(self) -> float | None:
@@ -145,14 +129,9 @@ class LanguageStage(nn.Module):
         """The number below which logits stay."""
         return None
 
-    def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
+    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
         """Return the layers of the stage, named by their number in the whole model."""
         raise NotImplementedError
-
-    def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
-        """Return the depths of multi-token prediction, on the last stage."""
-        del experts, recompute
-        return ()
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed losses of the labels.
@@ -168,7 +147,7 @@ class LanguageStage(nn.Module):
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
         everywhere, in_windows = self._attention_contexts(batch, x_nD.dtype)
-        kind = kind_of(self.model)
+        kind = self.kind
         for number, layer in self.layers.items():
             windowed = kind.attends_in_windows(int(number))
             x_nD = layer(x_nD, in_windows if windowed else everywhere)
@@ -202,7 +181,7 @@ class LanguageStage(nn.Module):
         self, batch: LanguageInput, dtype: torch.dtype
     ) -> tuple[SequenceContext, SequenceContext]:
         """Return the contexts of layers that attend to whole sequences, and in windows."""
-        kind = kind_of(self.model)
+        kind = self.kind
         made = partial(
             sequence_context,
             batch.num_sequences,
@@ -241,7 +220,7 @@ class LanguageStage(nn.Module):
 
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return the states that a generator reads, [n, D]; text readers get embeddings added."""
-        if reader not in self.text_readers:
+        if reader not in self.ends.text_readers:
             return normed_nD
         if batch.tokens is None:
             raise ValueError("the last stage of language needs tokens for generators of speech")
@@ -268,7 +247,7 @@ class LanguageStage(nn.Module):
             part, logits = self.head.part, self.head(x_ND)
         if self.logit_cap is not None:
             logits = self.context.fused(soft_capped, logits, self.logit_cap)
-        return mask_padding(logits, part, self.vocab), part
+        return mask_padding(logits, part, self.ends.words), part
 
     def _embed(self, batch: LanguageInput) -> tuple[Tensor, list[Tensor]]:
         """Return token embeddings in which rows replace their placeholders.
@@ -279,7 +258,7 @@ class LanguageStage(nn.Module):
         if batch.tokens is None:
             raise ValueError("the first stage of language needs tokens")
         x_nD = self._embedded(batch.tokens)
-        deep = [torch.zeros_like(x_nD) for _ in range(self.deep_rows)]
+        deep = [torch.zeros_like(x_nD) for _ in range(self.ends.deep_rows)]
         for encoder, received in batch.rows.items():
             where = batch.row_places[encoder]
             rows = all_rows(received, where, self.context).to(x_nD.dtype)
@@ -293,6 +272,7 @@ class LanguageStage(nn.Module):
 class DecoderStage(LanguageStage):
     """A stage of transformer blocks."""
 
+    kind: DecoderKind
     model: DecoderModel
 
     @property
@@ -305,14 +285,7 @@ class DecoderStage(LanguageStage):
         """The number below which logits stay."""
         return self.model.logit_softcap
 
-    def make_layers(self, experts: MoeShape | None, *, recompute: bool) -> nn.ModuleDict:
+    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
         """Return blocks of the context's backend. Raises: BackendError."""
-        shape = language_shape(self.model, experts)
-        return blocks(self.context, shape, self.stage, recompute=recompute)
-
-    def make_depths(self, experts: MoeShape | None, *, recompute: bool) -> Iterable[MtpDepth]:
-        """Return the depths; their blocks are like the last layer."""
-        has_experts = self.model.has_experts(self.model.layers - 1)
-        shape = language_shape(self.model, experts if has_experts else None)
-        depths = kind_of(self.model).depths if self.stage.is_last else 0
-        return (MtpDepth(self.context, shape, recompute=recompute) for _ in range(depths))
+        shapes = {number: self.kind.block(number) for number in self.stage.layers}
+        return blocks(self.context, shapes, recompute=recompute)

@@ -11,14 +11,12 @@ tp ranks that hold the same tokens (without sequence parallelism) each route a p
 otherwise every token would travel once per tp rank.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.shapes import MlpShape, MoeShape
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
@@ -27,33 +25,17 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
-from mimo_launch.spec.encoder_blocks import Activation
-from mimo_launch.spec.language_models import GateActivation
-from mimo_launch.spec.layers import Moe
 
 
 class Mlp(nn.Module):
     """MLP, gated or with an activation, with its inner width cut over tp: [n, D] -> [n, D]."""
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        inner: int,
-        out: int,
-        *,
-        gated: bool,
-        bias: bool,
-        activation: Activation | Literal["squared_relu"] = "gelu",
-        gate: GateActivation = "silu",
-        out_scale: float = 1.0,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: MlpShape) -> None:
         super().__init__()
         self.context = context
-        self.between = GATED[gate] if gated else ACTIVATIONS[activation]
-        outputs = {"gate": inner, "up": inner} if gated else {"up": inner}
-        self.inputs = ColumnLinear(context, width, outputs, bias=bias)
-        self.output = RowLinear(context, "down", inner, out, bias=bias, scale=out_scale)
+        self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
+        self.inputs = ColumnLinear(context, shape.inputs)
+        self.output = RowLinear(context, shape.output)
 
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
@@ -64,33 +46,16 @@ class Mlp(nn.Module):
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class MoeShape:
-    """A mixture of experts; `coefficient` weights its balance loss over a step's samples."""
-
-    model: Moe
-    coefficient: float
-
-
 class MoeMlp(nn.Module):
     """Experts for each token, and one MLP shared by all tokens if the model has it: [n, D]."""
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        shape: MoeShape,
-        width: int,
-        *,
-        gate: GateActivation | None,
-        out_scale: float,
-        shared: nn.Module | None,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: MoeShape) -> None:
         super().__init__()
-        self.context, self.num_experts = context, shape.model.experts
-        self.router = Router(context, shape.model, width, shape.coefficient)
-        self.experts = Experts(context, shape.model, width, gate=gate, out_scale=out_scale)
-        self.shared = shared
-        self.shared_gate = TokenGate(context, width) if shape.model.gates_shared else None
+        self.context, self.num_experts = context, shape.moe.experts
+        self.router = Router(context, shape.router)
+        self.experts = Experts(context, shape.experts)
+        self.shared = None if shape.shared is None else Mlp(context, shape.shared)
+        self.shared_gate = context.made(TokenGate, shape.shared_gate)
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the weighted answers of every token's experts.
@@ -136,3 +101,8 @@ class MoeMlp(nn.Module):
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
         return torch.bmm(weights_n1k, per_token).squeeze(1)
+
+
+def mlp(context: ParallelContext, shape: MlpShape | MoeShape) -> Mlp | MoeMlp:
+    """Return the MLP or the experts of a block."""
+    return Mlp(context, shape) if isinstance(shape, MlpShape) else MoeMlp(context, shape)

@@ -13,25 +13,27 @@ Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.kinds.shapes import DepthShape
 from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import SequenceContext
-from mimo_launch.models.transformer_block import Block, BlockShape, norm_of
+from mimo_launch.models.transformer_block import Block
 
 
 class MtpDepth(nn.Module):
     """One depth: [n, D] from the depth before and embeddings -> [n, D] for the output layer."""
 
-    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
+    def __init__(self, context: ParallelContext, shape: DepthShape, *, recompute: bool) -> None:
         super().__init__()
         self.context, self.recompute = context, recompute
-        self.token_norm = norm_of(context, shape)
-        self.hidden_norm = norm_of(context, shape)
-        self.part = context.part(2 * shape.width)
-        self.project = RowLinear(context, "project", 2 * shape.width, shape.width, bias=False)
-        self.block = Block(context, shape, recompute=False)
-        self.norm = norm_of(context, shape)
+        self.token_norm = Norm(context, shape.block.norm)
+        self.hidden_norm = Norm(context, shape.block.norm)
+        self.part = context.part(shape.project.features)
+        self.project = RowLinear(context, shape.project)
+        self.block = Block(context, shape.block, recompute=False)
+        self.norm = Norm(context, shape.block.norm)
 
     def forward(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return each token's state, from its state at the depth before and the token ahead."""

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.kinds.shapes import TableShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule
-from mimo_launch.layers.whole_linear import table_segment
 from mimo_launch.spec.vit import Interpolation
 
 # The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
@@ -37,25 +37,22 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
 class LearnedPositions(SegmentedModule):
     """A table over a grid of places, interpolated for images of other sizes: [n, 4] -> [n, D].
 
-    An image of the size of the grid reads the table unchanged. With a class token, the first row of
-    the table belongs to the token.
+    An image of the size of the grid reads the table unchanged. If the table has one row more than
+    the grid has places, the first one belongs to the class token.
     """
 
     def __init__(
         self,
         context: ParallelContext,
+        shape: TableShape,
         grid: tuple[int, int],
-        width: int,
-        *,
-        class_token: bool,
         interpolation: Interpolation,
     ) -> None:
         super().__init__()
-        self.grid, self.first = grid, int(class_token)
+        self.grid, self.first = grid, (shape.rows or 0) - grid[0] * grid[1]
         self.cropped = interpolation == "cropped"
         self.weights_along = _WEIGHTS[interpolation]
-        rows = self.first + grid[0] * grid[1]
-        self.declare("weight", table_segment(context, rows, width), dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position embeddings of patches, given (y, x, height, width) in their images.

@@ -11,23 +11,24 @@ projector, L width of the language model.
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import split_rows
+from mimo_launch.kinds.shapes import ProjectorShape
+from mimo_launch.kinds.vision import DeepShape
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.mlp import Mlp
-from mimo_launch.spec.encoder_blocks import Projector, ProjectorActivation
 
 
 class LinearProjector(nn.Module):
     """One linear map to the language width, with its input features cut over tp."""
 
-    def __init__(self, context: ParallelContext, width: int, out: int, *, bias: bool) -> None:
+    def __init__(self, context: ParallelContext, shape: ProjectorShape) -> None:
         super().__init__()
         self.context = context
-        self.part = context.part(width)
-        self.output = RowLinear(context, "linear", width, out, bias=bias)
+        self.part = context.part(shape.width)
+        self.output = RowLinear(context, shape.output)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
@@ -42,24 +43,14 @@ class GatedProjector(nn.Module):
     The first map is a convolution over the `patches` of a row: it reads channel after channel.
     """
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        width: int,
-        inner: int,
-        out: int,
-        *,
-        patches: int,
-        activation: ProjectorActivation,
-        bias: bool,
-    ) -> None:
+    def __init__(self, context: ParallelContext, shape: ProjectorShape) -> None:
         super().__init__()
-        self.context, self.patches = context, patches
-        self.activation = ACTIVATIONS[activation]
-        self.convolution = WholeLinear(context, width, out, bias=bias)
-        self.middle = WholeLinear(context, out, out, bias=False)
-        self.middle_norm = Norm(context, out, "layer")
-        self.mlp = Mlp(context, out, inner, out, gated=True, bias=False)
+        self.context, self.patches = context, shape.patches
+        self.activation = ACTIVATIONS[shape.activation]
+        self.convolution = WholeLinear(context, shape.convolution)
+        self.middle = WholeLinear(context, shape.middle)
+        self.middle_norm = Norm(context, shape.middle_norm)
+        self.mlp = Mlp(context, shape.mlp)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
@@ -71,45 +62,22 @@ class GatedProjector(nn.Module):
         return rows
 
 
-def projector(
-    context: ParallelContext,
-    kind: Projector,
-    width: int,
-    out: int,
-    *,
-    activation: ProjectorActivation = "gelu",
-    bias: bool = True,
-    inner: int | None = None,
-    patches: int = 1,
-) -> nn.Module:
-    """Return the last layer of an encoder, [n, W] -> [n, L].
-
-    A gated projector has an `inner` width, by default W, and reads the `patches` of a row. Two maps
-    have an `inner` width between them, by default L; a merger always has W.
-    """
-    if kind == "linear":
-        return LinearProjector(context, width, out, bias=bias)
-    if kind == "gated":
-        return GatedProjector(
-            context,
-            width,
-            inner or width,
-            out,
-            patches=patches,
-            activation=activation,
-            bias=bias,
-        )
-    between = width if kind == "merger" else inner or out
-    return Mlp(context, width, between, out, gated=False, bias=bias, activation=activation)
+def projector(context: ParallelContext, shape: ProjectorShape) -> nn.Module:
+    """Return the last layer of an encoder, [n, W] -> [n, L]."""
+    if shape.kind == "linear":
+        return LinearProjector(context, shape)
+    if shape.kind == "gated":
+        return GatedProjector(context, shape)
+    return Mlp(context, shape.mlp)
 
 
 class DeepProjector(nn.Module):
     """The rows of a layer before the last: a norm over the patches of a row, two linear maps."""
 
-    def __init__(self, context: ParallelContext, width: int, out: int, *, eps: float) -> None:
+    def __init__(self, context: ParallelContext, shape: DeepShape) -> None:
         super().__init__()
-        self.norm = Norm(context, width, "layer", eps=eps)
-        self.mlp = Mlp(context, width, width, out, gated=False, bias=True)
+        self.norm = Norm(context, shape.norm)
+        self.mlp = Mlp(context, shape.mlp)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows
+from mimo_launch.kinds.transformer_encoder import MapsShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.projector import owned
@@ -54,11 +55,8 @@ def rows_at(x_nD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
 class RowReader(nn.ModuleDict):
     """A linear map for the rows of each source module; adds them to tokens at their places."""
 
-    def __init__(self, context: ParallelContext, sources: Mapping[str, int], width: int) -> None:
-        """Map rows of each source, with its width in `sources`, to `width`."""
-        super().__init__(
-            {name: WholeLinear(context, size, width) for name, size in sources.items()}
-        )
+    def __init__(self, context: ParallelContext, shape: MapsShape) -> None:
+        super().__init__({name: WholeLinear(context, part) for name, part in shape.parts().items()})
         self.context = context
 
     def forward(

@@ -11,12 +11,12 @@ Legend: K codebooks, N frames of this cp rank, n tokens of this rank, with its f
 of rows, D width.
 """
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.talker import TalkerKind
 from mimo_launch.layers.image_contexts import turned_in_order
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -32,8 +32,6 @@ from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput
 from mimo_launch.models.row_places import with_rows
 from mimo_launch.models.stage_losses import StageLosses
-from mimo_launch.models.transformer_block import decoder_shape
-from mimo_launch.spec.spec import TalkerModel
 
 
 class TalkerStage(nn.Module):
@@ -42,27 +40,26 @@ class TalkerStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: TalkerModel,
+        kind: TalkerKind,
         stage: Stage,
+        ends: Ends,
         *,
-        row_width: int,
-        sources: Mapping[str, int],
         recompute: bool,
     ) -> None:
-        """Build the layers of a stage; `row_width` is unused, because no module reads this one."""
         super().__init__()
-        self.context, self.model, self.stage = context, model, stage
-        ((self.source, width),) = sources.items()
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
+        ((self.source, _),) = ends.sources
         if stage.is_first:
-            self.codes = VocabEmbedding(context, model.codebooks * model.vocab, width)
-            self.project = WholeLinear(context, width, model.hidden)
-        self.layers = blocks(context, decoder_shape(model), stage, recompute=recompute)
+            before = kind.before(ends)
+            self.codes = VocabEmbedding(context, before.codes)
+            self.project = WholeLinear(context, before.project)
+        shapes = {number: kind.block(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, model.hidden, "rms", eps=model.norm_eps)
-            self.heads = nn.ModuleList(
-                VocabHead(context, model.vocab, model.hidden) for _ in range(model.codebooks)
-            )
-            self.part = context.part(model.vocab)
+            after = kind.after(ends)
+            self.norm = Norm(context, after.norm)
+            self.heads = nn.ModuleList(VocabHead(context, head) for head in after.heads)
+            self.part = context.part(kind.model.vocab)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.

@@ -1,28 +1,27 @@
 """The transformer block with Transformer Engine's layers, under the names of the torch block.
 
 Decides: which fused parameter holds which canonical tensors.
-Relies on: the torch block, which declares everything else about these tensors: shapes, parts,
-initial values, kinds of gradient. A checkpoint of one backend also loads in the other.
+Relies on: the shape of a block, which says everything else about these tensors: parts, initial
+values, kinds of gradient. A checkpoint of one backend also loads in the other.
 Leaves: attention to `layers.te_attention`.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.kinds.shapes import BlockShape, MlpShape, NormShape
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, declared_parameters
+from mimo_launch.layers.parameter_segments import Segment, SegmentedModule
 from mimo_launch.layers.pointwise import ACTIVATIONS
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.te_attention import TeAttention
 from mimo_launch.layers.te_layers import TeLayers, te_layers
 from mimo_launch.layout.row_owners import FP8_STEP
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.transformer_block import Block, BlockShape
 
 # Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
 # silu(first half) * second half.
@@ -53,13 +52,11 @@ class TeGeluMlp(nn.Module):
     Not `LayerNormMLP`: its GELU is always the tanh approximation.
     """
 
-    def __init__(self, layers: TeLayers, shape: BlockShape) -> None:
+    def __init__(self, layers: TeLayers, norm: NormShape, shape: MlpShape) -> None:
         super().__init__()
-        inner = len(layers.context.part(shape.mlp))
-        self.inputs = layers.norm_column(
-            shape.width, inner, norm=shape.norm, eps=shape.eps, bias=shape.bias
-        )
-        self.output = layers.row(shape.mlp, shape.width, bias=shape.bias)
+        inner = len(layers.context.part(shape.inner))
+        self.inputs = layers.norm_column(norm, inner, bias=shape.bias)
+        self.output = layers.row(shape.output)
         self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, x_nD: Tensor) -> Tensor:
@@ -71,37 +68,19 @@ class TeGeluMlp(nn.Module):
 class TeBlock(SegmentedModule):
     """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(
-        self,
-        layers: TeLayers,
-        shape: BlockShape,
-        canonical: dict[str, Segment],
-        *,
-        name: str,
-        recompute: bool,
-    ) -> None:
+    def __init__(self, layers: TeLayers, shape: BlockShape, *, name: str, recompute: bool) -> None:
         super().__init__()
         self.fp8, self.recompute = layers.context.fp8, recompute
-        self.attention = TeAttention(
-            layers,
-            width=shape.width,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_size=shape.head_size,
-            norm=shape.norm,
-            bias=shape.bias,
-            qkv_bias=shape.biased_qkv,
-            qk_norm=shape.qk_norm,
-            eps=shape.eps,
-        )
+        self.attention = TeAttention(layers, shape.attention, shape.norm)
         self.mlp: nn.Module
-        if shape.gated and not shape.bias:
-            self.mlp = layers.norm_swiglu(shape.width, shape.mlp, norm=shape.norm, eps=shape.eps)
-        elif not shape.gated:
-            self.mlp = TeGeluMlp(layers, shape)
+        mlp = shape.mlp
+        if not isinstance(mlp, MlpShape) or (mlp.gate and mlp.bias):
+            raise ValueError(f"no layer for experts, or for a gated MLP with biases: {shape}")
+        if mlp.gate:
+            self.mlp = layers.norm_swiglu(shape.norm, mlp.inner)
         else:
-            raise ValueError(f"no layer for a gated MLP with biases: {shape}")
-        self.segments = adopted_segments(self, canonical)
+            self.mlp = TeGeluMlp(layers, shape.norm, mlp)
+        self.segments = adopted_segments(self, layers.context, shape)
         for path, layer in self.named_modules():
             is_product = any(weight.dim() == 2 for weight in layer.parameters(recurse=False))
             if self.fp8 is not None and is_product:
@@ -131,53 +110,41 @@ class TeBlock(SegmentedModule):
         return out
 
 
-def canonical_segments(context: ParallelContext, shape: BlockShape) -> dict[str, Segment]:
-    """Return the segments of a block by their names inside it, as the torch block declares them."""
-    with torch.device("meta"):
-        block = Block(replace(context, compiled=False), shape, recompute=False)
-    return {
-        placed.name: placed.segment
-        for declared in declared_parameters("", block)
-        for placed in declared.placed
-    }
-
-
 def adopted_segments(
-    block: nn.Module, canonical: dict[str, Segment]
+    block: nn.Module, context: ParallelContext, shape: BlockShape
 ) -> dict[str, tuple[Segment, ...]]:
-    """Return the segments in each parameter of a block, under their names inside the block.
+    """Return the segments in each parameter of a block of this shape.
 
-    Raises: ValueError unless every parameter and every segment has exactly one place and fits it.
+    Raises: ValueError unless every parameter and every weight has exactly one place and fits it.
     """
-    left, adopted = dict(canonical), {}
+    fused = (context.segments(weights) for weights in shape.weights())
+    left = {segment.name: segment for segments in fused for segment in segments}
+    adopted = {}
     for path, parameter in block.named_parameters():
         names = PARTS.get(path, ())
-        held = [left.pop(name) for name in names if name in left]
+        held = tuple(left.pop(name) for name in names if name in left)
         rows = sum(segment.local_shape[0] for segment in held)
         if len(held) < len(names) or not held:
             raise ValueError(f"no segments for the parameter {path}")
         if tuple(parameter.shape) != (rows, *held[0].local_shape[1:]):
             raise ValueError(f"{path} has shape {tuple(parameter.shape)}, its segments {held}")
-        adopted[path] = tuple(
-            replace(segment, name=name) for name, segment in zip(names, held, strict=True)
-        )
+        adopted[path] = held
     if left:
         raise ValueError(f"no parameter for the segments {sorted(left)}")
     return adopted
 
 
 def te_blocks(
-    context: ParallelContext, shape: BlockShape, stage: Stage, *, recompute: bool
+    context: ParallelContext, shapes: Mapping[int, BlockShape], *, recompute: bool
 ) -> nn.ModuleDict:
-    """Return the blocks of a stage, named by their number in the whole model.
+    """Return the blocks of a stage, by their number in the whole model.
 
     Raises: BackendError if the package cannot be used.
     """
-    layers, canonical = te_layers(context), canonical_segments(context, shape)
-    numbers = range(stage.first_layer, stage.first_layer + stage.num_layers)
+    layers = te_layers(context)
     return nn.ModuleDict(
         {
-            str(i): TeBlock(layers, shape, canonical, name=f"layers.{i}", recompute=recompute)
-            for i in numbers
+            str(i): TeBlock(layers, shape, name=f"layers.{i}", recompute=recompute)
+            for i, shape in shapes.items()
         }
     )

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
+from mimo_launch.kinds.shapes import VectorShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
+from mimo_launch.layers.parameter_segments import SegmentedModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +30,10 @@ class RowSources:
 class TiledRows(SegmentedModule):
     """Makes rows from patches; holds the learned row."""
 
-    def __init__(self, context: ParallelContext, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: VectorShape) -> None:
         super().__init__()
         self.context = context
-        segment = replicated(
-            "weight",
-            (width,),
-            context.token_grad,
-            counted=context.counts,
-            std=width**-0.5,
-            decay=False,
-        )
-        self.declare("weight", segment, dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
         """Return the rows [r, L].

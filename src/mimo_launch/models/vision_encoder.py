@@ -17,28 +17,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.shapes import TableShape
+from mimo_launch.kinds.vision import VisionKind, VisionProjectorShape
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule
-from mimo_launch.layers.whole_linear import WholeLinear, table_segment
+from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import DeepProjector, owned, projector
 from mimo_launch.models.tiled_rows import TiledRows
-from mimo_launch.models.transformer_block import BlockShape, encoder_shape
-from mimo_launch.spec.spec import Model, VitModel
 
 
 class ClassToken(SegmentedModule):
     """A learned token of every image, in addition to its patches."""
 
-    def __init__(self, context: ParallelContext, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: TableShape) -> None:
         super().__init__()
-        self.declare("weight", table_segment(context, width), dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
         """Return the class tokens of `number` images, [number, D]; even 0 stay on the graph."""
@@ -49,34 +49,13 @@ class ClassToken(SegmentedModule):
 class Registers(SegmentedModule):
     """Learned tokens of every image, without positions, in addition to its patches."""
 
-    def __init__(self, context: ParallelContext, number: int, width: int) -> None:
+    def __init__(self, context: ParallelContext, shape: TableShape) -> None:
         super().__init__()
-        self.declare("weight", table_segment(context, number, width), dtype=context.dtype)
+        context.declare(self, shape)
 
     def forward(self, numbers_n: Tensor, token_1D: Tensor) -> Tensor:
         """Return the learned tokens with these numbers, [n, D]; the class token is number 0."""
         return F.embedding(numbers_n, torch.cat([token_1D, self.weight]))
-
-
-def turns_by_place(model: Model) -> bool:
-    """Return whether blocks rotate queries and keys by the places of patches (2-D RoPE)."""
-    return kind_of(model).turns_patches
-
-
-def _shape(model: VitModel) -> BlockShape:
-    shape = replace(
-        encoder_shape(model),
-        eps=model.norm_eps,
-        norm=model.norm,
-        bias=model.block_bias,
-        qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
-        wide_norm=True,
-        layer_scale=model.layer_scale,
-    )
-    if model.activation == "swiglu":
-        return replace(shape, gated=True)
-    return replace(shape, activation=model.activation)
 
 
 class VisionStage(nn.Module):
@@ -85,69 +64,46 @@ class VisionStage(nn.Module):
     def __init__(
         self,
         context: ParallelContext,
-        model: VitModel,
+        kind: VisionKind,
         stage: Stage,
+        ends: Ends,
         *,
-        row_width: int,
         recompute: bool,
     ) -> None:
         super().__init__()
-        self.context, self.model, self.stage = context, model, stage
+        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            self.patch = WholeLinear(
-                context, model.patch_numbers, model.hidden, bias=model.patch_bias
-            )
-            self.patch_norm = self._norm() if model.patch_norm else None
-            self.positions: LearnedPositions | None = None
-            if model.has_table and model.image is not None:
-                self.positions = LearnedPositions(
-                    context,
-                    model.image,
-                    model.hidden,
-                    class_token=model.class_token,
-                    interpolation=model.interpolation,
-                )
-            self.class_token = ClassToken(context, model.hidden) if model.class_token else None
-            self.registers: Registers | None = None
-            if model.registers:
-                self.registers = Registers(context, model.registers, model.hidden)
-            self.pre_norm = self._norm() if model.pre_norm else None
-        self.layers = blocks(context, _shape(model), stage, recompute=recompute)
+            before = kind.patches()
+            self.patch = WholeLinear(context, before.patch)
+            self.patch_norm = context.made(Norm, before.patch_norm)
+            self.positions = context.made(self._positions, before.positions)
+            self.class_token = context.made(ClassToken, before.class_token)
+            self.registers = context.made(Registers, before.registers)
+            self.pre_norm = context.made(Norm, before.pre_norm)
+        shapes = {number: kind.layer(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = self._norm() if model.final_norm else None
-            self.projector = self._projector(row_width)
+            self.norm = context.made(Norm, kind.after(ends).norm)
+            self.projector = self._projector(kind.projector(ends.row_width))
 
-    def _projector(self, row_width: int) -> nn.Module:
-        """Return the projector, with all modules that train or are frozen with it."""
-        context, model = self.context, self.model
-        found = projector(
-            context,
-            model.projector,
-            model.row_width,
-            row_width,
-            activation=model.projector_activation,
-            bias=model.projector_bias,
-            inner=model.projector_mlp_width or 0,
-            patches=model.row_width // model.hidden,
+    def _positions(self, context: ParallelContext, shape: TableShape) -> LearnedPositions:
+        return LearnedPositions(
+            context, shape, self.model.image or (0, 0), self.model.interpolation
         )
+
+    def _projector(self, shape: VisionProjectorShape) -> nn.Module:
+        """Return the projector, with all modules that train or are frozen with it."""
+        found = projector(self.context, shape.maps)
         # Inside the projector, so that they train or are frozen with it.
-        if model.projector_norm_eps is not None:
-            found.norm = Norm(
-                context,
-                model.row_width,
-                model.projector_norm,
-                eps=model.projector_norm_eps,
-                offset=float(model.projector_norm_offset),
-            )
-        if model.tiles is not None:
-            found.newline = TiledRows(context, row_width)
-        if model.merge_width:
-            found.merge = WholeLinear(context, model.merge_width, model.row_width, bias=False)
-        if model.deepstack:
-            eps, width = model.norm_eps, model.row_width
-            found.deepstack = nn.ModuleList(
-                DeepProjector(context, width, row_width, eps=eps) for _ in model.deepstack
-            )
+        if shape.norm is not None:
+            found.norm = Norm(self.context, shape.norm)
+        if shape.newline is not None:
+            found.newline = TiledRows(self.context, shape.newline)
+        if shape.merge is not None:
+            found.merge = WholeLinear(self.context, shape.merge)
+        if shape.deepstack:
+            deep = (DeepProjector(self.context, each) for each in shape.deepstack)
+            found.deepstack = nn.ModuleList(deep)
         return found
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
@@ -160,7 +116,7 @@ class VisionStage(nn.Module):
         x_nD, *deep = torch.split(given, self.model.hidden, dim=1)
         masks = self._masks(packed, x_nD.dtype)
         for number, layer in self.layers.items():
-            x_nD = layer(x_nD, masks[kind_of(self.model).attends_in_windows(int(number))])
+            x_nD = layer(x_nD, masks[self.kind.attends_in_windows(int(number))])
             if int(number) in self.model.deepstack:
                 deep.append(x_nD)
         if not self.stage.is_last:
@@ -204,13 +160,10 @@ class VisionStage(nn.Module):
         made: Tensor = self.projector.get_submodule("merge")(squares.mT.flatten(1))
         return made
 
-    def _norm(self) -> Norm:
-        return Norm(self.context, self.model.hidden, self.model.norm, eps=self.model.norm_eps)
-
     def _masks(self, packed: EncoderInput, dtype: torch.dtype) -> dict[bool, ImageContext]:
         """Return masks, with angles of 2-D RoPE, for blocks with windows (True) and without."""
         mask = packed.mask
-        if turns_by_place(self.model):
+        if self.model.turns_patches:
             if packed.places is None:
                 raise ValueError("every stage with 2-D RoPE needs the places of patches")
             head_size = self.model.hidden // self.model.heads

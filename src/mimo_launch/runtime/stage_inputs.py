@@ -41,7 +41,6 @@ from mimo_launch.models.encoder_inputs import (
 )
 from mimo_launch.models.language_model import LanguageInput, TextAhead
 from mimo_launch.models.row_places import RowPlaces
-from mimo_launch.models.vision_encoder import turns_by_place
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.generator_inputs import (
     HeldNoise,
@@ -138,7 +137,7 @@ class StageInputs:
         if learns and (here.is_first or here.is_last):
             made = self._made(module, group, patches, step)
         places = None
-        if turns_by_place(model):
+        if kind_of(model).turns_patches:
             places = to_device(image_places(view, held), module.context.device)
         return EncoderInput(
             mask=self._image_context(module, view, held),

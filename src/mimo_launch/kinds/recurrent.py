@@ -1,0 +1,228 @@
+"""Recurrent layers of hybrids, Mamba-2 and Gated DeltaNet: weights, work and saved activations.
+
+Decides: the names of their weights and how these are cut, the work of a recurrence, and what a
+layer saves.
+Relies on: the sizes of the spec; `shapes` for maps at both ends.
+Leaves: what they compute to `layers.recurrent`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from mimo_launch.kinds.layer import LayerKind, Recurrence
+from mimo_launch.kinds.saved_activations import Saved
+from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WideNormShape
+from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Weight
+from mimo_launch.spec.hybrid import DELTANET, MAMBA, RecurrentSizes
+from mimo_launch.spec.spec import DeltaNetSizes, MambaSizes
+
+# In a recurrent layer `query` is the number of channels of its heads, and `key` the number of
+# channels of B or C, or of the keys or queries of a DeltaNet. These are the tensors that the
+# kernels of Mamba keep; they recompute products inside a chunk. A DeltaNet recomputes convolution
+# and recurrence.
+_FUSED = (
+    # The gate is a view of this tensor.
+    Saved(name="z, x, B and C, fused", query=2, key=2),
+    Saved(name="x, B and C before the convolution", query=1, key=2),
+)
+_OUT = (
+    Saved(name="output of the recurrence", query=1),
+    Saved(name="gated and normed", query=1, for_weights=True),
+)
+_MAMBA = (
+    *_FUSED,
+    Saved(name="x, B and C behind it", query=1, key=2),
+    Saved(name="time steps: given, with their bias, positive, limited; sums of decays", heads=5),
+    *_OUT,
+)
+_DELTANET = (
+    *_FUSED,
+    Saved(name="decays and strengths as projected; root mean squares", heads=2),
+    *_OUT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionShape(LayerShape):
+    """A depthwise convolution over the channels of heads, and of two vectors for each group."""
+
+    sizes: RecurrentSizes
+    channels: tuple[str, str, str]
+    bias: bool
+
+    def own(self, tp: int) -> Parameters:
+        """Return its weights, and its biases if it has them."""
+        return {
+            "weight": self._fused("weight"),
+            "bias": self._fused("bias") if self.bias else (),
+        }
+
+    def _fused(self, kind: Literal["weight", "bias"]) -> tuple[Weight, ...]:
+        sizes, is_weight = self.sizes, kind == "weight"
+        widths = (sizes.inner, None), (sizes.shared, sizes.state), (sizes.shared, sizes.state)
+        return tuple(
+            Weight(
+                name=f"{name}.{kind}",
+                shape=(width, sizes.conv) if is_weight else (width,),
+                axis=0,
+                unit=unit,
+                # The standard deviation of torch's uniform init for a depthwise convolution.
+                std=(3 * sizes.conv) ** -0.5,
+                init="normal" if is_weight else "zeros",
+                decay=is_weight,
+            )
+            for name, (width, unit) in zip(self.channels, widths, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeightsShape(LayerShape):
+    """Weights with one number per head, such as the logarithm of its decay."""
+
+    names_itself: ClassVar[bool] = False
+
+    heads: int
+    start: tuple[tuple[str, Init], ...]
+
+    def own(self, tp: int) -> Parameters:
+        """Return the weights, each a parameter."""
+        shape = (self.heads,)
+        return {
+            name: (Weight(name=name, shape=shape, axis=0, init=init, decay=False),)
+            for name, init in self.start
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentLayer:
+    """The facts of a kind of recurrent layer.
+
+    `channels` names the inputs of the convolution: one for heads, then two for groups; `steps`
+    names the inputs with one number per head and token; `of_heads` the weights with one number per
+    head, and how they start. `eager` and `eager_bf16` are also saved if passes are not compiled;
+    `recomputed` exists while a layer runs backward.
+    """
+
+    name: str
+    kind: LayerKind
+    channels: tuple[str, str, str]
+    steps: tuple[str, ...]
+    of_heads: tuple[tuple[str, Init], ...]
+    conv_bias: bool
+    norms_groups: bool
+    saved: tuple[Saved, ...]
+    eager: Saved
+    eager_bf16: Saved
+    recomputed: tuple[Saved, ...] = ()
+
+    def recurrence(self, sizes: RecurrentSizes) -> Recurrence:
+        """Return the layer's recurrence in numbers."""
+        between = _delta_rule(sizes) if isinstance(sizes, DeltaNetSizes) else _state_space(sizes)
+        return Recurrence(kind=self.kind, state=sizes.state, steps=len(self.steps), between=between)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape(LayerShape):
+    """A recurrent mixer: projections, a short convolution, a recurrence, a gated norm."""
+
+    facts: RecurrentLayer
+    width: int
+    sizes: RecurrentSizes
+    eps: float
+    out_scale: float
+
+    @property
+    def inputs(self) -> ColumnShape:
+        """The projections."""
+        sizes, (heads, *groups) = self.sizes, self.facts.channels
+        outputs = [Output("z", sizes.inner), Output(heads, sizes.inner)]
+        outputs += [Output(name, sizes.heads) for name in self.facts.steps]
+        outputs += [Output(name, sizes.shared, sizes.state) for name in groups]
+        return ColumnShape(self.width, tuple(outputs))
+
+    @property
+    def conv(self) -> ConvolutionShape:
+        """The convolution."""
+        return ConvolutionShape(self.sizes, self.facts.channels, self.facts.conv_bias)
+
+    @property
+    def head(self) -> HeadWeightsShape:
+        """The weights of heads."""
+        return HeadWeightsShape(self.sizes.heads, self.facts.of_heads)
+
+    @property
+    def norm(self) -> NormShape | WideNormShape:
+        """The norm of each group, or of each head."""
+        if self.facts.norms_groups:
+            return WideNormShape(self.sizes.inner, self.eps)
+        return NormShape(self.sizes.head_dim, "rms", self.eps, inside=True)
+
+    @property
+    def output(self) -> RowShape:
+        """The map to the stream."""
+        return RowShape("out", self.sizes.inner, self.width, scale=self.out_scale)
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its layers in order."""
+        names = ("inputs", "conv", "head", "norm", "output")
+        return {name: getattr(self, name) for name in names}
+
+
+def _state_space(sizes: MambaSizes) -> float:
+    """Return the operations of Mamba-2 between tokens, for one token.
+
+    Inside a chunk, half of C B^T and half of its product with x are counted. Then x and B make the
+    states of all chunks, and C reads them (arXiv:2405.21060, section 6).
+    """
+    within = sizes.chunk * (sizes.shared + sizes.inner)
+    return within + 4.0 * sizes.inner * sizes.state
+
+
+def _delta_rule(sizes: DeltaNetSizes) -> float:
+    """Return the operations of a Gated DeltaNet between tokens, for one token.
+
+    Inside a chunk, half of each is counted: products of keys with keys and with queries, a
+    triangular system for values and keys, and the product with the written values. Then keys and
+    queries read the state, and keys write it.
+    """
+    keys = sizes.heads * sizes.state
+    within = sizes.chunk * (2 * sizes.shared + keys + 2 * sizes.inner)
+    return within + 6.0 * sizes.inner * sizes.state
+
+
+RECURRENT_LAYERS = {
+    MAMBA: RecurrentLayer(
+        name="Mamba-2",
+        kind=LayerKind.MAMBA,
+        channels=("x", "B", "C"),
+        steps=("dt",),
+        of_heads=(("A_log", "log_decay"), ("dt_bias", "time_step"), ("D", "ones")),
+        conv_bias=True,
+        norms_groups=True,
+        saved=_MAMBA,
+        eager=Saved(name="SiLU of the gate and gated, twice, and scaled", query=5),
+        # In fp32, like the gate and the gated output; so z is freed, with the tensor of which it
+        # is a view.
+        eager_bf16=Saved(
+            name="the same and their inputs, less z, x, B and C", query=18 - 2, key=-2
+        ),
+    ),
+    DELTANET: RecurrentLayer(
+        name="Gated DeltaNet",
+        kind=LayerKind.DELTANET,
+        channels=("v", "k", "q"),
+        steps=("a", "b"),
+        of_heads=(("A_log", "log_decay"), ("dt_bias", "time_step")),
+        conv_bias=False,
+        norms_groups=False,
+        saved=_DELTANET,
+        eager=Saved(name="normed, with its weight, and SiLU of the gate", query=3),
+        # In fp32, like the gate and the normed output.
+        eager_bf16=Saved(name="the same and their inputs, less the output", query=10 - 1),
+        # In fp32: five tensors with a number for each pair of tokens in a chunk, values and keys
+        # before and after the triangular system, states, and the gradients of some of these.
+        recomputed=(Saved(name="products inside chunks, and states", query=36, key=12),),
+    ),
+}
+RECURRENT_BY_KIND = {each.kind: each for each in RECURRENT_LAYERS.values()}

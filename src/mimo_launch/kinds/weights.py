@@ -1,0 +1,181 @@
+"""The weights of layers, told once: names, whole shapes, cuts over tp, gradients, initial values.
+
+    Weight      one tensor as users, checkpoints and proofs know it: whole, with a name
+    LayerShape  a layer in numbers, without torch: the weights that it owns, by parameter, and the
+                layers inside it, by name; `shapes` has one for each kind of layer
+    Share       the place of a rank among those that cut a module
+    Parameter   several weights that a layer stores fused along dimension 0, on one rank
+
+A kind makes the shape of every layer; `models` builds the layer of that shape, which declares its
+parameters from it (`layers.parameter_segments`). Estimates, FSDP units, names and what an optimizer
+may do with a weight come from the same shapes, through `parameters`.
+
+Decides: what a weight says of itself, and which part of it a rank holds.
+Relies on: `layer` for even cuts.
+Leaves: the weights of each kind of layer to `shapes`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from math import prod
+from typing import ClassVar, Literal
+
+from mimo_launch.kinds.layer import even_cut
+
+# sinusoids: a table of positions; log_decay, time_step: of Mamba heads; constant: `std` everywhere;
+# given: not drawn, as parameters of plain torch layers. See `layers.initial_weights`.
+Init = Literal[
+    "normal", "zeros", "ones", "constant", "sinusoids", "log_decay", "time_step", "given"
+]
+# Which terms of the gradient of a weight that is not cut a tp rank has. tokens: those of the tokens
+# that it has between regions (all, or its share under sequence parallelism); region: those of its
+# share of a tensor-parallel region; complete: all.
+Terms = Literal["tokens", "region", "complete"]
+# Weights that are counted, decayed or updated in different ways. Experts are cut over a grid of
+# their own; a buffer is saved but has no gradient, and every replica holds it whole.
+Role = Literal["body", "embedding", "head", "experts", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `tp` ranks, and its place in the grid of its experts."""
+
+    tp: int = 1
+    index: int = 0
+    ep: int = 1
+    expert_tp: int = 1
+    ep_index: int = 0
+    expert_index: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One tensor, whole.
+
+    `axis` is the dimension cut over tp, between multiples of `unit` if given (the features of a
+    head); where there are fewer units than ranks, several ranks hold the same unit, and each has
+    terms of its gradient. If it is not cut, `terms` says which a rank has. `std` is the scale of a
+    normal `init`. `matrix`: it maps vectors to vectors; `in_product`: its product can accumulate
+    its gradient (`layers.linear`). Weight decay applies with `decay`, and to a table of the role
+    `embedding` if the spec says so. One that does not train keeps its values even if its module
+    trains. If `experts` is not 0, each of so many experts has such a weight, with
+    its number in place of `{expert}`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int | None = None
+    unit: int | None = None
+    terms: Terms = "tokens"
+    init: Init = "normal"
+    std: float = 0.02
+    decay: bool = True
+    matrix: bool = False
+    in_product: bool = False
+    role: Role = "body"
+    trains: bool = True
+    experts: int = 0
+
+    def copies(self, tp: int) -> int:
+        """Return how many of `tp` ranks hold the same part of a weight that is cut."""
+        if self.axis is None or self.unit is None:
+            return 1
+        return max(1, tp // (self.shape[self.axis] // self.unit))
+
+    def part(self, share: Share) -> range:
+        """Return the part along `axis` (0 if it is not cut) that a rank holds."""
+        if self.axis is None:
+            return range(self.shape[0])
+        size, unit = self.shape[self.axis], self.unit or 1
+        ranks, index = share.tp, share.index
+        if self.role == "experts":
+            ranks, index = share.expert_tp, share.expert_index
+        copies = self.copies(ranks)
+        units = even_cut(size // unit, ranks // copies, index // copies)
+        return range(units.start * unit, units.stop * unit)
+
+    def local_shape(self, share: Share) -> tuple[int, ...]:
+        """Return the shape of the part that a rank holds."""
+        if self.axis is None:
+            return self.shape
+        part = len(self.part(share))
+        return (*self.shape[: self.axis], part, *self.shape[self.axis + 1 :])
+
+
+# Weights by the parameter that stores them, fused along dimension 0.
+Parameters = Mapping[str, tuple[Weight, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """A layer in numbers: its own parameters, and the layers inside it.
+
+    If `names_itself` is false, the name of the layer is no part of the names of its weights:
+    `attention.inputs` holds `attention.q.weight`.
+    """
+
+    names_itself: ClassVar[bool] = True
+
+    def own(self, tp: int) -> Parameters:
+        """Return the layer's own weights by the attribute that stores them on one of `tp` ranks.
+
+        An attribute without weights is None.
+        """
+        return {}
+
+    def parts(self) -> "Mapping[str, LayerShape | None]":
+        """Return the layers inside it by attribute; by default, its fields that are layers."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in found.items() if isinstance(part, LayerShape)}
+
+    def weights(self, prefix: str = "", tp: int = 1) -> Iterator[tuple[Weight, ...]]:
+        """Yield the weights of every parameter of the layer, under names that begin with prefix."""
+        for held in filter(None, self.own(tp).values()):
+            yield tuple(replace(each, name=_joined(prefix, each.name)) for each in held)
+        for name, part in self.parts().items():
+            if part is not None:
+                inside = _joined(prefix, name) if part.names_itself else prefix
+                yield from part.weights(inside, tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What one rank holds of the weights fused in one parameter."""
+
+    shape: tuple[int, ...]
+    role: Role
+    in_product: bool
+    trains: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def shard(self, ranks: int) -> int:
+        """Return the elements of one shard over replicas, which FSDP2 pads to equal rows."""
+        return -(-self.shape[0] // ranks) * prod(self.shape[1:])
+
+
+@lru_cache(maxsize=1024)
+def parameters(shape: LayerShape, share: Share) -> tuple[Parameter, ...]:
+    """Return the parameters of a layer on a rank; buffers are none."""
+    return tuple(
+        _held(weights, share)
+        for weights in shape.weights(tp=share.tp)
+        if weights[0].role != "buffer"
+    )
+
+
+def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
+    first = weights[0]
+    rows = sum(each.local_shape(share)[0] for each in weights)
+    if first.experts:
+        rows *= len(even_cut(first.experts, share.ep, share.ep_index))
+    shape = (rows, *first.local_shape(share)[1:])
+    return Parameter(shape, first.role, first.in_product, first.trains)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

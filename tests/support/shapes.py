@@ -1,0 +1,60 @@
+"""Shapes of single blocks, for tests of layers without a model around them."""
+
+from dataclasses import replace
+from typing import Any
+
+from mimo_launch.kinds.shapes import AttentionShape, BlockShape, MlpShape, NormShape
+from mimo_launch.kinds.weights import LayerShape
+
+
+def block_shape(
+    *,
+    width: int,
+    heads: int,
+    mlp: int,
+    head_size: int,
+    kv_heads: int | None = None,
+    norm: Any = "rms",
+    bias: bool = False,
+    post_norms: bool = False,
+    layer_scale: float | None = None,
+    of_mlp: dict[str, Any] | None = None,
+    **attention: Any,
+) -> BlockShape:
+    """Return a block of a model of four layers; by default like a decoder's, with SwiGLU."""
+    added = 8**-0.5
+    return BlockShape(
+        norm=NormShape(width, norm, offset=attention.get("norm_offset", 0.0)),
+        attention=AttentionShape(
+            width=width,
+            heads=heads,
+            kv_heads=kv_heads or heads,
+            head_size=head_size,
+            bias=bias,
+            out_scale=added,
+            **{"qkv_bias": bias, **attention},
+        ),
+        mlp=MlpShape(
+            width=width,
+            inner=mlp,
+            out=width,
+            bias=bias,
+            out_scale=added,
+            **({"gate": None if bias else "silu"} | (of_mlp or {})),
+        ),
+        post_norms=post_norms,
+        layer_scale=layer_scale,
+    )
+
+
+def plant(shape: type[LayerShape], **changes: Any) -> None:
+    """Make all layers of a shape say something else of their own weights."""
+    correct = shape.own
+
+    def own(self: Any, tp: int) -> Any:
+        return {
+            attribute: tuple(replace(each, **changes) for each in weights)
+            for attribute, weights in correct(self, tp).items()
+        }
+
+    shape.own = own  # type: ignore[method-assign]
