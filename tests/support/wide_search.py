@@ -18,11 +18,11 @@ from typing import Any
 
 from tests.support.poor_specs import POOR, fits, followed, seconds, with_settings
 
-from mimo_launch.checks.rule import divisors, show_ranks
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import divisors
 from mimo_launch.search.changes import changed
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, rank_text
 from mimo_launch.spec.spec import Spec
 
 # Longer programs take too long.
@@ -130,7 +130,7 @@ class WideSearch:
         language = f"modules.{LANGUAGE}"
         settings: dict[str, Any] = {
             "idle_ranks": None,
-            f"{language}.ranks": show_ranks(range(layout.left, world)),
+            f"{language}.ranks": rank_text(range(layout.left, world)),
             f"{language}.grid": grid,
             f"{language}.recompute": layout.recompute,
             f"{language}.sharding": layout.sharding,
@@ -147,7 +147,7 @@ class WideSearch:
             if len(rest) % layout.encoder_tp:
                 return None
             dp = len(rest) // layout.encoder_tp
-            settings[f"modules.{name}.ranks"] = show_ranks(rest)
+            settings[f"modules.{name}.ranks"] = rank_text(rest)
             settings[f"modules.{name}.grid"] = {"tp": layout.encoder_tp, "cp": 1, "pp": 1, "dp": dp}
             settings[f"modules.{name}.recompute"] = layout.encoder_recompute
             settings[f"modules.{name}.sharding"] = layout.encoder_sharding

@@ -8,7 +8,7 @@ from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
-from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec
+from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec, placed
 from mimo_launch.search.grid_changes import placement_ideas
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
@@ -53,7 +53,7 @@ def errors(spec: Spec) -> list[str]:
 
 def test_a_faster_layout_is_taken_and_its_gain_is_what_estimates_say() -> None:
     data = unplaced("80GB", 16, vision=SMALL_VIT, language=LLAMA)
-    rule, found = choose(data, 16).applied(data), first_spec(data, 16)
+    rule, found = placed(data, choose(data, 16)), first_spec(data, 16)
     assert found.gain is not None
     assert found.gain >= LEAST_GAIN
     assert step_seconds(rule) / step_seconds(found.data) - 1 == pytest.approx(found.gain)
@@ -66,7 +66,7 @@ def test_the_rule_stands_where_memory_is_not_known() -> None:
     data = unplaced(None, vision=SMALL_VIT, language=LLAMA)
     found = first_spec(data, 16)
     assert (found.planned, found.changes, found.gain) == (1, "", None)
-    assert found.data == choose(data, 16).applied(data)
+    assert found.data == placed(data, choose(data, 16))
 
 
 def test_what_does_not_fit_by_the_rule_is_placed_otherwise() -> None:
@@ -91,7 +91,7 @@ def test_what_fits_nowhere_is_refused_with_the_words_of_the_rule() -> None:
 def test_placements_are_shared_apart_and_mixed() -> None:
     """Of two encoders, none, one or both leave the ranks of language."""
     data = unplaced("80GB", 64, vision=SMALL_VIT, audio=AUDIO, language=LLAMA)
-    spec = spec_from_data(choose(data, 16).applied(data))
+    spec = spec_from_data(placed(data, choose(data, 16)))
     legal: set[tuple[str, ...]] = set()
     for _, settings in placement_ideas(spec, {"vision": 1.0, "audio": 1.0, "language": 4.0}):
         change = changed(spec, "placement", settings)
@@ -107,5 +107,5 @@ def test_placements_are_shared_apart_and_mixed() -> None:
 def test_the_rule_shards_weights_fully_where_nothing_else_fits() -> None:
     """200 B parameters in 61 layers, which no pp but 61 divides."""
     large = {**LLAMA, "layers": 61, "hidden": 16384, "heads": 128, "mlp": 53248}
-    layout = choose(unplaced("40GB", 512, language=large), 512)
-    assert (layout.full_sharding, layout.recompute) == (True, True)
+    place = choose(unplaced("40GB", 512, language=large), 512).places["language"]
+    assert (place.sharding, place.recompute) == ("full", "full")

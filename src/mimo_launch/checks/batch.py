@@ -7,10 +7,11 @@ Leaves: widths and heads to `widths`; what to change rather than the batch to `p
 
 from math import gcd, lcm
 
-from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import group_size, grouped_encoders, shares_ranks
+from mimo_launch.layout.space import group_sizes
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -44,7 +45,6 @@ def groups_split(spec: Spec) -> Findings:
     encoders = grouped_encoders(spec)
     generators = [name for name in spec.generators if shares_ranks(spec, name)]
     microbatches = spec.schedule.microbatches
-    size = spec.batch.global_ // microbatches
     for key, sharing, why in (
         (
             "encoder_microbatches",
@@ -60,8 +60,7 @@ def groups_split(spec: Spec) -> Findings:
         k = getattr(spec.schedule, key)
         if k is None or not sharing or microbatches % k == 0:
             continue
-        dp_sizes = [spec.modules[name].grid.dp for name in sharing]
-        legal = [n for n in divisors(microbatches) if not any(size * n % dp for dp in dp_sizes)]
+        legal = group_sizes(spec, sharing, microbatches)
         yield Diagnostic(
             code="encoder-microbatches-uneven",
             headline=f"`microbatches` {microbatches} is not a multiple of `{key}` {k}",

@@ -7,10 +7,11 @@ Leaves: tokens to `vocabulary`, shards to `shards`.
 
 from math import gcd
 
-from mimo_launch.checks.rule import Findings, chosen, divisors, no_effect
+from mimo_launch.checks.rule import Findings, chosen, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
+from mimo_launch.layout.space import divisors
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 

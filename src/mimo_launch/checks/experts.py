@@ -5,9 +5,10 @@ Relies on: a grid that fills the ranks of its module.
 Leaves: the backend to `backends`.
 """
 
-from mimo_launch.checks.rule import Findings, divisors
+from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.space import divisors
 from mimo_launch.spec.spec import ExpertGrid, LanguageModel, Spec
 
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mimo_launch.checks import all_checks
-from mimo_launch.checks.rule import divisors
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, named_ranks, ranks_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator, RankClass
 from mimo_launch.estimate.rows import Estimates, MemoryRow
+from mimo_launch.layout.space import divisors
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 

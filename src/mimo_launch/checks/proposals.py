@@ -11,14 +11,15 @@ be another model.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 from math import log2, prod
 from typing import Any
 
-from mimo_launch.checks.rule import Rule, divisors, run_rules, show_ranks
+from mimo_launch.checks.rule import Rule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.layout.samples import grouped_encoders, shares_ranks
-from mimo_launch.spec.base import AXES, LANGUAGE, Axis
+from mimo_launch.layout.space import divisors, grids_on
+from mimo_launch.spec.base import AXES, LANGUAGE, Axis, rank_text
 from mimo_launch.spec.spec import Grid, MissingPartError, Spec
 
 # Findings that another grid resolves.
@@ -106,17 +107,7 @@ def nearest_grids(written: Grid, num_ranks: int) -> list[Grid]:
 
     Raises: MissingPartError if a size of the written grid is wrong: then none is nearest.
     """
-    return sorted(grids_of(num_ranks), key=lambda each: _distance(written, each))[:_MOST_TRIED]
-
-
-def grids_of(num_ranks: int) -> list[Grid]:
-    """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
-    sizes = divisors(num_ranks)
-    return [
-        Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
-        for tp, cp, pp in product(sizes, sizes, sizes)
-        if tp * cp * pp <= num_ranks and num_ranks % (tp * cp * pp) == 0
-    ]
+    return sorted(grids_on(num_ranks), key=lambda each: _distance(written, each))[:_MOST_TRIED]
 
 
 def _distance(written: Grid, grid: Grid) -> tuple[int, int, float]:
@@ -210,7 +201,7 @@ def _grids(spec: Spec, name: str) -> Iterator[Offer]:
     unit = module.grid.num_ranks // module.grid.dp
     for dp in range(min(module.grid.dp - 1, len(ranks) // unit), 0, -1):
         grid = module.grid.model_copy(update={"dp": dp})
-        fewer = show_ranks(ranks[: dp * unit])
+        fewer = rank_text(ranks[: dp * unit])
         line = f"`ranks: {fewer}` for `{name}` with `{show_grid(grid)}`"
         yield line, _changed(spec, name, ranks=fewer, grid=grid)
 

@@ -8,13 +8,13 @@ Leaves: what the ranks compute to the other files.
 from contextlib import suppress
 from math import prod
 
-from mimo_launch.checks.rule import Findings, show_ranks
+from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.base import LANGUAGE, Axis, num_bytes
+from mimo_launch.spec.base import LANGUAGE, Axis, num_bytes, rank_text
 from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
 from mimo_launch.spec.wording import close_matches
@@ -88,7 +88,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         if left == 0 and (axis == Axis.DP or heads is None or heads % size == 0):
             fits.append(f"`{axis}: {size}`")
     start = module.rank_range.start
-    fits.append(f"`ranks: {show_ranks(range(start, start + grid.num_ranks))}`")
+    fits.append(f"`ranks: {rank_text(range(start, start + grid.num_ranks))}`")
     shown = " * ".join(f"{axis} {size}" for axis, size in sizes.items())
     held = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
     yield Diagnostic(
@@ -170,7 +170,7 @@ def no_holes(spec: Spec) -> Findings:
         end = max(end, ranks.stop)
     for hole, name in holes:
         if len(holes) == 1 and spec.idle_ranks is None:
-            help_ = f"add `idle_ranks: {show_ranks(hole)}`, or give the ranks to a module"
+            help_ = f"add `idle_ranks: {rank_text(hole)}`, or give the ranks to a module"
         else:
             help_ = "move the modules together; `idle_ranks` names one range only"
         yield Diagnostic(
@@ -266,7 +266,7 @@ def world_fits(spec: Spec, world: int) -> Findings:
         why="a process without a module would wait for the others until the end",
         help=f"start {needed} processes"
         + (
-            f", or add `idle_ranks: {show_ranks(range(needed, world))}`"
+            f", or add `idle_ranks: {rank_text(range(needed, world))}`"
             if needed < world and spec.idle_ranks is None
             else ""
         ),
@@ -274,4 +274,4 @@ def world_fits(spec: Spec, world: int) -> Findings:
 
 
 def _names(ranks: range) -> str:
-    return f"rank {show_ranks(ranks)}" if len(ranks) == 1 else f"ranks {show_ranks(ranks)}"
+    return f"rank {rank_text(ranks)}" if len(ranks) == 1 else f"ranks {rank_text(ranks)}"

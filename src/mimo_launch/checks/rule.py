@@ -116,17 +116,6 @@ def chosen(section: Strict) -> set[str]:
     }
 
 
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a positive number, in increasing order."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
-
-
 def next_multiple(number: int, of: int) -> int:
     """Return the smallest multiple of `of` that is at least `number`."""
     return -(-number // of) * of
-
-
-def show_ranks(ranks: range) -> str:
-    """Return `4` or `0-3`, as the spec writes it."""
-    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"

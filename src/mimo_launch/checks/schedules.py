@@ -5,9 +5,10 @@ Relies on: `layout` for encoders that run in phases.
 Leaves: layers per stage to `widths`, groups of microbatches to `batch`.
 """
 
-from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.layout.space import divisors
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec

@@ -8,7 +8,7 @@ Leaves: how words are cut over tp to `widths`, the graph around a talker to `gra
 
 from pathlib import Path
 
-from mimo_launch.checks.rule import Findings, divisors, no_effect
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
@@ -19,6 +19,7 @@ from mimo_launch.kinds.vocabulary import (
     placeholder_id,
     vocab_size,
 )
+from mimo_launch.layout.space import divisors
 from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, num_tokens, token_id, token_text
 from mimo_launch.spec.base import LANGUAGE

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
-from mimo_launch.checks.rule import Findings, divisors, next_multiple
+from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.layout.space import divisors
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.hybrid import RECURRENT, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel

@@ -22,9 +22,10 @@ from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.tokenizer import num_tokens, token_id
-from mimo_launch.search.first_spec import FirstLayout, FirstSpec, NothingFits, first_spec
+from mimo_launch.search.first_spec import FirstSpec, NothingFits, first_spec, on_all_ranks, placed
 from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.spec import Grid
 from mimo_launch.spec.wording import did_you_mean, flow
 
 DIGITS: dict[str, dict[str, Any]] = {
@@ -173,11 +174,8 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         per_node = answers.gpus_per_node or min(answers.gpus, GPUS_PER_NODE)
         data["nodes"] = {"gpus": per_node, **device}
     if answers.seq is None:
-        one = FirstLayout(
-            num_ranks=1, tp=1, pp=1, microbatches=1, encoder_microbatches=None, recompute=False
-        )
         try:
-            least = longest_sample(spec_from_data(one.applied(data)))
+            least = longest_sample(spec_from_data(placed(data, on_all_ranks(modules, Grid()))))
         except ValueError as error:
             raise CannotDraft(str(error), "mimo-launch init --help") from error
         room = -(-(least + TEXT_ROOM) // SEQ) * SEQ

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from mimo_launch.checks.rule import divisors
 from mimo_launch.drawing.rows import BridgeRow, GroupRow, Link, PeerRow, Ranks
 from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.layout.balance import replicas_that_share
@@ -20,6 +19,7 @@ from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import EXPERT_GROUPS, MODULE_GROUPS
 from mimo_launch.layout.samples import Bridge, SampleMap
+from mimo_launch.layout.space import divisors
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan

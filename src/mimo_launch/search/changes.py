@@ -9,6 +9,7 @@ Models, data, batch and number of ranks stay as they are, so a step computes the
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +126,18 @@ def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     for key in keys:
         data = data[key]
     return data, last
+
+
+def with_settings(data: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the data of a spec with other settings; None stands for a default, without a key."""
+    made = deepcopy(data)
+    for path, value in settings.items():
+        place, last = setting_at(made, path)
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = value
+    return made
 
 
 def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:

@@ -11,67 +11,28 @@ estimates.
 Leaves: the models and the data of a spec to `cli.init_draft`.
 """
 
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.checks.memory import fits, memory_findings
-from mimo_launch.checks.rule import divisors
 from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import Place, Point, divisors, legal_grids, microbatch_numbers
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import Search
-from mimo_launch.search.changes import setting_at
+from mimo_launch.search.changes import with_settings
 from mimo_launch.search.setting_changes import MICROBATCHES_PER_STAGE
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import spec_from_data
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 # A spec that is not the simplest must be faster by more than estimates are wrong.
 LEAST_GAIN = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstLayout:
-    """The choices of the rule; `encoder_microbatches` None: all of a step together.
-
-    `ep` is the expert-parallel size of the language model.
-    """
-
-    num_ranks: int
-    tp: int
-    pp: int
-    microbatches: int
-    encoder_microbatches: int | None
-    recompute: bool
-    ep: int = 1
-    full_sharding: bool = False
-
-    @property
-    def dp(self) -> int:
-        """Replicas of the language model."""
-        return self.num_ranks // (self.tp * self.pp)
-
-    def applied(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data of a spec with this layout."""
-        modules = {}
-        for name, module in data["modules"].items():
-            grid = {"dp": self.num_ranks}
-            if name == "language":
-                grid = {"tp": self.tp, "pp": self.pp, "dp": self.dp}
-            ranks = f"0-{self.num_ranks - 1}" if self.num_ranks > 1 else "0"
-            placed = {**module, "ranks": ranks, "grid": grid}
-            if name == "language" and self.ep > 1:
-                placed["experts"] = {"ep": self.ep}
-            if name == "language" and self.full_sharding:
-                placed["sharding"] = "full"
-            modules[name] = placed | ({"recompute": "full"} if self.recompute else {})
-        schedule = {"microbatches": self.microbatches}
-        if self.encoder_microbatches is not None:
-            schedule["encoder_microbatches"] = self.encoder_microbatches
-        return {**data, "modules": modules, "schedule": schedule}
 
 
 class NothingFits(Exception):
@@ -81,29 +42,46 @@ class NothingFits(Exception):
     first one breaks; `help` says what to do. `too_large` is that last layout.
     """
 
-    def __init__(self, message: str, help_: str, too_large: FirstLayout | None = None) -> None:
+    def __init__(self, message: str, help_: str, too_large: Point | None = None) -> None:
         super().__init__(message)
         self.help, self.too_large = help_, too_large
 
 
-def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
+def placed(data: Mapping[str, Any], point: Point) -> dict[str, Any]:
+    """Return the data of a spec without any placement, with this point."""
+    return with_settings({"schedule": {}, **data}, point.settings())
+
+
+def on_all_ranks(
+    modules: Iterable[str], grid: Grid, *, microbatches: int = 1, **more: Any
+) -> Point:
+    """Return the point with all modules on all ranks: language on a grid, the others by dp."""
+    ranks = range(grid.num_ranks)
+    places = {name: Place(ranks=ranks, grid=Grid(dp=len(ranks))) for name in modules}
+    places[LANGUAGE] = Place(ranks=ranks, grid=grid)
+    return Point(places=places, microbatches=microbatches, **more)
+
+
+def choose(data: Mapping[str, Any], num_ranks: int) -> Point:
     """Return the first layout that fits, for the data of a spec without any placement.
 
     Its section `nodes` gives the ranks per host and the memory of a GPU. Raises: NothingFits;
     ValueError if the data are no spec, whatever the layout.
     """
     # Weights to start from do not change what fits, and looking at them takes time.
-    bare = {name: {**each, "init_from": None} for name, each in data["modules"].items()}
+    modules = {name: {**each, "init_from": None} for name, each in data["modules"].items()}
+    bare = {**data, "modules": modules}
     illegal: Spec | None = None
-    too_large: FirstLayout | None = None
-    for layout in _layouts(data, num_ranks):
-        spec = spec_from_data(layout.applied({**data, "modules": bare}))
+    too_large: Point | None = None
+    simplest = spec_from_data(placed(bare, on_all_ranks(modules, Grid(dp=num_ranks))))
+    for point in _points(simplest):
+        spec = spec_from_data(placed(bare, point))
         if not is_legal(spec):
             illegal = illegal or spec
         elif fits(spec, constants_for(spec.nodes)):
-            return layout
+            return point
         else:
-            too_large, large = layout, spec
+            too_large, large = point, spec
     if too_large is not None:
         last = next(memory_findings(Plan.of(large), constants_for(large.nodes)))
     elif illegal is not None:
@@ -116,46 +94,37 @@ def choose(data: dict[str, Any], num_ranks: int) -> FirstLayout:
     raise NothingFits(f"{last.headline}: {last.why}", last.help, too_large)
 
 
-def _layouts(data: dict[str, Any], num_ranks: int) -> Iterator[FirstLayout]:
-    """Yield layouts in the order of preference, legal or not.
+def _points(spec: Spec) -> Iterator[Point]:
+    """Yield layouts in the order of preference, legal or not; `spec` has all modules on all ranks.
 
     A smaller tp * pp comes first, then a larger tp; tp and ep stay on a host.
     """
-    has_encoders = len(data["modules"]) > 1
-    per_host = (data.get("nodes") or {}).get("gpus", num_ranks)
-    model = data["modules"]["language"]["model"]
-    layers = len(model["pattern"]) if "pattern" in model else model["layers"]
-    splits = [
-        (tp, pp)
-        for tp in divisors(num_ranks)
-        for pp in divisors(num_ranks // tp)
-        if per_host % tp == 0 and layers % pp == 0
-    ]
-    splits.sort(key=lambda split: (split[0] * split[1], -split[0]))
-    experts = (model.get("moe") or {}).get("experts", 1)
-    ways = [each for each in divisors(experts) if per_host % each == 0]
-    for full, ep, recompute in product((False, True), ways, (False, True)):
-        for tp, pp in splits:
-            dp = num_ranks // (tp * pp)
-            if data["batch"]["global"] % dp:
-                continue
-            share = data["batch"]["global"] // dp
-            least = min(share, MICROBATCHES_PER_STAGE * pp if pp > 1 else 1)
-            for microbatches in (each for each in divisors(share) if each >= least):
-                groups: list[int | None] = [None]
-                if has_encoders and microbatches > 1:
-                    groups += divisors(microbatches)[-2::-1]
-                for group in groups:
-                    yield FirstLayout(
-                        num_ranks=num_ranks,
-                        tp=tp,
-                        pp=pp,
-                        microbatches=microbatches,
-                        encoder_microbatches=group,
-                        recompute=recompute,
-                        ep=ep,
-                        full_sharding=full,
-                    )
+    num_ranks, model = world_size(spec), spec.language.model
+    per_host = spec.nodes.gpus if spec.nodes else num_ranks
+    grids = legal_grids(spec, LANGUAGE, num_ranks)
+    grids = [grid for grid in grids if grid.cp == 1 and model.layers % grid.pp == 0]
+    grids.sort(key=lambda grid: (grid.tp * grid.pp, -grid.tp))
+    moe = kind_of(model).moe
+    ways = [n for n in divisors(moe.experts if moe else 1) if per_host % n == 0]
+    for full, ep, recompute, grid in product((False, True), ways, (False, True), grids):
+        legal = microbatch_numbers(spec, grid)
+        least = min(legal[-1], MICROBATCHES_PER_STAGE * grid.pp if grid.pp > 1 else 1)
+        for number in (each for each in legal if each >= least):
+            groups: list[int | None] = [None]
+            groups += divisors(number)[-2::-1] if spec.encoders and number > 1 else []
+            for at_once in groups:
+                point = on_all_ranks(spec.modules, grid, microbatches=number, at_once=at_once)
+                yield _lighter(point, ep=ep, full_sharding=full, recompute=recompute)
+
+
+def _lighter(point: Point, *, ep: int, full_sharding: bool, recompute: bool) -> Point:
+    """Return a point with settings that need less memory."""
+    places = dict(point.places)
+    experts, sharding = ExpertGrid(ep=ep) if ep > 1 else None, "full" if full_sharding else None
+    places[LANGUAGE] = replace(places[LANGUAGE], experts=experts, sharding=sharding)
+    if recompute:
+        places = {name: replace(place, recompute="full") for name, place in places.items()}
+    return replace(point, places=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +148,7 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
     Raises: NothingFits; ValueError if the data are no spec, whatever the layout.
     """
     try:
-        layout = choose(dict(data), num_ranks)
+        layout = choose(data, num_ranks)
     except NothingFits as error:
         fitting = _better(data, error.too_large, rule_fits=False) if error.too_large else None
         if fitting is None:
@@ -187,13 +156,12 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
         return fitting
     knows_memory = not {"gpu", "gpu_memory"}.isdisjoint(data.get("nodes") or {})
     found = _better(data, layout, rule_fits=True) if num_ranks > 1 and knows_memory else None
-    return found or FirstSpec(data=layout.applied(dict(data)), planned=1)
+    return found or FirstSpec(data=placed(data, layout), planned=1)
 
 
-def _better(data: Mapping[str, Any], layout: FirstLayout, *, rule_fits: bool) -> FirstSpec | None:
+def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> FirstSpec | None:
     """Return a spec that is faster than a layout, or that fits if the layout does not."""
-    placed = layout.applied(dict(data))
-    estimator = Estimator.of(Plan.of(spec_from_data(placed)))
+    estimator = Estimator.of(Plan.of(spec_from_data(placed(data, layout))))
     estimates = estimator.estimates()
     if estimates.gpu_memory is None:
         return None
@@ -207,15 +175,8 @@ def _better(data: Mapping[str, Any], layout: FirstLayout, *, rule_fits: bool) ->
     if not found or (rule_fits and search.gain(found[0]) < LEAST_GAIN):
         return None
     best = search.simplest(found[0])
-    better = deepcopy(placed)
-    for path, value in best.change.settings.items():
-        place, last = setting_at(better, path)
-        if value is None:
-            place.pop(last, None)  # The default, which needs no line.
-        else:
-            place[last] = value
     return FirstSpec(
-        data=better,
+        data=with_settings(placed(data, layout), best.change.settings),
         changes=best.change.text,
         gain=search.gain(best) if rule_fits else None,
         planned=1 + len(search.seen),

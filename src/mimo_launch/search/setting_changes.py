@@ -10,9 +10,9 @@ costs, to `advice`.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.layout.space import divisors, group_sizes, microbatch_numbers
 from mimo_launch.search.changes import Change, Ideas, Settings, changed
 from mimo_launch.spec.spec import ExpertGrid, Spec
 
@@ -41,8 +41,8 @@ def setting_ideas(spec: Spec) -> Ideas:
 def _microbatches(spec: Spec) -> Ideas:
     """Yield other numbers of microbatches, in a step and in a group for encoders."""
     schedule, language = spec.schedule, spec.language
-    share, own = spec.batch.global_ // language.grid.dp, schedule.microbatches
-    legal = divisors(share)
+    own = schedule.microbatches
+    legal = microbatch_numbers(spec, language.grid)
     full = MICROBATCHES_PER_STAGE * language.grid.pp
     wanted = (2 * own, own // 2, full, 4 * own, 2 * full, 1)
     near = (min(legal, key=lambda each: (abs(each - number), each)) for number in wanted)
@@ -100,10 +100,7 @@ def _least_group(spec: Spec, microbatches: int) -> int | None:
 
     None if one is enough, or no number is.
     """
-    samples = spec.batch.global_ // microbatches
-    sizes = [spec.modules[name].grid.dp for name in spec.encoders]
-    fits = (k for k in divisors(microbatches) if not any(samples * k % dp for dp in sizes))
-    least = next(fits, 1)
+    least = next(iter(group_sizes(spec, spec.encoders, microbatches)), 1)
     return None if least == 1 else least
 
 
@@ -150,6 +147,6 @@ def _of_modules(key: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _more_microbatches(spec: Spec, factor: int) -> dict[str, Any]:
-    share = spec.batch.global_ // spec.language.grid.dp
-    least = min(share, factor * spec.schedule.microbatches)
-    return {"schedule.microbatches": next(each for each in divisors(share) if each >= least)}
+    legal = microbatch_numbers(spec, spec.language.grid)
+    least = min(legal[-1], factor * spec.schedule.microbatches)
+    return {"schedule.microbatches": next(each for each in legal if each >= least)}

@@ -164,6 +164,11 @@ def rank_range(ranks: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
+def rank_text(ranks: range) -> str:
+    """Return `4` or `0-3`, as `ranks:` says it."""
+    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"
+
+
 def size_in_bytes(text: str) -> int:
     """Return the bytes that a size on the command line means. Raises: ValueError."""
     return num_bytes(_size(text))

@@ -14,17 +14,16 @@ cuts stay in order, each at least one rank after the previous one. The size of a
 distance between its two cuts. The least places that satisfy all this are lengths of longest paths.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product, takewhile
 from math import gcd, inf, lcm
 
-from mimo_launch.checks.rule import divisors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import divisors, expert_grids, smaller_grids
 from mimo_launch.schedule.orders import ORDERS
-from mimo_launch.spec.base import LANGUAGE, Axis
+from mimo_launch.spec.base import LANGUAGE, Axis, rank_text
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
     ExpertGrid,
@@ -171,27 +170,11 @@ def _choices(module: ModuleSpec, most_ranks: int) -> list[GridChoice]:
     """Return the best smaller grids of a module, one for each dp and number of ranks."""
     old, found = module.grid, []
     # The widths of a user's own class may not split over a tp that the user did not write.
-    own = kind_of(module.model).is_custom
-    values = {
-        axis: [n for n in range(1, min(getattr(old, axis), most_ranks) + 1)
-               if not (own and axis == Axis.TP and old.tp % n)]
-        for axis in LOST_AXIS
-    }  # fmt: skip
-    for sizes in _products(list(values.values()), most_ranks):
-        grid = Grid(**dict(zip(values, sizes, strict=True)))
+    is_custom = kind_of(module.model).is_custom
+    for grid in smaller_grids(old, most_ranks, tp_divides=is_custom):
         experts, loss = _smaller_experts(module, grid)
         found.append(GridChoice(grid, experts, loss + _loss(module, grid)))
     return _best(found, lambda grid: (grid.dp, grid.num_ranks))
-
-
-def _products(values: list[list[int]], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield tuples of one value per list with a product of at most `most`; lists are sorted."""
-    if not values:
-        yield ()
-        return
-    for value in takewhile(lambda value: value <= most, values[0]):
-        for rest in _products(values[1:], most // value):
-            yield (value, *rest)
 
 
 def _best(choices: Iterable[GridChoice], key: Callable[[Grid], object]) -> list[GridChoice]:
@@ -234,13 +217,7 @@ def _smaller_experts(module: ModuleSpec, grid: Grid) -> tuple[ExpertGrid | None,
         lost = (new.tp > 1) != (old.tp > 1), (new.ep > 1) != (old.ep > 1)
         return LOST_EXPERT_AXIS * sum(lost) + LOST_REPLICAS * ((ranks > new.tp * new.ep) != several)
 
-    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0]
-    fitting = [
-        ExpertGrid(tp=tp, ep=ep)
-        for tp, ep in product(sizes, sizes)
-        if ranks % (tp * ep) == 0 and tp <= old.tp and ep <= old.ep
-    ]
-    best = min(fitting, key=loss)
+    best = min((n for n in expert_grids(ranks) if n.tp <= old.tp and n.ep <= old.ep), key=loss)
     return best, loss(best)
 
 
@@ -266,7 +243,7 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
         modules[name] = module.model_copy(
             update={
                 "grid": grid,
-                "ranks": _written(start, stop),
+                "ranks": rank_text(range(start, stop)),
                 "experts": choices[name].experts,
                 "model": _regrid_model(module, grid),
             }
@@ -285,7 +262,7 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
         }
         schedule = schedule.model_copy(update=update)
     size = 2 * share * schedule.microbatches
-    idle = placing.idle and _written(*(cuts[end] for end in placing.idle))
+    idle = placing.idle and rank_text(range(*(cuts[end] for end in placing.idle)))
     return spec.model_copy(
         update={
             "modules": modules,
@@ -294,10 +271,6 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
             "batch": spec.batch.model_copy(update={"global_": size}),
         }
     )
-
-
-def _written(start: int, stop: int) -> str:
-    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
 
 
 def _regrid_model(module: ModuleSpec, grid: Grid) -> object:

@@ -1,0 +1,128 @@
+"""The space of layouts: which grids, placements and numbers of microbatches given models may have.
+
+Decides: every grid on a number of ranks, and which of them cut a module; the numbers of
+microbatches and the sizes of their groups; what a point of the space is.
+Relies on: the spec. A legal point divides evenly; `checks` has the rules about a model's widths.
+Leaves: which points are near or fast to `search`, `checks.proposals` and `verify`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from mimo_launch.spec.base import Axis, rank_text
+from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a module runs, and how it is cut; None for the rest leaves a setting out."""
+
+    ranks: range
+    grid: Grid
+    experts: ExpertGrid | None = None
+    sharding: str | None = None
+    recompute: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A layout of the modules of a spec, and the microbatches of a step.
+
+    Encoders work on `at_once` microbatches together; None: as many as by default.
+    """
+
+    places: Mapping[str, Place]
+    microbatches: int
+    at_once: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the point as settings of a spec, by dotted path; no rank idles."""
+        found: dict[str, Any] = {"schedule.microbatches": self.microbatches}
+        found["schedule.encoder_microbatches"] = self.at_once
+        found["idle_ranks"] = None
+        for name, place in self.places.items():
+            module = f"modules.{name}"
+            found |= {f"{module}.ranks": rank_text(place.ranks)}
+            found |= {f"{module}.grid": place.grid.model_dump()}
+            for key in ("experts", "sharding", "recompute"):
+                if (value := getattr(place, key)) is not None:
+                    is_grid = isinstance(value, ExpertGrid)
+                    found[f"{module}.{key}"] = value.model_dump() if is_grid else value
+        return found
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number, in increasing order."""
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def products(values: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield tuples of one value per list with a product of at most `most`; lists are sorted."""
+    if not values:
+        yield ()
+        return
+    for value in takewhile(lambda value: value <= most, values[0]):
+        for rest in products(values[1:], most // value):
+            yield (value, *rest)
+
+
+def grids_on(num_ranks: int) -> list[Grid]:
+    """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
+    sizes = divisors(num_ranks)
+    return [
+        Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
+        for tp, cp, pp in products([sizes] * 3, num_ranks)
+        if num_ranks % (tp * cp * pp) == 0
+    ]
+
+
+def legal_grids(spec: Spec, name: str, num_ranks: int) -> list[Grid]:
+    """Return the grids of a module on this many ranks that suit the batch, hosts and layers.
+
+    Replicas share the batch evenly, tp stays on a host, and every stage has a layer.
+    """
+    per_host = spec.nodes.gpus if spec.nodes else num_ranks
+    return [
+        grid
+        for grid in grids_on(num_ranks)
+        if spec.batch.global_ % grid.dp == 0
+        and per_host % grid.tp == 0
+        and grid.pp <= spec.modules[name].model.layers
+    ]
+
+
+def smaller_grids(grid: Grid, most_ranks: int, *, tp_divides: bool) -> Iterator[Grid]:
+    """Yield grids with no axis larger than now, on at most this many ranks, by pp, cp, tp and dp.
+
+    If `tp_divides`, their tp divides the present one.
+    """
+    axes = (Axis.PP, Axis.CP, Axis.TP, Axis.DP)
+    values = {axis: range(1, min(getattr(grid, axis), most_ranks) + 1) for axis in axes}
+    sizes: dict[Axis, Sequence[int]] = {**values}
+    if tp_divides:
+        sizes[Axis.TP] = [size for size in values[Axis.TP] if grid.tp % size == 0]
+    for found in products([*sizes.values()], most_ranks):
+        yield Grid(**dict(zip(axes, found, strict=True)))
+
+
+def expert_grids(num_ranks: int) -> Iterator[ExpertGrid]:
+    """Yield every grid of experts that divides the ranks of a stage, by tp, then ep."""
+    sizes = divisors(num_ranks)
+    for tp, ep in products([sizes] * 2, num_ranks):
+        if num_ranks % (tp * ep) == 0:
+            yield ExpertGrid(tp=tp, ep=ep)
+
+
+def microbatch_numbers(spec: Spec, grid: Grid) -> list[int]:
+    """Return the numbers of microbatches into which each replica of language can cut its share."""
+    return divisors(spec.batch.global_ // grid.dp)
+
+
+def group_sizes(spec: Spec, names: Iterable[str], microbatches: int) -> list[int]:
+    """Return the sizes of groups of microbatches that modules can share evenly."""
+    samples = spec.batch.global_ // microbatches
+    replicas = [spec.modules[name].grid.dp for name in names]
+    return [k for k in divisors(microbatches) if not any(samples * k % dp for dp in replicas)]
