@@ -31,12 +31,13 @@ Examples:
 
 Draw loss, gradient norms, learning rates and throughput of runs, which may still be running. The
 suffix of the file sets its format: .html (with tables of the runs and of the settings that differ;
-nothing is fetched to show it), .png or .svg. Needs matplotlib. Exits with 0, with 2 when a run
-cannot be read, or with 1 when the file cannot be written.
+nothing is fetched to show it), .svg, or .png, which needs Pillow. Point at a step in a page or an
+SVG file to read its values. Exits with 0, with 2 when a run cannot be read, or with 1 when the file
+cannot be written.
 """
 
 SUFFIXES = (".html", ".png", ".svg")
-REQUIREMENT = "matplotlib>=3.8"  # As in the extra `report` of pyproject.toml.
+REQUIREMENT = "pillow>=10.1"  # As in the extra `report` of pyproject.toml.
 
 
 def report(
@@ -61,44 +62,45 @@ def report(
     """Draw the curves of runs, as HTML, PNG or SVG."""
     from mimo_launch.checks.packages import is_installed
     from mimo_launch.cli.report_figure import Charts
+    from mimo_launch.drawing.chart_files import charts_png, charts_svg
     from mimo_launch.train.history import NoHistory, read_history
 
     console = console_of(ctx)
-    if output is not None and output.suffix.lower() not in SUFFIXES:
+    suffix = ".html" if output is None else output.suffix.lower()
+    if suffix not in SUFFIXES:
         message = f"{output} ends in none of {', '.join(SUFFIXES)}"
         raise typer.BadParameter(message, param_hint="--output")
-    if not is_installed("matplotlib"):
-        message = "matplotlib, which draws reports, is not installed"
-        console.refuse(message, help_=f"pip install '{REQUIREMENT}'")
+    if suffix == ".png" and not is_installed("PIL"):
+        message = "Pillow, which writes PNG, is not installed"
+        console.refuse(message, help_=f"pip install '{REQUIREMENT}', or name a .svg file")
     try:
         found = [read_history(path) for path in runs]
     except NoHistory as error:
         console.refuse(str(error), help_=error.help)
-    histories = list({each.file.resolve(): each for each in found}.values())
-    # Runs with equal folder names are named by their whole paths.
-    names = [each.name for each in histories]
-    histories = [
-        replace(each, name=str(each.run)) if names.count(each.name) > 1 else each
-        for each in histories
-    ]
+    histories = _with_different_names(found)
     for each in histories:
         if each.num_other_lines:
             lines = f"{each.num_other_lines} line" + "s" * (each.num_other_lines != 1)
             console.note(f"warning: {each.file}: left out {lines}, no record of a step")
-    target = output or histories[0].run / "report.html"
-    charts = Charts(histories, smooth)
+    target, charts = output or histories[0].run / "report.html", Charts(histories, smooth)
     try:
-        if target.suffix.lower() == ".png":
-            content = charts.png()
-        elif target.suffix.lower() == ".svg":
-            content = charts.svg().encode()
+        if suffix == ".png":
+            target.write_bytes(charts_png(charts.all(), charts.legend()))
         else:
-            content = page(charts).encode()
-        target.write_bytes(content)
+            is_page = suffix == ".html"
+            text = page(charts) if is_page else charts_svg(charts.all(), charts.legend())
+            target.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         help_ = "give --output a file in a folder that exists and is yours"
         console.refuse(f"cannot write {target}: {error.strerror or error}", help_=help_, code=1)
     console.answer(f"wrote {target}")
+
+
+def _with_different_names(found: "Sequence[History]") -> "list[History]":
+    """Return each run once; runs with equal folder names are named by their whole paths."""
+    runs = list({each.file.resolve(): each for each in found}.values())
+    names = [each.name for each in runs]
+    return [replace(e, name=str(e.run)) if names.count(e.name) > 1 else e for e in runs]
 
 
 # A run is named by its folder.
@@ -217,6 +219,7 @@ thead th { white-space: normal; overflow-wrap: anywhere; min-width: 5rem; }"""
 def page(charts: "Charts") -> str:
     """Return the page of the runs of some charts."""
     from mimo_launch.cli.report_figure import color_of
+    from mimo_launch.drawing.chart_files import CHART_STYLE, chart_element
     from mimo_launch.drawing.html_page import html_page, html_table, html_text
 
     runs = charts.runs
@@ -230,7 +233,7 @@ def page(charts: "Charts") -> str:
             for n, name in enumerate(names)
         )
         parts.append(f'<ul class="runs">\n{items}\n</ul>')
-    drawing = "\n".join(charts.elements())
+    drawing = "\n".join(map(chart_element, charts.all()))
     parts += [
         f'<figure class="panels" role="img" aria-label="{html_text(label)}">\n{drawing}\n</figure>',
         html_table(("", *names), list(zip(ROWS, *map(cells, runs), strict=True))),
@@ -242,4 +245,4 @@ def page(charts: "Charts") -> str:
         parts.append(html_table(("setting", *names), rows) if rows else nothing)
     if changes := changed_settings(runs):
         parts += ["<h2>Resumed</h2>", html_table(("run", "after step", "changed"), changes)]
-    return html_page(title, "\n".join(parts), style=_STYLE, width="72rem")
+    return html_page(title, "\n".join(parts), style=f"{_STYLE}\n{CHART_STYLE}", width="72rem")

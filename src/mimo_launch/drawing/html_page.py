@@ -50,6 +50,11 @@ def html_text(words: str) -> str:
     return escape(FORBIDDEN.sub("\ufffd", words))
 
 
+def px(number: float) -> str:
+    """Return a length for an attribute of SVG: `12.5`."""
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
 def html_prose(words: str) -> str:
     """Return a sentence escaped for a page; text in backticks becomes code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", html_text(words))

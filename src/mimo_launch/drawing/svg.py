@@ -7,11 +7,10 @@ Leaves: the file to the caller.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from mimo_launch.diag.quantities import num_ranks_text, percent
 from mimo_launch.drawing.colors import colors
-from mimo_launch.drawing.html_page import FORBIDDEN
+from mimo_launch.drawing.html_page import html_text, px
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
     Row,
@@ -59,9 +58,9 @@ def render_svg(
     picture = _Picture(timeline, rows, sizes, timeline.modules)
     height = sizes.bottom + 46
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(full)}" height="{_n(height)}" '
-        f'viewBox="0 0 {_n(full)} {_n(height)}" font-family="{escape(FONT)}">',
-        f"<title>{text(name)}</title>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{px(full)}" height="{px(height)}" '
+        f'viewBox="0 0 {px(full)} {px(height)}" font-family="{FONT}">',
+        f"<title>{html_text(name)}</title>",
         *picture.defs(),
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         *_heading(timeline, name, plan_hash, left_out, device),
@@ -84,21 +83,12 @@ def figure(
     picture = _Picture(timeline, rows, sizes, modules, is_plain=plain)
     full, height = sizes.left + sizes.width + BUBBLE_WIDTH, sizes.bottom + 46
     parts = [
-        f'<svg width="{_n(full)}" height="{_n(height)}" font-family="{escape(FONT)}">',
+        f'<svg width="{px(full)}" height="{px(height)}" font-family="{FONT}">',
         *picture.defs(),
         *picture.body(),
         "</svg>",
     ]
     return "\n".join(parts)
-
-
-def text(words: str) -> str:
-    """Return text escaped for XML, with characters that XML cannot hold replaced."""
-    return escape(FORBIDDEN.sub("\ufffd", words))
-
-
-def _n(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def _heading(
@@ -115,10 +105,10 @@ def _heading(
     ]
     line = " \u00b7 ".join(fact for fact in facts if fact)
     yield (
-        f'<text class="t" x="{_n(MARGIN)}" y="28" font-size="18" font-weight="600">'
-        f"{text(name)}</text>"
+        f'<text class="t" x="{px(MARGIN)}" y="28" font-size="18" font-weight="600">'
+        f"{html_text(name)}</text>"
     )
-    yield f'<text class="d" x="{_n(MARGIN)}" y="48" font-size="13">{text(line)}</text>'
+    yield f'<text class="d" x="{px(MARGIN)}" y="48" font-size="13">{html_text(line)}</text>'
 
 
 def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[list[str], float]:
@@ -150,15 +140,15 @@ def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[lis
         elif style:
             lines.append(_rect(x, y - 11, SWATCH, 14, f'class="{style}"'))
         lines.append(
-            f'<text class="t" x="{_n(x + swatch)}" y="{_n(y)}" font-size="{_n(LEGEND_FONT)}">'
-            f"{text(words)}</text>"
+            f'<text class="t" x="{px(x + swatch)}" y="{px(y)}" font-size="{px(LEGEND_FONT)}">'
+            f"{html_text(words)}</text>"
         )
         x += width
     return lines, y
 
 
 def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
-    return f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" {rest}/>'
+    return f'<rect x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(height)}" {rest}/>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +188,15 @@ class _Picture:
     def _backgrounds(self) -> Iterator[str]:
         """Yield the name of each row, its bubble, and the background that shows idle time."""
         sizes, unit = self.sizes, self.timeline.unit
-        font = f'font-size="{_n(sizes.font)}"'
+        font = f'font-size="{px(sizes.font)}"'
         right = sizes.left + sizes.width + BUBBLE_WIDTH - 8
-        yield f'<text class="d e" x="{_n(right)}" y="{_n(sizes.top - 8)}" {font}>{unit.idle}</text>'
-        yield f'<text class="d" x="{_n(MARGIN)}" y="{_n(sizes.top - 8)}" {font}>rank</text>'
+        yield f'<text class="d e" x="{px(right)}" y="{px(sizes.top - 8)}" {font}>{unit.idle}</text>'
+        yield f'<text class="d" x="{px(MARGIN)}" y="{px(sizes.top - 8)}" {font}>rank</text>'
         for row, top in zip(self.rows, sizes.tops, strict=True):
-            y = _n(top + sizes.row / 2 + sizes.font * 0.36)
+            y = px(top + sizes.row / 2 + sizes.font * 0.36)
             share = percent(row.bubble) if row.role else ""
-            yield f'<text class="t" x="{_n(MARGIN)}" y="{y}" {font}>{text(row.label)}</text>'
-            yield f'<text class="d e" x="{_n(right)}" y="{y}" {font}>{share}</text>'
+            yield f'<text class="t" x="{px(MARGIN)}" y="{y}" {font}>{html_text(row.label)}</text>'
+            yield f'<text class="d e" x="{px(right)}" y="{y}" {font}>{share}</text>'
             yield _rect(sizes.left, top, sizes.width, sizes.row, f'class="ground" fill="{IDLE}"')
 
     def _axis(self) -> Iterator[str]:
@@ -214,16 +204,16 @@ class _Picture:
         sizes = self.sizes
         font = 'font-size="11" text-anchor="middle"'
         for time, label in ticks_of(self.timeline, sizes):
-            x = _n(sizes.x(time))
+            x = px(sizes.x(time))
             yield (
-                f'<path d="M{x} {_n(sizes.top - 4)}V{_n(sizes.bottom + 4)}" '
+                f'<path d="M{x} {px(sizes.top - 4)}V{px(sizes.bottom + 4)}" '
                 f'stroke="#c8cdd3" stroke-width="1"/>'
             )
             for y in (sizes.top - 8, sizes.bottom + 16):
-                yield f'<text class="d" x="{x}" y="{_n(y)}" {font}>{label}</text>'
+                yield f'<text class="d" x="{x}" y="{px(y)}" {font}>{label}</text>'
         middle, below = sizes.left + sizes.width / 2, sizes.bottom + 34
         words = f"time in {axis_unit(self.timeline)[0]}"
-        yield f'<text class="d" x="{_n(middle)}" y="{_n(below)}" {font}>{words}</text>'
+        yield f'<text class="d" x="{px(middle)}" y="{px(below)}" {font}>{words}</text>'
 
     def _spans(self) -> Iterator[str]:
         """Yield the spans of all rows: in each, transfers first, so that they hide no box."""
@@ -236,7 +226,7 @@ class _Picture:
                     x = min(sizes.x(span.start), sizes.left + sizes.width - width)
                     y = top + sizes.row - MARK_HEIGHT
                     shape = (
-                        f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(MARK_HEIGHT)}"'
+                        f'x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(MARK_HEIGHT)}"'
                     )
                     yield f'<rect class="mark" {shape}><title>{_hover(span)}</title></rect>'
             boxes = [(span, self._place(span, row, top)) for span in row.spans if span.is_compute]
@@ -262,7 +252,7 @@ class _Picture:
         """Yield the boxes of each colour as one path."""
         found: dict[str, list[str]] = {}
         for span, (x, y, width, height) in boxes:
-            path = f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z"
+            path = f"M{px(x)} {px(y)}h{px(width)}v{px(height)}h{px(-width)}z"
             found.setdefault(self._color(span), []).append(path)
         for color, paths in found.items():
             yield f'<path class="box {color}" d="{"".join(paths)}"/>'
@@ -270,16 +260,16 @@ class _Picture:
     def _box(self, span: Span, row: Row, place: Place) -> Iterator[str]:
         """Yield a box with its words, and its number if there is room."""
         (x, y, width, height), font = place, self.sizes.font
-        shape = f'x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"'
+        shape = f'x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(height)}"'
         words = f"<title>{_hover(span)}</title>"
         yield f'<rect class="box {self._color(span)}" {shape}>{words}</rect>'
         for label in row.labels_of(span.action):
             if digits_width(label, font) + 3 <= width:
                 base = y + height / 2 + font * 0.36
-                at = f'x="{_n(x + width / 2)}" y="{_n(base)}" font-size="{_n(font)}"'
+                at = f'x="{px(x + width / 2)}" y="{px(base)}" font-size="{px(font)}"'
                 yield f'<text class="n {span.action.kind.value.lower()}" {at}>{label}</text>'
                 return
 
 
 def _hover(span: Span) -> str:
-    return text(f"{describe(span.action)}, {span.start:.6g} to {span.stop:.6g}")
+    return html_text(f"{describe(span.action)}, {span.start:.6g} to {span.stop:.6g}")
