@@ -9,6 +9,7 @@ from rich.console import Console
 
 from mimo_launch.cli.app import run
 from mimo_launch.cli.shared.plain_table import PlainTable
+from mimo_launch.drawing.table import Table
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,10 +21,12 @@ def printed(table: PlainTable, width: int) -> str:
 
 
 def made() -> PlainTable:
-    table = PlainTable("ranks", "holds", "memory", "optimizer", "settings")
-    table.add_row("0-1", "vision.0, language.0", "1.71 GB", "392 kB")
-    table.add_row("2", "language.1", "12 GB", "1 kB")
-    return table
+    columns = ("ranks", "holds", "memory", "optimizer", "settings")
+    rows = (
+        ("0-1", "vision.0, language.0", "1.71 GB", "392 kB"),
+        ("2", "language.1", "12 GB", "1 kB"),
+    )
+    return PlainTable(Table.of(columns, rows))
 
 
 def test_a_wide_screen_shows_one_line_per_row() -> None:

@@ -14,14 +14,14 @@ from typing import Any
 
 import typer
 from rich.console import Console as RichConsole
-from rich.console import RenderableType
-from rich.table import Table
 
 from mimo_launch.bench.result import VERSION
 from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console, run_output, table_width
 from mimo_launch.cli.shared.lines import other_lines
+from mimo_launch.cli.shared.plain_table import PlainTable
 from mimo_launch.diag.quantities import seconds_text
+from mimo_launch.drawing.table import Column, Table
 from mimo_launch.estimate.device_constants import constants
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.wording import found
@@ -136,69 +136,80 @@ _SHARES = {
     "optimizer": "optimizer",
     "idle": "idle",
 }
+_BUBBLES = ("bubble", "plan")
 
 
-def tables(record: Record) -> Iterator[RenderableType]:
+def tables(record: Record) -> Iterator[Table | str]:
     """Yield the printed parts of a bench."""
     machine, count = record["machine"], len(record["ranks"])
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items() if v)
     hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
-    head = [
-        f"{record['name']}: {count} x {machine['device']}{hosts}, {record['precision']}",
-        f"{versions}; plan {record['plan_hash']}",
-    ]
+    yield f"{record['name']}: {count} x {machine['device']}{hosts}, {record['precision']}"
+    yield f"{versions}; plan {record['plan_hash']}"
     if record["skipped"]:
-        head.append(f"warning: {record['skipped']} timed steps had a non-finite loss or gradient")
-    yield "\n".join(head)
-    steps = Table("timed steps", "median", "min", "1st quartile", "3rd quartile", "max", "plan")
+        yield f"warning: {record['skipped']} timed steps had a non-finite loss or gradient"
+    yield ""
+    names = ("median", "min", "1st quartile", "3rd quartile", "max", "plan")
     times = [record["step_s"][name] for name in ("median", "minimum", "q1", "q3", "maximum")]
-    times.append(record["estimated_step_s"])
-    cells = [
-        "-" if time is None else f"{time:.3f} s" if time >= 1 else f"{time * 1e3:.2f} ms"
-        for time in times
-    ]
-    steps.add_row(str(record["steps"]), *cells)
-    yield steps
-    each = "GPU" if record["machine"]["device_kind"] == "cuda" else "rank"
-    speed, peak = record["speed"], record["speed"]["peak_tflops"]
-    table = Table("tokens/s", f"per {each}", "model work", f"per {each} and second", "MFU")
-    table.add_row(
-        f"{speed['tokens_per_s']:,.0f}",
-        f"{speed['tokens_per_s_per_rank']:,.0f}",
-        ", ".join(f"{name} {_flop(tflop)}" for name, tflop in speed["tflop"].items()),
-        _flop(speed["tflops_per_rank"]),
-        "-" if peak is None else f"{speed['mfu']:.1%} of {_flop(peak)}/s",
+    yield Table.of(
+        ("timed steps", *(Column(name, _time) for name in names)),
+        [(record["steps"], *times, record["estimated_step_s"])],
+        none="-",
     )
-    yield table
+    yield ""
+    each = "GPU" if machine["device_kind"] == "cuda" else "rank"
+    speed, peak = record["speed"], record["speed"]["peak_tflops"]
+    columns = (
+        *(Column(name, "{:,.0f}".format) for name in ("tokens/s", f"per {each}")),
+        Column("model work", lambda work: ", ".join(f"{n} {_flop(w)}" for n, w in work.items())),
+        Column(f"per {each} and second", _flop),
+        Column("MFU", lambda mfu: f"{mfu:.1%} of {_flop(peak)}/s"),
+    )
+    keys = ("tokens_per_s", "tokens_per_s_per_rank", "tflop", "tflops_per_rank", "mfu")
+    yield Table.of(columns, [[speed[key] for key in keys]], none="-")
     yield from _of_ranks(record)
     if "compared" in record:
-        yield "\n".join(compared_lines(record["compared"], each=each))
+        yield ""
+        yield from compared_lines(record["compared"], each=each)
 
 
-def _of_ranks(record: Record) -> Iterator[RenderableType]:
+def _of_ranks(record: Record) -> Iterator[Table | str]:
     """Yield the shares of each rank's time, and its memory."""
     shown = record["ranks"][:MAX_RANKS]
     # All-to-alls happen only where experts are spread over ranks.
     travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
     names = [name for name in _SHARES if travels or name != "all_to_all"]
-    table = Table("rank", *(_SHARES[name] for name in names), "bubble", "plan")
-    for rank in shown:
-        shares = [rank["shares"][name] for name in names]
-        shares += [rank["bubble"], rank["estimated_bubble"]]
-        cells = ["-" if share is None else f"{share:.1%}" for share in shares]
-        table.add_row(str(rank["rank"]), *cells)
-    yield table
-    columns = {"resident": "resident"}
+    columns = [
+        Column(name, "{:.1%}".format) for name in (*(_SHARES[each] for each in names), *_BUBBLES)
+    ]
+    yield ""
+    yield Table.of(
+        ("rank", *columns),
+        [
+            (
+                rank["rank"],
+                *(rank["shares"][name] for name in names),
+                *(rank["bubble"], rank["estimated_bubble"]),
+            )
+            for rank in shown
+        ],
+        none="-",
+    )
+    sizes = {"resident": "resident"}
     # The plan counts the memory of GPUs.
     if record["machine"]["device_kind"] == "cuda":
-        columns = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
-        columns |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
-    table = Table("rank", "modules", *columns.values())
-    for rank in shown:
-        sizes = [rank["memory"][name] for name in columns]
-        cells = ["-" if size is None else f"{size / 1e9:.2f} GB" for size in sizes]
-        table.add_row(str(rank["rank"]), " ".join(rank["modules"]) or "-", *cells)
-    yield table
+        sizes = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
+        sizes |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
+    columns = [Column(name, lambda size: f"{size / 1e9:.2f} GB") for name in sizes.values()]
+    yield ""
+    yield Table.of(
+        ("rank", Column("modules", " ".join), *columns),
+        [
+            (rank["rank"], rank["modules"] or None, *(rank["memory"][name] for name in sizes))
+            for rank in shown
+        ],
+        none="-",
+    )
     hidden = len(record["ranks"]) - len(shown)
     if hidden:
         yield f"{hidden} more ranks: see bench.json"
@@ -206,12 +217,21 @@ def _of_ranks(record: Record) -> Iterator[RenderableType]:
 
 def constants_table(event: CalibrationFinished) -> Table:
     """Return the table of the measured constants."""
-    table = Table("constant", "value", "unit", "meaning")
-    for each in constants():
-        if each.name in event.measured:
-            value = f"{event.constants[each.name]:,.4g}"
-            table.add_row(each.name, value, each.metadata["unit"], each.metadata["meaning"])
-    return table
+    return Table.of(
+        ("constant", Column("value", "{:,.4g}".format), "unit", "meaning"),
+        (
+            (
+                *(each.name, event.constants[each.name]),
+                *(each.metadata["unit"], each.metadata["meaning"]),
+            )
+            for each in constants()
+            if each.name in event.measured
+        ),
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
 def fit_of(event: CalibrationFinished) -> str:
@@ -268,9 +288,10 @@ class BenchScreen(CountScreen):
         else:
             self._print(tables(record))
 
-    def _print(self, parts: Iterable[RenderableType]) -> None:
+    def _print(self, parts: Iterable[Table | str]) -> None:
         output = run_output()
         colors = self._console.colors(output)
         rich = RichConsole(file=output, width=table_width(), no_color=not colors)
         for part in parts:
-            rich.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
+            shown = PlainTable(part) if isinstance(part, Table) else part
+            rich.print(shown, highlight=False, markup=False, soft_wrap=isinstance(part, str))

@@ -1,9 +1,9 @@
 """What `plan` prints: a first screen with the answer, or with `--full` or `--rank` all tables.
 
-Decides: the form of the first screen: about 40 lines at most, readable at 60 columns; which tables
-users see, and where long lists are cut.
-Relies on: `drawing.rows` for the facts, `drawing.answer_text` for the words of the first screen;
-`drawing.plan_tables` for tables that the page has, too.
+Decides: the form of the first screen: about 40 lines at most, readable at 60 columns; the order of
+all tables, and how many ranks they show.
+Relies on: `drawing.rows` for the facts, `drawing.answer_text` for the words of the first screen,
+`drawing.plan_tables` for tables.
 Leaves: the output stream and its width to the command.
 """
 
@@ -13,23 +13,8 @@ from textwrap import wrap
 from rich.console import RenderableType
 from rich.text import Text
 
-from mimo_launch.cli.plan_estimates import (
-    estimate_tables,
-    headline,
-    layer_parts,
-    stage_table,
-    text_table,
-)
 from mimo_launch.cli.shared.plain_table import PlainTable
-from mimo_launch.diag.quantities import (
-    coords_text,
-    num_ranks_text,
-    percent,
-    ranks_text,
-    seconds_text,
-    some,
-    span_text,
-)
+from mimo_launch.diag.quantities import num_ranks_text, percent, seconds_text
 from mimo_launch.drawing.answer_text import (
     FITS_TITLE,
     KEYS_STAY,
@@ -52,23 +37,29 @@ from mimo_launch.drawing.answer_text import (
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     LOSS_TERMS_TITLE,
-    MAX_GROUPS,
     bridge_table,
-    bridge_text,
+    estimates_title,
+    expert_table,
     group_table,
+    layer_table,
+    link_table,
     loss_table,
+    memory_table,
     module_table,
+    not_counted,
+    peer_table,
+    places_text,
+    rank_table,
+    sample_table,
     schedule_title,
+    stage_estimate_table,
+    stage_table,
+    work_table,
 )
-from mimo_launch.drawing.rows import (
-    BridgeRow,
-    Header,
-    HeldModule,
-    RankReport,
-    RankRow,
-    Report,
-)
+from mimo_launch.drawing.rows import Header, RankReport, Report
+from mimo_launch.drawing.table import Table
 from mimo_launch.drawing.timeline import bubble_lines, grid_lines
+from mimo_launch.estimate.rows import Estimates
 
 _WIDEST = 80
 _BAR = 50
@@ -161,70 +152,56 @@ def _loss(loss: LossText, width: int) -> Iterator[RenderableType]:
         yield Text(f"     {line}", style="green")
 
 
-def runs_text(held: HeldModule) -> str:
-    """Say how often a module runs in a step."""
-    if held.group_size == 1:
-        return str(held.groups)
-    return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
-
-
-MAX_RANKS, RANKS_OF_MANY = 64, 16
-MAX_SENDERS, MAX_RECEIVERS = 16, 8
+MAX_RANKS, RANKS_OF_MANY, MAX_SENDERS = 64, 16, 16
 
 
 def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     """Yield all tables about a job, from top to bottom."""
     yield _heading(report.header)
-    yield from _part("Modules", text_table(module_table(report.modules)))
-    yield from _part("Ranks", _ranks(report.ranks))
+    yield from _part("Modules", module_table(report.modules))
     more = len(report.ranks) - MAX_RANKS
+    shown = report.ranks if more <= 0 else report.ranks[:RANKS_OF_MANY]
+    yield from _part("Ranks", rank_table(shown))
     if more > 0:
         yield f"and {len(report.ranks) - RANKS_OF_MANY} more: --rank N shows one, --json all"
     if report.groups:
-        yield from _part("Groups", text_table(group_table(report.groups)))
-    yield from layer_parts(report.layers, report.experts)
-    stages = PlainTable("module", "stage", "layers", "ranks", "peak live microbatches")
-    for row in report.stages:
-        layers = span_text(row.first_layer, row.last_layer)
-        stages.add_row(
-            row.module, str(row.stage), layers, ranks_text(row.ranks), str(row.peak_live)
-        )
-    yield from _part("Stages", stages)
+        yield from _part("Groups", group_table(report.groups))
+    if (layers := layer_table(report.layers)).rows:
+        yield from _part("Layers", layers)
+    if report.experts:
+        yield from _part("Experts", expert_table(report.experts))
+        yield from map(places_text, report.experts)
+    yield from _part("Stages", stage_table(report.stages))
     if report.bridges:
-        yield from _part(BRIDGES_TITLE, text_table(bridge_table(report.bridges)))
+        yield from _part(BRIDGES_TITLE, bridge_table(report.bridges))
         for bridge in report.bridges:
-            yield from _links(bridge)
+            if (links := link_table(bridge, MAX_SENDERS)).rows:
+                yield from ("", PlainTable(links))
+            if (others := len({link.src for link in bridge.links}) - MAX_SENDERS) > 0:
+                yield f"and {others} more: --rank N shows one, --json all"
     if report.losses:
-        yield from _part(LOSS_TERMS_TITLE, text_table(loss_table(report.losses)))
+        yield from _part(LOSS_TERMS_TITLE, loss_table(report.losses))
     schedule = report.schedule
     # "Bubble" means estimated time only, as in a real step; here times are in model units.
     idle = ", ".join(f"{role} {share}" for role, share in bubble_lines(schedule.timeline))
     yield from _part(schedule_title(schedule), f"idle units by role: {idle}")
     encoders = tuple(report.header.nominal_rows)
     yield from _plain(grid_lines(schedule.timeline, encoders, schedule.makespan, width))
-    yield from _part(headline(report.estimates), *estimate_tables(report.estimates))
+    yield from _part(estimates_title(report.estimates))
+    yield from _estimates(report.estimates)
 
 
 def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     """Yield all tables about one rank, from top to bottom."""
     yield _heading(report.header)
-    yield from _part(f"Rank {report.rank.rank}", _ranks((report.rank,)))
+    yield from _part(f"Rank {report.rank.rank}", rank_table((report.rank,)))
     if report.groups:
-        yield from _part("Groups", text_table(group_table(report.groups)))
+        yield from _part("Groups", group_table(report.groups))
     if report.samples:
-        samples = PlainTable("module", "group or microbatch", "samples")
-        for each in report.samples:
-            ranges = some(each.ranges, MAX_RECEIVERS, sep=", ", text=lambda ends: span_text(*ends))
-            samples.add_row(each.module, str(each.index), ranges)
-        yield from _part("Samples of a step, by their index in it", samples)
+        title = "Samples of a step, by their index in it"
+        yield from _part(title, sample_table(report.samples))
     if report.peers:
-        words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
-        peers = PlainTable("bridge", "", "rank", "rows", "by group")
-        for peer in report.peers:
-            counts = some(peer.rows, MAX_GROUPS, sep=", ")
-            total = str(sum(peer.rows))
-            peers.add_row(bridge_text(peer.bridge), words[peer.way], str(peer.peer), total, counts)
-        yield from _part("Rows over bridges (nominal, forward)", peers)
+        yield from _part("Rows over bridges (nominal, forward)", peer_table(report.peers))
     yield from _part(
         f"Schedule: {report.makespan:g} units, {percent(report.timeline.bubble)} of them idle"
     )
@@ -234,9 +211,17 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
     for title, program in (("an evaluation", report.evaluation), ("decoding", report.decoding)):
         if program:
             yield from _part(f"Program of {title}", program)
-    yield from _part(headline(report.estimates))
+    yield from _part(estimates_title(report.estimates))
     for row in report.estimates.ranks:
-        yield from (stage_table(row), "", *estimate_tables(report.estimates))
+        yield from (PlainTable(stage_estimate_table(row)), "", *_estimates(report.estimates))
+
+
+def _estimates(estimates: Estimates) -> Iterator[RenderableType]:
+    """Yield the memory first: users mostly want to know whether ranks fit."""
+    yield from not_counted(estimates)
+    yield PlainTable(memory_table(estimates))
+    yield ""
+    yield PlainTable(work_table(estimates))
 
 
 def _heading(header: Header) -> RenderableType:
@@ -252,47 +237,12 @@ def _heading(header: Header) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def _part(title: str, *content: RenderableType) -> Iterator[RenderableType]:
+def _part(title: str, *content: Table | str) -> Iterator[RenderableType]:
     yield ""
     yield Text(title, style="bold")
-    yield from content
+    yield from (PlainTable(each) if isinstance(each, Table) else each for each in content)
 
 
 def _plain(lines: Sequence[str]) -> Iterator[RenderableType]:
     for line in lines:
         yield Text(line, no_wrap=True, overflow="ellipsis")
-
-
-def _ranks(rows: Sequence[RankRow]) -> PlainTable:
-    has_nodes = rows[0].node is not None
-    nodes = ("node",) if has_nodes else ()
-    table = PlainTable(
-        "rank", *nodes, "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches"
-    )
-    for row in rows if len(rows) <= MAX_RANKS else rows[:RANKS_OF_MANY]:
-        lead = [str(row.rank), *([str(row.node)] if has_nodes else [])]
-        if not row.modules:
-            table.add_row(*lead, "idle")
-        for held in row.modules:
-            layers = span_text(held.first_layer, held.last_layer)
-            where = coords_text(held.coords)
-            table.add_row(*lead, held.module, where, layers, str(held.samples), runs_text(held))
-            lead = [""] * len(lead)
-    return table
-
-
-def _links(bridge: BridgeRow) -> Iterator[RenderableType]:
-    sent: dict[int, list[str]] = {}
-    for link in bridge.links:
-        copied = " copied" * (link.src == link.dst)
-        sent.setdefault(link.src, []).append(f"{link.dst}: {link.rows}{copied}")
-    if not sent:
-        return
-    to = "" if bridge.target is None else f"{bridge.target} "
-    table = PlainTable(f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
-    for src in list(sent)[:MAX_SENDERS]:
-        table.add_row(str(src), some(sent[src], MAX_RECEIVERS, sep=", "))
-    yield ""
-    yield table
-    if len(sent) > MAX_SENDERS:
-        yield f"and {len(sent) - MAX_SENDERS} more: --rank N shows one, --json all"

@@ -7,11 +7,15 @@ Leaves: curves to `report`, one run as it happens to `watch`.
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mimo_launch.cli.shared.console import console_of
+
+if TYPE_CHECKING:
+    from mimo_launch.drawing.table import Table
+    from mimo_launch.launcher.run_folder import RunStatus
 
 HELP = """
 \b
@@ -37,7 +41,6 @@ def runs(
     """List runs with their state, step and loss."""
     import json
 
-    from mimo_launch.diag.quantities import duration_text
     from mimo_launch.launcher.run_folder import runs_below, status_of
 
     console = console_of(ctx)
@@ -46,32 +49,45 @@ def runs(
     except OSError as error:
         help_ = "name the folder that `--runs` of `train` named, by default `runs`"
         console.refuse(f"cannot read {folder}: {error.strerror or error}", help_=help_)
+    table = _table(found)
     if as_json:
-        records = [
-            {
-                "name": each.run.name,
-                "run": str(each.run),
-                "state": each.state.value,
-                "why": each.why,
-                "step": each.step,
-                "steps": each.steps,
-                "loss": each.loss if math.isfinite(each.loss) else None,
-                "age_s": round(each.age_s, 1),
-            }
-            for each in found
-        ]
-        console.answer(json.dumps(records, indent=2))
-        return
-    rows = [("state", "step", "loss", "age", "name")]
-    for each in found:
-        of = "?" if each.steps is None else f"{each.steps:,}"
-        step = f"{each.step:,} of {of}"
-        loss = f"{each.loss:.4f}" if math.isfinite(each.loss) else "-"
-        age = duration_text(each.age_s)
-        rows.append((each.state.value, step, loss, age, each.run.name))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if found else ():
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        console.answer("  ".join(cells).rstrip())
-    if not found:
+        console.answer(json.dumps(table.records(), indent=2))
+    elif not found:
         console.note(f"{folder} holds no run of `mimo-launch train`")
+    else:
+        lines = [table.names(), *table.cells()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            console.answer("  ".join(cells).rstrip())
+
+
+def _table(found: "list[RunStatus]") -> "Table":
+    """Return a row for each run."""
+    from mimo_launch.diag.quantities import duration_text
+    from mimo_launch.drawing.table import Column, Table
+
+    columns = (
+        Column("", key="run"),
+        Column("state", key="state"),
+        Column("", key="why"),
+        Column("step", _steps_text),
+        Column("", key="step"),
+        Column("", key="steps"),
+        Column("loss", "{:.4f}".format, "loss"),
+        Column("age", duration_text, "age_s"),
+        Column("name", key="name"),
+    )
+    rows = [
+        (
+            *(str(each.run), each.state.value, each.why, each, each.step, each.steps),
+            each.loss if math.isfinite(each.loss) else None,
+            *(round(each.age_s, 1), each.run.name),
+        )
+        for each in found
+    ]
+    return Table.of(columns, rows, none="-")
+
+
+def _steps_text(status: "RunStatus") -> str:
+    return f"{status.step:,} of {'?' if status.steps is None else f'{status.steps:,}'}"

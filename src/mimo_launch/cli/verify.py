@@ -5,6 +5,7 @@ Relies on: `verify` to shrink a spec, to run it and to compare.
 Leaves: nothing.
 """
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Wher
 from mimo_launch.cli.shared.readiness import custom_classes_fail, sound_spec
 
 if TYPE_CHECKING:
+    from mimo_launch.drawing.table import Table
     from mimo_launch.spec.spec import Spec
     from mimo_launch.verify.compare import ModuleVerdict
 
@@ -73,6 +75,7 @@ def verify(
     import json
     from dataclasses import asdict
 
+    from mimo_launch.cli.shared.plain_table import PlainTable, printed
     from mimo_launch.verify.coverage import lines_of, not_proved
 
     console = console_of(ctx)
@@ -92,12 +95,14 @@ def verify(
             "version": 1,
             "passed": passed,
             "spec": small.model_dump(mode="json", by_alias=True),
-            "verdicts": [asdict(verdict) for verdict in verdicts],
+            "verdicts": _table(verdicts).records(),
             "not_proved": [asdict(remark) for remark in remarks],
         }
         console.answer(json.dumps(record, indent=2))
     else:
-        console.answer(_as_table(verdicts))
+        colors = console.colors(sys.stdout)
+        table = printed([PlainTable(_table(verdicts))], table_width(), colors=colors)
+        console.answer(table, painted=colors)
         console.answer(
             f"{file}: "
             + ("every layout tensor equals the one-rank run" if passed else "MISMATCH")
@@ -164,20 +169,34 @@ def _prove(
         raise typer.Exit(1) from None
 
 
-def _as_table(verdicts: list["ModuleVerdict"]) -> str:
-    """Return the verdicts as a table of the screen's width."""
-    from mimo_launch.cli.shared.plain_table import PlainTable, printed
+def _table(verdicts: list["ModuleVerdict"]) -> "Table":
+    """Return the verdicts as a table; those that differ are marked."""
+    from mimo_launch.drawing.table import Column, Table
 
-    table = PlainTable(
-        "module", "compared", "tensors", "largest relative error", "by floor", "result"
+    columns = (
+        Column("module", key="module"),
+        Column("compared", key="what"),
+        Column("tensors", key="tensors"),
+        Column("largest relative error", "{:.1e}".format, "worst"),
+        Column("", key="worst_name"),
+        Column("", key="judged"),
+        Column("by floor", key="by_floor"),
+        Column("", key="failures"),
+        Column("result", lambda passed: "equal" if passed else "DIFFERS"),
     )
-    for verdict in verdicts:
-        table.add_row(
-            verdict.module,
-            verdict.what,
-            str(verdict.tensors),
-            f"{verdict.worst:.1e}",
-            str(verdict.by_floor),
-            "equal" if verdict.passed else "DIFFERS",
+    rows = [
+        (
+            e.module,
+            e.what,
+            e.tensors,
+            e.worst,
+            e.worst_name,
+            e.judged,
+            e.by_floor,
+            e.failures,
+            e.passed,
         )
-    return printed([table], table_width())
+        for e in verdicts
+    ]
+    differ = (number for number, each in enumerate(verdicts) if not each.passed)
+    return Table.of(columns, rows, marked=differ)

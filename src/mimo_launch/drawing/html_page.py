@@ -2,13 +2,14 @@
 
 Decides: that a page loads nothing, runs nothing and follows the reader's light or dark colours; how
 tables look (on narrow screens they scroll).
-Relies on: nothing.
+Relies on: `table` for the words of a table.
 Leaves: escaping the body to the callers, except for tables.
 """
 
 import re
-from collections.abc import Sequence
 from html import escape
+
+from mimo_launch.drawing.table import Table
 
 # XML 1.0 cannot represent these characters, and files in UTF-8 cannot hold all of them.
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -29,6 +30,7 @@ h1 {{ font-size: 1.2rem; overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #8886; text-align: left;
          white-space: pre; }}
+.marked {{ font-weight: bold; }}
 {style}
 </style>
 </head>
@@ -60,11 +62,14 @@ def html_prose(words: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", html_text(words))
 
 
-def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of plain text; this function escapes it."""
-    head = "".join(f"<th>{html_text(column)}</th>" for column in columns)
+def html_table(table: Table) -> str:
+    """Return a table of plain text, which this function escapes; marked rows are bold."""
+    head = "".join(f"<th>{html_text(name)}</th>" for name in table.names())
     lines = "\n".join(
-        "<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        f"<tr{' class=marked' * (number in table.marked)}>"
+        + "".join(f"<td>{html_text(cell)}</td>" for cell in row)
+        + "</tr>"
+        for number, row in enumerate(table.cells())
     )
     return (
         f'<div class="wide">\n<table>\n<thead><tr>{head}</tr></thead>\n'

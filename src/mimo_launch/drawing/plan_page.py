@@ -28,7 +28,6 @@ from mimo_launch.drawing.html_page import html_page, html_prose, html_table, htm
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     LOSS_TERMS_TITLE,
-    TextTable,
     bridge_table,
     group_table,
     loss_table,
@@ -41,6 +40,7 @@ from mimo_launch.drawing.rows import Report, TimelineRow
 from mimo_launch.drawing.spans import MOST_RANKS, Span, Timeline, Unit
 from mimo_launch.drawing.svg import figure
 from mimo_launch.drawing.svg_layout import Row
+from mimo_launch.drawing.table import Table
 from mimo_launch.drawing.timeline import timeline_rows
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import parse_action
@@ -110,8 +110,8 @@ def plan_page(plan: Plan, report: Report, simulation: Simulation | None = None) 
     return html_page(title_of(report), "\n".join(parts), style=style, width="72rem")
 
 
-def _table(title: str, table: TextTable) -> tuple[str, str]:
-    return f"<h2>{html_text(title)}</h2>", html_table(table.columns, table.rows)
+def _table(title: str, table: Table) -> tuple[str, str]:
+    return f"<h2>{html_text(title)}</h2>", html_table(table)
 
 
 def _answer(report: Report) -> Iterator[str]:

@@ -23,6 +23,7 @@ from mimo_launch.drawing.answer_text import PARTS
 from mimo_launch.drawing.colors import colors
 from mimo_launch.drawing.html_page import html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
+from mimo_launch.drawing.table import Table
 from mimo_launch.search.wastes import SHARES
 from mimo_launch.spec.base import Axis
 
@@ -74,7 +75,7 @@ def class_table(cells: RankCells) -> str:
     ]
     # Where cells are ranks, cell numbers are rank numbers.
     start = 0 if cells.has_classes else 1
-    return html_table(columns[start:], [row[start:] for row in rows])
+    return html_table(Table.of(columns[start:], (row[start:] for row in rows)))
 
 
 def _figures(kind: DrawnClass) -> tuple[str, ...]:

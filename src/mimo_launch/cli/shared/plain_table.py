@@ -12,27 +12,19 @@ from itertools import chain
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Table as Grid
+
+from mimo_launch.drawing.table import Table
 
 _GAP = 2
 _SHORT = 8
 
 
 class PlainTable:
-    """Rows of words under the names of their columns."""
+    """A table as text: words under the names of their columns, marked rows in yellow."""
 
-    def __init__(self, *columns: str) -> None:
-        self._columns = columns
-        self._rows: list[tuple[str, ...]] = []
-
-    @property
-    def row_count(self) -> int:
-        """The number of rows."""
-        return len(self._rows)
-
-    def add_row(self, *cells: str) -> None:
-        """Add a row; missing cells at its end are empty."""
-        self._rows.append((*cells, *[""] * (len(self._columns) - len(cells))))
+    def __init__(self, table: Table) -> None:
+        self._columns, self._rows, self._marked = table.names(), [*table.cells()], table.marked
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """Yield one table, or several below each other if the screen is narrow."""
@@ -55,7 +47,7 @@ class PlainTable:
         """Yield each column from top to bottom, its name first."""
         yield from zip(self._columns, *self._rows, strict=True)
 
-    def _part(self, columns: Sequence[int], words: Sequence[int], room: int) -> Table:
+    def _part(self, columns: Sequence[int], words: Sequence[int], room: int) -> Grid:
         """Return a table of some columns; the widest wrap first, but words never break."""
         lengths = [max(map(cell_len, cells)) for cells in self._cells()]
         widths = {column: lengths[column] for column in columns}
@@ -64,11 +56,12 @@ class PlainTable:
             if not wide:
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        table = Grid(box=None, pad_edge=False, header_style="dim")
         for column, width in widths.items():
             table.add_column(self._columns[column], overflow="fold", width=width)
-        for row in self._rows:
-            table.add_row(*(row[column] for column in columns))
+        for number, row in enumerate(self._rows):
+            style = "yellow" if number in self._marked else None
+            table.add_row(*(row[column] for column in columns), style=style)
         return table
 
 
