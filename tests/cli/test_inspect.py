@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from tests.support.exports import digits_run, header_only, llava_folder
+from tests.support.folders import CONFIGS
+from tests.support.headers import NO_TENSORS
+from tests.support.hugging_face import save
+from tests.support.seeing import tiny
 
 from mimo_launch.checks.load_and_check import check_text
 
@@ -288,3 +293,66 @@ def test_torch_is_not_imported(llama: Path) -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(llama)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Voxtral, bare", "stack: 4"),
+        ("Qwen2-Audio, bare", "pooling: mean, stack: 2, unpadded: true, projector: linear"),
+        ("llava-onevision-qwen2-7b", "tiles: {grids: [[1, 1], [1, 2], "),
+        ("llava-onevision-qwen2-7b", "most: 9, side: 384}"),
+        ("InternVL3.5-8B", "placeholder"),
+        ("InternVL with a tower of 6 B", "placeholder"),
+        ("SmolVLM2-2.2B", "placeholder"),
+        ("Idefics3", "placeholder"),
+        ("Mistral-Small-3.1-24B", "placeholder"),
+    ],
+)
+def test_what_it_writes_of_a_model_that_sees_or_hears_is_a_valid_spec(
+    name: str, said: str, tmp_path: Path, run_cli: Cli
+) -> None:
+    """With the token of its rows."""
+    config = CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
+    code, out, err = run_cli(f"inspect '{tmp_path}'")
+    assert (code, err) == (0, "")
+    [token] = [each for key, each in config.items() if re.search("token_(id|index)$", key)][:1]
+    assert f"placeholder: {token}" in out
+    assert said in out
+    rest = "version: 1\nname: t\nbatch: {global: 2, seq: 8192}\ntrain: {steps: 1}\n"
+    patches = ", max_patches: 1024" if "patch:" in out and "tiles" not in out else ""
+    data = f"data: {{kind: synthetic{patches}}}\n"
+    found = check_text(rest + data + out[out.index("modules:") :]).diagnostics
+    codes = [each.code for each in found if each.is_error]
+    assert [each for each in codes if each != "memory-exceeded"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 8}},
+            "    an image of shards becomes 5 to 17 of 8 x 8 pixels: tiles, then all of it",
+        ),
+        (
+            {"do_resize": False},
+            "    images of shards are not read: a setting of its SmolVLMImageProcessor is not "
+            "supported: do_resize: false",
+        ),
+    ],
+)
+def test_inspect_says_what_becomes_of_an_image(
+    settings: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    run_cli: Callable[[str], tuple[int, str, str]],
+) -> None:
+    save(tiny("smolvlm"), tmp_path)
+    config = {"image_processor_type": "SmolVLMImageProcessor", **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    _, out, _ = run_cli(f"inspect '{tmp_path}'")
+    assert said in out.splitlines()
+    module, other = json.loads(run_cli(f"inspect '{tmp_path}' --json")[1])["modules"]
+    assert (module["images"], other["images"]) == (said.strip(), None)

@@ -22,8 +22,6 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import BEHIND_VISION
 from tests.support.whole_models import deviation as deviation_of
 
-from mimo_launch.hugging_face.architectures import Modules, alone
-from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.score_attention import queries_at_once
 from mimo_launch.layout.layout import world_size
@@ -58,67 +56,6 @@ def test_gradients_with_caps_are_those_of_one_rank(layout: str) -> None:
 def test_blocks_of_queries_are_those_of_one_rank(layout: str) -> None:
     """With scores of so few queries at once that every chunk of a sequence has several blocks."""
     assert failures(verdicts(capped(**LAYOUTS[layout]), prepare=in_small_blocks)) == []
-
-
-# As google/gemma-2-2b and -27b, before version 5.
-PUBLISHED: dict[str, Any] = {
-    "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0,
-    "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
-    "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
-    "sliding_window": 4096, "vocab_size": 256000,
-}  # fmt: skip
-LARGE = PUBLISHED | {
-    "head_dim": 128, "hidden_size": 4608, "intermediate_size": 36864, "num_attention_heads": 32,
-    "num_hidden_layers": 46, "num_key_value_heads": 16, "query_pre_attn_scalar": 144,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("config", [PUBLISHED, LARGE], ids=["2b", "27b"])
-def test_a_published_configuration_is_read_and_written(config: dict[str, Any]) -> None:
-    from transformers import Gemma2Config
-
-    theirs = Gemma2Config(**config)
-    part = part_of(config, "decoder")
-    assert part.not_computed() == ()
-    keys = part.keys()
-    slides = theirs.layer_types
-    full = tuple(i for i, kind in enumerate(slides) if kind == "full_attention")
-    assert keys["sliding_window"] == {"size": 4096, "full": full, "rope_theta": None}
-    assert (keys["attention_softcap"], keys["logit_softcap"]) == (50.0, 30.0)
-    assert (keys["query_pre_attn_scalar"] or keys["head_dim"]) == theirs.query_pre_attn_scalar
-    assert keys["tied"] == theirs.tie_word_embeddings
-    model = model_from_data({"kind": "decoder", **keys})
-    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
-    assert found is not None
-    assert found.name == "Gemma2ForCausalLM"
-    assert found.parts["language"].keys() == keys
-
-
-def test_what_is_not_written_is_what_transformers_takes() -> None:
-    assert (
-        part_of({"model_type": "gemma2"}, "decoder").keys() == part_of(PUBLISHED, "decoder").keys()
-    )
-    without = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
-    keys = part_of({"model_type": "gemma2", **without}, "decoder").keys()
-    assert (keys["attention_softcap"], keys["logit_softcap"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"attention_bias": True}, "attention_bias: true"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
-        ({"hidden_activation": "gelu"}, "hidden_activation: gelu"),
-        ({"layer_types": ["chunked_attention"] * 26}, "layer_types: chunked_attention"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
-    ],
-)
-def test_what_is_not_computed_is_refused(changed: dict[str, Any], words: str) -> None:
-    [found] = part_of({**PUBLISHED, **changed}, "decoder").not_computed()
-    assert found.lower().startswith(words)
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -9,10 +9,7 @@ from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.proof import failures, verdicts
 from tests.support.specs import BEHIND_VISION
 
-from mimo_launch.hugging_face.architectures import Modules, alone
-from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layers.pointwise import clamped_swiglu
-from mimo_launch.spec.load import model_from_data
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     **BEHIND_VISION,
@@ -57,57 +54,3 @@ def test_clamped_gates_are_those_of_transformers() -> None:
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
     assert (x.abs() > 7).any()
-
-
-PUBLISHED = {
-    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32, "vocab_size": 201088,
-    "hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "sliding_window": 128, "tie_word_embeddings": False,
-    "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 150000, "attention_bias": True,
-    "experts_per_token": 4, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
-    "max_position_embeddings": 131072, "router_aux_loss_coef": 0.9,
-    "rope_scaling": {
-        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "quantization_config": {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [
-            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-            "lm_head",
-        ],
-    },
-}  # fmt: skip
-
-
-def test_the_published_configuration_is_read_and_written() -> None:
-    part = part_of(PUBLISHED, "decoder")
-    assert part.not_computed() == ()
-    keys = part.keys()
-    assert keys["sliding_window"] == {
-        "size": 128, "full": tuple(range(1, 24, 2)), "rope_theta": None,
-    }  # fmt: skip
-    assert part.training() == {"aux_loss": 0.9}
-    model = model_from_data({"kind": "decoder", **keys})
-    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
-    assert found is not None
-    assert found.name == "GptOssForCausalLM"
-    assert found.parts["language"].keys() == keys
-    # What is not written is what transformers takes.
-    short = {key: PUBLISHED[key] for key in ("model_type", "num_hidden_layers")}
-    assert part_of(short | {"num_local_experts": 32}, "decoder").keys() == keys
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
-        ({"swiglu_limit": 10.0}, "swiglu_limit: 10.0"),
-        ({"attention_bias": False}, "attention_bias: false"),
-        ({"layer_types": ["chunked_attention"] * 24}, "layer_types: chunked_attention"),
-    ],
-)
-def test_what_is_not_computed_is_refused(changed: dict[str, Any], words: str) -> None:
-    [found] = part_of({**PUBLISHED, **changed}, "decoder").not_computed()
-    assert found.startswith(words)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_published_models import ENCODERS, MODELS
+from tests.support.published import ENCODERS, MODELS
 
 from mimo_launch.hugging_face.accounts import names_in_files
 from mimo_launch.hugging_face.registry import parts_of

@@ -183,24 +183,6 @@ def test_the_vocabulary_asked_for_has_room_for_placeholders(tmp_path: Path) -> N
     assert item.help == "write `vocab: 61` in `model`"
 
 
-def test_defaults_are_those_of_transformers() -> None:
-    """Of every key that a configuration may leave out."""
-    transformers = pytest.importorskip("transformers")
-    for kind, name in (
-        ("llama", "LlamaConfig"),
-        ("qwen2", "Qwen2Config"),
-        ("qwen3", "Qwen3Config"),
-    ):
-        least = {
-            key: CONFIG[key]
-            for key in CONFIG
-            if key not in ("model_type", "num_key_value_heads", "rms_norm_eps")
-        }
-        said = FAMILIES[kind].keys(least)
-        full = json.loads(getattr(transformers, name)(**least).to_json_string(use_diff=False))
-        assert FAMILIES[kind].keys(full) == said
-
-
 def test_validate_reads_the_config_without_torch(tmp_path: Path) -> None:
     found(tmp_path / "model", CONFIG)
     code = (

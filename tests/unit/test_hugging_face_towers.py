@@ -162,21 +162,6 @@ def test_old_configurations_of_clip_say_the_tower_twice() -> None:
         )
 
 
-def test_defaults_are_those_of_transformers() -> None:
-    """Of every key that a configuration may leave out, inside a LLaVA as well."""
-    transformers = pytest.importorskip("transformers")
-    for name in ("CLIPVisionConfig", "SiglipVisionConfig"):
-        full = json.loads(getattr(transformers, name)().to_json_string(use_diff=False))
-        least = {"model_type": full["model_type"]}
-        assert part_of(least, "vit").keys() == part_of(full, "vit").keys()
-    for name in ("LlamaConfig", "Qwen2Config", "Qwen3Config"):
-        full = json.loads(getattr(transformers, name)().to_json_string(use_diff=False))
-        whole = {"model_type": "llava", "vision_config": CLIP}
-        least = {**whole, "text_config": {"model_type": full["model_type"]}}
-        said = part_of({**whole, "text_config": full}, "decoder").keys()
-        assert part_of(least, "decoder").keys() == said
-
-
 @pytest.mark.parametrize(
     ("name", "inner"),
     [

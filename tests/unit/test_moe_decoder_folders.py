@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.hugging_face.architectures import Modules, alone, obstacles
+from mimo_launch.hugging_face.architectures import obstacles
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 
@@ -79,33 +79,6 @@ def test_a_coefficient_of_the_balance_that_is_not_written_is_said(
     assert item.help == f"write `aux_loss: {there}` in `moe`, or `aux_loss: 0.01` to keep it"
     assert found("qwen3_moe", tmp_path, said, aux_loss=0.01) == []
     assert found("qwen3_moe", tmp_path, {"router_aux_loss_coef": 0.01}) == []
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_configurations_say_the_same_both_ways(name: str) -> None:
-    model = model_from_data(ours(name))
-    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
-    assert found is not None
-    assert found.config["model_type"] == name
-    part = part_of(found.config, "decoder")
-    assert part.not_computed() == ()
-    wanted = part_of(CONFIGS[name], "decoder").keys()
-    assert part.keys() == wanted | {"head_dim": model.head_size}
-    # transformers 5 and earlier ones call it differently.
-    renamed = {key: value for key, value in CONFIGS[name].items() if key != "num_experts"}
-    count = CONFIGS[name].get("num_experts", 8)
-    assert part_of(renamed | {"num_local_experts": count}, "decoder").keys() == wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("qwen3_moe", {"mlp_only_layers": [1, 3]}, "mlp_only_layers: [1, 3]"),
-        ("qwen3_moe", {"attention_bias": True}, "attention_bias: true"),
-    ],
-)
-def test_what_is_not_computed_is_refused(name: str, change: dict[str, Any], said: str) -> None:
-    assert part_of(CONFIGS[name] | change, "decoder").not_computed() == (said,)
 
 
 def test_what_is_neither_is_said() -> None:

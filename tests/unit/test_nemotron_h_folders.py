@@ -26,30 +26,6 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_old_and_new_names_of_layers_are_the_same_pattern() -> None:
-    layers = ["mamba", "mlp", "linear_attention", "attention"]
-    named = {key: CONFIG[key] for key in CONFIG if key != "hybrid_override_pattern"}
-    part = part_of(named | {"layers_block_type": layers}, "hybrid")
-    assert part.keys() == part_of(CONFIG, "hybrid").keys()
-    assert part.keys()["pattern"] == "M-M*"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),
-        ({"hybrid_override_pattern": "MEM*", "topk_group": 2}, "topk_group: 2"),
-        ({"layers_block_type": ["moe", "mlp"], "moe_latent_size": 16}, "moe_latent_size: 16"),
-        ({"layers_block_type": ["mlp", "conv"]}, "layers_block_type: conv"),
-        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act: silu"),
-        ({"use_bias": True}, "use_bias: true"),
-        ({"use_conv_bias": False}, "use_conv_bias: false"),
-    ],
-)
-def test_what_is_not_computed_is_refused(change: dict[str, Any], said: str) -> None:
-    assert part_of(CONFIG | change, "hybrid").not_computed() == (said,)
-
-
 def test_a_folder_without_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="layers_block_type"):
         HYBRID.keys({"model_type": "nemotron_h"})
@@ -95,17 +71,6 @@ def test_experts_of_a_folder_are_those_of_the_spec(
     found = [item for item in check(made) if item.is_error]
     assert [item.path[-1] for item in found] == ([] if said is None else ["moe"])
     assert said is None or said in found[0].headline
-
-
-def test_configurations_of_experts_say_the_same_both_ways() -> None:
-    model = model_from_data(ours(**experts()))
-    config = HYBRID.config(model)
-    part = part_of(config, "hybrid")
-    assert part.not_computed() == ()
-    assert part.keys() == part_of(CONFIG | NANO, "hybrid").keys()
-    # transformers takes 0 for not said.
-    none = part_of(config | {"moe_shared_expert_intermediate_size": 0}, "hybrid").keys()
-    assert none["moe"]["shared"] == CONFIG["intermediate_size"]
 
 
 def test_experts_have_their_places() -> None:

@@ -35,15 +35,6 @@ PROCESSOR = {
 }  # fmt: skip
 
 
-def test_what_is_read() -> None:
-    vision, text = (part_of(OMNI, kind).keys() for kind in ("vit", "hybrid"))
-    assert (vision["shuffle"], vision["projector_mlp"], vision["final_norm"]) == (2, 20, False)
-    assert (vision["projector_activation"], vision["registers"]) == ("squared_relu", 10)
-    assert (text["pattern"], text["tied"]) == ("M-*M-", False)
-    text_config = OMNI["text_config"] | {"num_nextn_predict_layers": 1}
-    assert part_of(OMNI | {"text_config": text_config}, "vit").keys()["final_norm"]
-
-
 def test_old_names_are_read(tmp_path: Path) -> None:
     """As published folders have them; the audio tower is not read, and is named."""
     old = {
@@ -78,12 +69,6 @@ def test_without_an_audio_tower_nothing_is_unread(tmp_path: Path) -> None:
     assert read_contents(tmp_path).unread == ()
     with pytest.raises(NoSuchPart):
         part_of(OMNI, "decoder")
-
-
-def test_what_it_cannot_have_is_named() -> None:
-    assert part_of({**OMNI, "downsample_ratio": 0.4}, "vit").not_computed() == (
-        "downsample_ratio: 0.4",
-    )
 
 
 def grid_of_transformers() -> Any:

@@ -1,10 +1,16 @@
 """Position ids on three axes are those of `transformers`, document by document."""
 
 import warnings
+from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
+
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.models.positions import LearnedPositions
 
 torch = pytest.importorskip("torch")
 
@@ -109,3 +115,27 @@ def test_rows_of_other_encoders_count_as_text() -> None:
     ours = read_positions(microbatch, inputs, [], torch.device("cpu"))
     assert (ours[0] == ours[2]).all()
     assert (ours[1] == ours[2]).all()
+
+
+@pytest.mark.parametrize("side", [3, 19, 27, 41])
+def test_nearest_positions_are_those_of_transformers(side: int) -> None:
+    """To the place, also where rounding in fp32 decides."""
+    theirs = import_module("transformers.models.idefics3.modeling_idefics3")
+    config: Any = import_module("transformers.models.idefics3.configuration_idefics3")
+    made = theirs.Idefics3VisionEmbeddings(
+        config.Idefics3VisionConfig(hidden_size=4, image_size=side, patch_size=1, num_channels=1)
+    )
+    nn.init.zeros_(made.patch_embedding.weight)
+    nn.init.zeros_(made.patch_embedding.bias)
+    ours = LearnedPositions(
+        ParallelContext(), (side, side), 4, class_token=False, interpolation="nearest"
+    )
+    with torch.no_grad():
+        ours.weight.copy_(made.position_embedding.weight)
+        for height, width in ((side, side), (2 * side, side), (5, 38), (41, 7), (1, 50)):
+            grid = torch.ones(1, height, width, dtype=torch.bool)
+            wanted = made(torch.zeros(1, 1, height, width), grid)[0]
+            y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            sizes = torch.tensor([height, width]).expand(height * width, 2)
+            places = torch.cat([torch.stack([y.flatten(), x.flatten()], dim=1), sizes], dim=1)
+            assert torch.equal(ours(places), wanted)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_published_models import MODELS
+from tests.support.published import MODELS
 
 from mimo_launch.hugging_face.architectures import Modules, alone
 from mimo_launch.hugging_face.folder import ConfigError
@@ -21,21 +21,6 @@ def read(**changed: Any) -> HybridModel:
     model = model_from_data({"kind": "hybrid", **keys})
     assert isinstance(model, HybridModel)
     return model
-
-
-def test_the_published_configuration_is_read_and_written() -> None:
-    model, keys = read(), part_of(PUBLISHED, "hybrid").keys()
-    assert model.pattern == "GEGEGE*E" * 12
-    assert (model.rotary_factor, model.moe and model.moe.shared_gate) == (0.25, True)
-    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
-    assert found is not None
-    assert found.name == "Qwen3NextForCausalLM"
-    assert found.parts["language"].keys() == keys
-    # A width that no layer has is not said.
-    assert "intermediate_size" not in found.config
-    # What is not written is what transformers takes, but for the base of positions.
-    short = {key: PUBLISHED[key] for key in ("model_type", "rope_theta")}
-    assert part_of(short, "hybrid").keys() == keys
 
 
 @pytest.mark.parametrize(
@@ -60,22 +45,6 @@ def test_layers_have_experts_where_the_configuration_says(
     assert found is not None
     assert found.config["model_type"] == "qwen3_next"
     assert part_of(found.config, "hybrid").training() == ({"aux_loss": 0.001} if model.moe else {})
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"attention_bias": True}, "attention_bias: true"),
-        ({"hidden_act": "gelu"}, "hidden_act: gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: yarn"),
-        ({"layer_types": ["full_attention", "sliding"]}, "layer_types: sliding"),
-        ({"attention_dropout": 0.1}, "attention_dropout: 0.1"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: "),
-    ],
-)
-def test_what_is_not_computed_is_refused(changed: dict[str, Any], said: str) -> None:
-    [found] = part_of({**PUBLISHED, **changed}, "hybrid").not_computed()
-    assert found.startswith(said)
 
 
 @pytest.mark.parametrize("changed", [{"mlp_only_layers": 3}, {"decoder_sparse_step": "2"}])

@@ -29,15 +29,6 @@ def written(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_the_defaults_are_those_of_transformers() -> None:
-    keys = part_of(PUBLISHED, "vit").keys()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import RadioConfig
-    assert keys == part_of(RadioConfig().to_dict(), "vit").keys()
-    assert (keys["registers"], keys["image"], keys["mlp"]) == (10, (128, 128), 5120)
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -51,19 +42,6 @@ def test_a_configuration_of_ours_is_read_as_our_model(model: dict[str, Any]) -> 
     asked = VitModel(**{"kind": "vit", **part_of(PUBLISHED, "vit").keys(), **model})
     keys = VISION.keys(VISION.config(asked))
     assert {key: getattr(asked, key) for key in keys} == keys
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("hidden_act", "relu", "hidden_act: relu"),
-        ("drop_path_rate", 0.1, "drop_path_rate: 0.1"),
-        ("attention_probs_dropout_prob", 0.5, "attention_probs_dropout_prob: 0.5"),
-        ("max_img_size", 15, "max_img_size: 15"),
-    ],
-)
-def test_what_a_tower_cannot_have_is_named(key: str, value: Any, said: str) -> None:
-    assert part_of({**PUBLISHED, key: value}, "vit").not_computed() == (said,)
 
 
 def test_a_table_of_a_size_that_is_no_number() -> None:

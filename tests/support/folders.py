@@ -1,0 +1,590 @@
+"""One table of configurations: what each means in keys of a spec, and what of it is refused.
+
+The configurations are published ones, and further forms of them: versions before transformers 5,
+parts that stand alone, sizes that no published model has.
+"""
+
+from typing import Any
+
+from tests.support.published import CLIP, ENCODERS, INTERN, MODELS, SIGLIP, Config, dense, qwen3
+
+PUBLISHED = {name: config for name, (config, _) in MODELS.items()} | {
+    name: config for name, (_, config) in ENCODERS.items()
+}
+_ROPE35 = {
+    "mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default",
+    "rope_theta": 10000000, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+_QWEN35: Config = {
+    "model_type": "qwen3_5", "image_token_id": 49, "tie_word_embeddings": False,
+    "text_config": {
+        **dense("qwen3_5_text", 4, 512, 4, 2, 96, 50), "head_dim": 128,
+        "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "attn_output_gate": True, "mtp_num_hidden_layers": 1, "rope_parameters": _ROPE35,
+    },
+    "vision_config": {
+        "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4,
+        "num_position_embeddings": 2304, "out_hidden_size": 512, "patch_size": 16,
+    },
+}  # fmt: skip
+_EXPERTS35 = {
+    "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+_DEEPSEEK: Config = {
+    **dense("deepseek_v3", 61, 7168, 128, 128, 18432, 129280), "moe_intermediate_size": 2048,
+    "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "qk_nope_head_dim": 128, "topk_method": "noaux_tc", "n_group": 8, "topk_group": 4,
+    "num_experts_per_tok": 8, "moe_layer_freq": 1, "first_k_dense_replace": 3,
+    "norm_topk_prob": True, "scoring_func": "sigmoid", "rms_norm_eps": 1e-6, "rope_theta": 10000,
+    "attention_bias": False, "tie_word_embeddings": False, "num_nextn_predict_layers": 1,
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn",
+    },
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+}  # fmt: skip
+GROWING = {
+    "rope_type": "yarn", "type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 16384,
+}  # fmt: skip
+_MINISTRAL: Config = {
+    **dense("ministral3", 34, 4096, 32, 8, 14336, 131072), "head_dim": 128, "rms_norm_eps": 1e-5,
+    "rope_parameters": GROWING, "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+_GEMMA3_1B: Config = {
+    **dense("gemma3_text", 26, 1152, 4, 1, 6912, 262144), "head_dim": 256, "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None,
+    "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+}  # fmt: skip
+_NVIDIA: Config = {
+    **dense("nemotron_h", 4, 64, 8, 2, 96, 300), "hybrid_override_pattern": "M-M*", "head_dim": 16,
+    "mamba_num_heads": 12, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 3,
+    "conv_kernel": 4, "chunk_size": 256, "layer_norm_epsilon": 1e-5, "mlp_hidden_act": "relu2",
+    "use_bias": False, "use_conv_bias": True,
+}  # fmt: skip
+_NANO = {
+    "hybrid_override_pattern": "MEM*E", "n_routed_experts": 8, "n_shared_experts": 1,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True,
+    "moe_shared_expert_intermediate_size": 80, "routed_scaling_factor": 2.5, "n_group": 1,
+    "topk_group": 1, "moe_latent_size": None,
+}  # fmt: skip
+_MIXTRAL: Config = {
+    **dense("mixtral", 4, 64, 4, 2, 96, 300), "rms_norm_eps": 1e-6, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "rope_theta": 1e6, "sliding_window": None, "head_dim": None,
+    "router_aux_loss_coef": 0.02,
+}  # fmt: skip
+_QWEN3_MOE: Config = {
+    **dense("qwen3_moe", 4, 64, 4, 2, 96, 300), "rms_norm_eps": 1e-6, "num_experts": 16,
+    "num_experts_per_tok": 4, "head_dim": 32, "moe_intermediate_size": 40, "norm_topk_prob": True,
+    "decoder_sparse_step": 2, "mlp_only_layers": [0, 1], "use_sliding_window": False,
+    "sliding_window": 4096,
+}  # fmt: skip
+_GLM4V = PUBLISHED["GLM-4.1V-9B"]
+_VISION4V, _TEXT4V = _GLM4V["vision_config"], _GLM4V["text_config"]
+_ROPE4V = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+_NOW4V = {
+    key: each for key, each in _TEXT4V.items() if not key.startswith(("rope_", "partial_"))
+} | {"rope_parameters": _ROPE4V | {"partial_rotary_factor": 0.5}}  # fmt: skip
+_LLAMA = {**dense("llama", 2, 64, 4, 2, 96, 50), "rms_norm_eps": 1e-5}
+_TOWER: Config = {
+    "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 17, "patch_size": 4,
+    "num_channels": 1,
+}  # fmt: skip
+_LLAVA: Config = {
+    "model_type": "llava", "vision_config": _TOWER, "text_config": _LLAMA, "image_token_index": 49,
+}  # fmt: skip
+_INTERNVL = PUBLISHED["InternVL3.5-8B"] | {
+    "downsample_ratio": 0.5, "projector_hidden_act": "gelu", "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "default",
+}  # fmt: skip
+_SMOLVLM = PUBLISHED["SmolVLM2-2.2B"]
+_WINDOWS = {
+    **PUBLISHED["Qwen2.5-VL-7B"],
+    "vision_config": PUBLISHED["Qwen2.5-VL-7B"]["vision_config"] | {"window_size": 139},
+}
+_TOWER_26 = {
+    key: each for key, each in PUBLISHED["llava-onevision-qwen2-7b"]["vision_config"].items()
+    if key != "vision_use_head"
+}  # fmt: skip
+_BARE = {"text_config": {"model_type": "qwen2"}, "audio_config": {}}
+# Further forms, by a name of ours.
+FORMS: dict[str, Config] = {
+    "Qwen3.5": _QWEN35,
+    "Qwen3.5 with experts": {
+        **_QWEN35, "model_type": "qwen3_5_moe",
+        "text_config": _QWEN35["text_config"] | _EXPERTS35,
+    },
+    "Qwen3.5, text": _QWEN35["text_config"],
+    "DeepSeek-V3": _DEEPSEEK,
+    "Ministral 3, text": _MINISTRAL,
+    "gemma-2 without caps": {
+        "model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None,
+    },
+    "gemma-3-1b": _GEMMA3_1B,
+    "gemma-3-1b with a cap": {**_GEMMA3_1B, "final_logit_softcapping": 30.0},
+    "GLM-4.6": {
+        **dense("glm4_moe", 92, 5120, 96, 8, 12288, 151552), "attention_bias": True,
+        "head_dim": 128, "partial_rotary_factor": 0.5, "moe_intermediate_size": 1536, "n_group": 1,
+        "topk_group": 1, "n_routed_experts": 160, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000, "routed_scaling_factor": 2.5, "use_qk_norm": True,
+        "first_k_dense_replace": 3,
+    },
+    "Nemotron-H": _NVIDIA,
+    "Nemotron-H with experts": _NVIDIA | _NANO,
+    "Mixtral, small": _MIXTRAL,
+    "Qwen3-MoE, small": _QWEN3_MOE,
+    "GLM-4.1V of version 5": {**_GLM4V, "text_config": _NOW4V},
+    "GLM-4.1V with narrow heads": {
+        **_GLM4V, "text_config": _NOW4V | {"head_dim": 64, "attention_bias": False},
+    },
+    "GLM-4.6V-Flash": {**_GLM4V, "model_type": "glm46v"},
+    "GLM-4.6V-Flash with types": {
+        **_GLM4V, "model_type": "glm46v",
+        "text_config": _NOW4V | {"model_type": "glm4v_text"},
+        "vision_config": _VISION4V | {"model_type": "glm4v_vision"},
+    },
+    "GLM-4.5V without biases": {
+        **PUBLISHED["GLM-4.5V"],
+        "text_config": {
+            key: each for key, each in PUBLISHED["GLM-4.5V"]["text_config"].items()
+            if not key.startswith("partial_")
+        } | {"attention_bias": False},
+    },
+    "Qwen2.5-VL with windows of 139": _WINDOWS,
+    "Qwen2.5-VL with windows of 140": {
+        **_WINDOWS, "vision_config": _WINDOWS["vision_config"] | {"window_size": 140},
+    },
+    "Qwen2.5-VL without whole layers": {
+        **_WINDOWS, "vision_config": _WINDOWS["vision_config"] | {"fullatt_block_indexes": []},
+    },
+    "Qwen2.5-VL without windows": {
+        **_WINDOWS,
+        "vision_config": _WINDOWS["vision_config"] | {"fullatt_block_indexes": list(range(32))},
+    },
+    "InternVL with a tower of 6 B": {
+        **_INTERNVL, "tie_word_embeddings": False,
+        "text_config": qwen3(64, 5120, 64, 8, 25600, 151936),
+        "vision_config": INTERN | {
+            "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm",
+            "hidden_size": 3200, "intermediate_size": 12800, "num_hidden_layers": 45,
+            "num_attention_heads": 25,
+        },
+    },
+    # As versions before 4.50 called the part of the tower.
+    "Idefics3": {
+        **_SMOLVLM, "model_type": "idefics3", "scale_factor": 2,
+        "vision_config": SIGLIP | {"model_type": "idefics3", "image_size": 364},
+    },
+    "LLaVA, small": _LLAVA,
+    "Qwen2-Audio, bare": {"model_type": "qwen2_audio", "audio_token_index": 151646, **_BARE},
+    "Qwen2-Audio, said to be tied": {
+        "model_type": "qwen2_audio", "audio_token_index": 151646, "tie_word_embeddings": True,
+        **_BARE,
+    },
+    "Voxtral, bare": {
+        "model_type": "voxtral", "audio_token_id": 24, "audio_config": {},
+        "text_config": {"model_type": "llama"},
+    },
+    "CLIP beside a text model": {"model_type": "clip", "vision_config": CLIP},
+    "Qwen3-MoE of version 5": {
+        **{key: each for key, each in _QWEN3_MOE.items() if key != "num_experts"},
+        "num_local_experts": 16,
+    },
+    "Nemotron-H, layers by name": {
+        **{key: each for key, each in _NVIDIA.items() if key != "hybrid_override_pattern"},
+        "layers_block_type": ["mamba", "mlp", "linear_attention", "attention"],
+    },
+    # transformers takes 0 for not said.
+    "Nemotron-H, a shared expert of 0": _NVIDIA | _NANO | {
+        "moe_shared_expert_intermediate_size": 0,
+    },
+    "Omni that predicts further tokens": {
+        **PUBLISHED["Nemotron-3-Nano-Omni-30B-A3B"],
+        "llm_config": PUBLISHED["Nemotron-3-Nano-Omni-30B-A3B"]["llm_config"] | {
+            "num_nextn_predict_layers": 1,
+        },
+    },
+    "Kimi-K2 as DeepSeek-V3": {**PUBLISHED["Kimi-K2-Instruct"], "model_type": "deepseek_v3"},
+    "gpt-oss-20b with all said": {
+        **PUBLISHED["gpt-oss-20b"], "swiglu_limit": 7.0, "attention_bias": True,
+        "router_aux_loss_coef": 0.9, "rope_theta": 150000, "hidden_act": "silu",
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    },
+    "Qwen2-VL of version 4.52": {
+        "model_type": "qwen2_vl", "vision_config": PUBLISHED["Qwen2-VL-7B"]["vision_config"],
+        "text_config": {
+            key: each for key, each in PUBLISHED["Qwen2-VL-7B"].items() if key != "vision_config"
+        } | {"model_type": "qwen2_vl_text"},
+    },
+    **{
+        f"{kind}, bare": {"model_type": kind}
+        for kind in (
+            "gemma2", "glm4", "ministral3", "gpt_oss", "radio",
+            "clip_vision_model", "siglip_vision_model",
+        )
+    },
+    **{
+        f"{kind}, bare but for sizes": {
+            key: each for key, each in dense(kind, 2, 64, 4, 2, 96, 50).items()
+            if key != "num_key_value_heads"
+        }
+        for kind in ("llama", "qwen2", "qwen3")
+    },
+    "deepseek_v3, bare": {
+        "model_type": "deepseek_v3", "rope_scaling": _DEEPSEEK["rope_scaling"],
+    },
+    "qwen3_next, bare": {"model_type": "qwen3_next", "rope_theta": 1e7},
+    **{
+        f"{kind} around bare parts": {
+            "model_type": kind, "vision_config": {},
+            "text_config": {
+                "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96,
+                "vocab_size": 50, "hidden_size": hidden, "bos_token_id": 1, "eos_token_id": 2,
+            },
+        }
+        for kind, hidden in (
+            ("qwen2_vl", 512), ("qwen2_5_vl", 512), ("qwen3_vl", 512), ("qwen3_5", 512),
+            ("qwen3_5_moe", 512),
+        )
+    },
+    **{
+        f"{kind} around bare parts": {"model_type": kind, "text_config": {"rope_parameters": {
+            "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5,
+        }}}
+        for kind in ("glm4v", "glm4v_moe")
+    },
+    **{
+        f"{kind} around a bare {text}": {
+            "model_type": kind, "text_config": {"model_type": text}, **more,
+        }
+        for kind, text, more in (
+            ("internvl", "qwen2", {}), ("idefics3", "llama", {}), ("smolvlm", "llama", {}),
+            ("llava_onevision", "qwen2", {"vision_config": _TOWER_26}), *(
+                ("llava", text, {"vision_config": _TOWER}) for text in ("llama", "qwen2", "qwen3")
+            ),
+        )
+    },
+}  # fmt: skip
+CONFIGS = PUBLISHED | FORMS
+# Two forms of one model.
+SAME = [
+    ("GLM-4.1V-9B", "GLM-4.1V of version 5"), ("GLM-4.1V-9B", "GLM-4.6V-Flash"),
+    ("GLM-4.6V-Flash", "GLM-4.6V-Flash with types"), ("Qwen3-MoE, small", "Qwen3-MoE of version 5"),
+    ("Nemotron-H", "Nemotron-H, layers by name"), ("Kimi-K2-Instruct", "Kimi-K2 as DeepSeek-V3"),
+    ("gpt-oss-20b", "gpt-oss-20b with all said"), ("Qwen2-VL-7B", "Qwen2-VL of version 4.52"),
+]  # fmt: skip
+# How language gets the times of frames: `time` and `per_second`; None: its type reads no videos.
+VIDEOS = {
+    "Qwen2-VL-7B": ("patches", None), "Qwen2.5-VL-7B": ("seconds", 4.0),
+    "Qwen3-VL-4B": ("text", None), "GLM-4.1V-9B": ("text_after", None), "GLM-4.6V-Flash": None,
+}  # fmt: skip
+# Whether a tensor in files is left out, by our kind of module.
+IGNORED = [
+    ("DeepSeek-V3", "decoder", "model.layers.61.eh_proj.weight", True),
+    ("DeepSeek-V3", "decoder", "model.layers.60.mlp.gate.weight", False),
+    *(
+        (name, kind, tensor, tensor.startswith("mtp."))
+        for name in ("Qwen3.5", "Qwen3.5 with experts", "Qwen3.5, text")
+        for kind in (("hybrid",) if name.endswith("text") else ("hybrid", "vit"))
+        for tensor in ("mtp.layers.0.self_attn.q_proj.weight", "mtp.fc.weight", "strange.weight")
+    ),
+]
+# What a configuration means, in some keys of each of our kinds.
+READ: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma-2-2b": {
+        "decoder": {
+            "sliding_window": {"size": 4096, "full": tuple(range(1, 26, 2)), "rope_theta": None},
+            "attention_softcap": 50.0, "logit_softcap": 30.0, "head_dim": 256, "tied": True,
+        },
+    },
+    "gemma-2-27b": {"decoder": {"query_pre_attn_scalar": 144, "head_dim": 128}},
+    "gemma-2 without caps": {"decoder": {"attention_softcap": None, "logit_softcap": None}},
+    "gemma-3-1b": {
+        "decoder": {
+            "sliding_window": {"size": 512, "full": (5, 11, 17, 23), "rope_theta": 10000.0},
+            "rope_theta": 1e6, "rope_scaling": None,
+        },
+    },
+    "gemma-3-1b with a cap": {"decoder": {"logit_softcap": 30.0}},
+    "gemma-3-4b": {
+        "vit": {
+            "image": (64, 64), "shuffle": 4, "pooling": "mean", "projector_norm": "rms",
+            "projector_norm_eps": 1e-6,
+        },
+        "decoder": {"bidirectional_images": True, "rope_theta": 1e6},
+    },
+    "glm-4-9b-chat-hf": {
+        "decoder": {"qkv_bias": True, "rotary_factor": 0.5, "rotary_interleaved": True},
+    },
+    "GLM-4-9B-0414": {
+        "decoder": {"qkv_bias": False, "rotary_factor": 0.5, "rotary_interleaved": True},
+    },
+    "GLM-4.6": {
+        "decoder": {
+            "rotary_factor": 0.5, "rotary_interleaved": False, "qk_norm": True, "qkv_bias": True,
+            "moe.scale": 2.5,
+        },
+    },
+    "gpt-oss-20b": {
+        "decoder": {
+            "sliding_window": {"size": 128, "full": tuple(range(1, 24, 2)), "rope_theta": None},
+        },
+    },
+    "DeepSeek-V3": {
+        "decoder": {
+            "query_pre_attn_scalar": 192 / 1.3688879454113936**4, "head_dim": 192, "kv_heads": 128,
+        },
+    },
+    "Kimi-K2-Instruct": {
+        "decoder": {
+            "query_pre_attn_scalar": 58.39573, "moe.experts": 384, "moe.groups": 1,
+            "head_dim": 192,
+        },
+    },
+    "Ministral 3, text": {
+        "decoder": {
+            "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
+        },
+    },
+    "GLM-4.1V of version 5": {
+        "vit": {
+            "image": (24, 24), "mlp": 4096, "projector_mlp": 13696, "qkv_bias": False,
+            "block_bias": False, "norm_eps": 1e-5,
+        },
+        "decoder": {
+            "rotary_factor": 0.5, "mrope": (8, 12, 12), "rope_theta": 1e4, "kv_heads": 2,
+            "head_dim": 128, "qkv_bias": True, "post_norms": True, "rotary_interleaved": True,
+            "tied": False, "vocab": 151552,
+        },
+    },
+    # Attention ignores `head_dim`, and always has biases.
+    "GLM-4.1V with narrow heads": {"decoder": {"head_dim": 128, "qkv_bias": True}},
+    "GLM-4.5V": {
+        "decoder": {
+            "heads": 96, "kv_heads": 8, "head_dim": 128, "mlp": 10944, "rotary_factor": 0.5,
+            "rotary_interleaved": False, "post_norms": False, "qkv_bias": True,
+            "output_bias": False, "moe.experts": 128, "moe.top_k": 8, "moe.width": 1408,
+            "moe.shared": 1408, "moe.score": "sigmoid", "moe.first_dense": 1, "moe.scale": 1.0,
+        },
+    },
+    "GLM-4.5V without biases": {"decoder": {"qkv_bias": False, "rotary_factor": 0.5}},
+    "Qwen2.5-VL with windows of 139": {"vit": {"windows": {"side": 4, "full": (7, 15, 23, 31)}}},
+    "Qwen2.5-VL with windows of 140": {"vit": {"windows": {"side": 5, "full": (7, 15, 23, 31)}}},
+    "Qwen2.5-VL without whole layers": {"vit": {"windows": {"side": 4, "full": ()}}},
+    "Qwen2.5-VL without windows": {"vit": {"windows": None}},
+    "Qwen3-VL-4B": {
+        "vit": {"deepstack": (5, 11, 17), "image": (48, 48)},
+        "decoder": {
+            "mrope": (24, 20, 20), "mrope_interleaved": True, "rope_theta": 5e6, "qk_norm": True,
+            "head_dim": 128, "tied": True,
+        },
+    },
+    **{
+        name: {
+            "hybrid": {
+                "pattern": pattern, "rotary_factor": 0.25, "mrope": (6, 5, 5), "rope_theta": 1e7,
+                "deltanet": {
+                    "heads": 4, "key_heads": 2, "head_dim": 128, "key_dim": 128, "conv": 4,
+                },
+            },
+            "vit": {"deepstack": ()},
+        }
+        for name, pattern in (("Qwen3.5", "G-G-G-*-"), ("Qwen3.5 with experts", "GEGEGE*E"))
+    },
+    "Qwen3-Next-80B-A3B": {
+        "hybrid": {"pattern": "GEGEGE*E" * 12, "rotary_factor": 0.25, "moe.shared_gate": True},
+    },
+    "Nemotron-H": {"hybrid": {"pattern": "M-M*"}},
+    "Nemotron-H, a shared expert of 0": {"hybrid": {"moe.shared": 96}},
+    "Omni that predicts further tokens": {"vit": {"final_norm": True}},
+    "Nemotron-3-Nano-Omni-30B-A3B": {
+        "vit": {
+            "shuffle": 2, "final_norm": False, "projector_activation": "squared_relu",
+            "registers": 10,
+        },
+        "hybrid": {"tied": False},
+    },
+    "InternVL with a tower of 6 B": {
+        "vit": {
+            "norm": "rms", "qk_norm": True, "qkv_bias": False, "image": (32, 32), "shuffle": 2,
+            "layers": 45, "layer_scale": 0.1, "projector_norm_eps": 1e-5,
+        },
+        "decoder": {"layers": 64, "qk_norm": True, "tied": False},
+    },
+    "Mistral-Small-3.1-24B": {
+        "vit": {
+            "patch": 14, "shuffle": 2, "pooling": "linear", "projector_bias": False,
+            "projector_norm_eps": 1e-5,
+        },
+        "decoder": {"head_dim": 128, "rope_theta": 1e9, "tied": False},
+    },
+    "Voxtral, bare": {
+        "audio": {"stack": 4, "frames": 3000, "mels": 128},
+        "decoder": {"layers": 30, "hidden": 3072, "head_dim": 128, "rope_theta": 1e8},
+    },
+    "Qwen2-Audio, bare": {
+        "audio": {
+            "stack": 2, "frames": 3000, "mels": 128, "pooling": "mean", "unpadded": True,
+            "projector": "linear",
+        },
+        "decoder": {"layers": 32, "hidden": 4096, "kv_heads": 32, "mlp": 22016},
+    },
+    # Its class ties nothing, so files hold both.
+    "Qwen2-Audio, said to be tied": {"decoder": {"tied": False}},
+    "llava-onevision-qwen2-7b": {
+        "vit": {
+            "layers": 26, "image": (27, 27), "final_norm": False, "tiles.most": 9,
+            "tiles.side": 384,
+            "tiles.grids": tuple((down, right) for down in range(1, 7) for right in range(1, 7)),
+        },
+    },
+    "radio, bare": {"vit": {"registers": 10, "image": (128, 128), "mlp": 5120}},
+}  # fmt: skip
+AWQ: Config = {"quantization_config": {"quant_method": "awq"}}
+DYNAMIC = ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: dynamic")
+_YARN = ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: yarn")
+Change = Config | tuple[Config, str]
+
+
+def _layers(kind: str, count: int = 1) -> Change:
+    return {"layer_types": ["full_attention", *[kind] * count]}, f"layer_types: {kind}"
+
+
+# By configuration, our kind and the section that is changed: changes, each with the words of its
+# refusal, which are else the one setting that changes.
+REFUSED: dict[tuple[str, str, str], list[Change]] = {
+    ("gemma-2-2b", "decoder", ""): [
+        {"attention_bias": True}, {"use_bidirectional_attention": True},
+        {"hidden_activation": "gelu"}, _layers("chunked_attention"), AWQ,
+    ],
+    ("gemma-3-1b", "decoder", ""): [
+        {"attn_logit_softcapping": 50.0}, {"use_bidirectional_attention": True},
+        _layers("chunked"), _YARN, {"hidden_activation": "gelu"},
+    ],
+    ("gemma-3-4b", "vit", ""): [{"mm_tokens_per_image": rows} for rows in (250, 9, 0)],
+    ("GLM-4-9B-0414", "decoder", ""): [
+        {"hidden_act": "gelu"}, AWQ,
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: dynamic"),
+    ],
+    ("gpt-oss-20b", "decoder", ""): [
+        AWQ, {"swiglu_limit": 10.0}, {"attention_bias": False}, _layers("chunked_attention", 23),
+    ],
+    ("DeepSeek-V3", "decoder", ""): [AWQ, {"num_key_value_heads": 64}, {"attention_bias": True}],
+    ("Kimi-K2-Instruct", "decoder", ""): [
+        {"scoring_func": "softmax"}, {"topk_method": "greedy"}, {"moe_layer_freq": 2},
+        {"rope_interleave": False}, {"num_key_value_heads": 8}, AWQ,
+    ],
+    ("Ministral 3, text", "decoder", ""): [
+        {"attention_bias": True}, {"hidden_act": "gelu"}, _layers("sliding_attention", 33),
+        ({"rope_parameters": {**GROWING, "rope_type": "dynamic"}}, "rope_type: dynamic"),
+    ],
+    ("Qwen3-Next-80B-A3B", "hybrid", ""): [
+        {"attention_bias": True}, {"hidden_act": "gelu"}, _YARN, _layers("sliding"),
+        {"attention_dropout": 0.1}, AWQ,
+    ],
+    ("Qwen3.5", "hybrid", "text_config"): [
+        {"hidden_act": "gelu"}, {"attention_bias": True}, _layers("sliding_attention"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: yarn"),
+    ],
+    ("Qwen3-MoE, small", "decoder", ""): [
+        {"mlp_only_layers": [1, 3]}, {"attention_bias": True},
+    ],
+    ("Nemotron-H", "hybrid", ""): [
+        ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),
+        ({"hybrid_override_pattern": "MEM*", "topk_group": 2}, "topk_group: 2"),
+        ({"layers_block_type": ["moe", "mlp"], "moe_latent_size": 16}, "moe_latent_size: 16"),
+        ({"layers_block_type": ["mlp", "conv"]}, "layers_block_type: conv"),
+        {"mlp_hidden_act": "silu"}, {"use_bias": True}, {"use_conv_bias": False},
+    ],
+    ("Nemotron-3-Nano-Omni-30B-A3B", "vit", ""): [{"downsample_ratio": 0.4}],
+    ("GLM-4.1V of version 5", "vit", "vision_config"): [
+        {"hidden_act": "gelu"}, {"attention_dropout": 0.1}, {"out_hidden_size": 2048},
+    ],
+    ("GLM-4.1V of version 5", "decoder", "text_config"): [
+        {"hidden_act": "gelu"}, {"attention_dropout": 0.1}, {"quantization_config": {"bits": 4}},
+        DYNAMIC,
+    ],
+    **{
+        ("GLM-4.6V-Flash", kind, section): [
+            ({"model_type": other}, f"{section}.model_type: {other}"),
+        ]
+        for kind in ("vit", "decoder")
+        for section, other in (
+            ("text_config", "glm4v_moe_text"), ("vision_config", "glm4v_moe_vision"),
+        )
+    },
+    ("Qwen2-VL-7B", "vit", "vision_config"): [
+        {"hidden_act": "relu"},
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),
+    ],
+    ("Qwen2.5-VL-7B", "vit", "vision_config"): [{"out_hidden_size": 256}, {"hidden_act": "gelu"}],
+    ("Qwen3-VL-4B", "vit", "vision_config"): [
+        {"deepstack_visual_indexes": [2, 0]}, {"deepstack_visual_indexes": [2, 24]},
+        {"num_position_embeddings": 2305}, {"out_hidden_size": 256},
+    ],
+    ("InternVL with a tower of 6 B", "vit", "vision_config"): [
+        {"hidden_act": "relu"}, {"norm_type": "batch_norm"}, {"image_size": [448, 224]},
+        {"hidden_dropout_prob": 0.1}, {"use_absolute_position_embeddings": False},
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 with use_qk_norm: true"),
+        ({"use_mean_pooling": False}, "use_mean_pooling: false with norm_type: rms_norm"),
+    ],
+    ("InternVL3.5-8B", "vit", ""): [
+        {"downsample_ratio": 0.4}, {"vision_feature_select_strategy": "full"},
+        {"projector_hidden_act": "relu"}, {"vision_feature_layer": [-1, -2]},
+    ],
+    ("Mistral-Small-3.1-24B", "vit", "vision_config"): [
+        {"hidden_act": "gelu"}, {"rope_theta": 1e6}, {"head_dim": 32},
+        ({"rope_parameters": {"rope_theta": 500.0}}, "rope_theta: 500.0"),
+        # What its class would have.
+        ({"hidden_act": None}, "hidden_act: gelu"),
+    ],
+    ("Mistral-Small-3.1-24B", "vit", ""): [
+        {"projector_hidden_act": "relu"}, {"multimodal_projector_bias": 1.5},
+        {"vision_feature_layer": [-1, -2]},
+    ],
+    ("LLaVA, small", "vit", ""): [
+        {"vision_feature_select_strategy": "full"}, {"vision_feature_layer": [-2, -1]},
+        ({"vision_config": {**SIGLIP, **_TOWER, "model_type": "siglip_vision_model"}},
+         "vision_feature_select_strategy: default"),
+        {"vision_feature_layer": 0}, {"multimodal_projector_bias": False},
+        {"projector_hidden_act": "relu"},
+        ({"vision_config": {"model_type": "pixtral", "hidden_act": "silu"}},
+         "vision_feature_select_strategy: default"),
+    ],
+    ("clip-vit-large-patch14-336", "vit", ""): [
+        {"hidden_act": "silu"}, {"quantization_config": {"bits": 4}},
+    ],
+    ("llava-onevision-qwen2-7b", "vit", ""): [
+        {"image_grid_pinpoints": [[384, 400]]}, {"image_grid_pinpoints": []},
+        {"vision_aspect_ratio": "pad"}, {"vision_aspect_ratio": "anyres_max_0"},
+        {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},
+        {"multimodal_projector_bias": False},
+    ],
+    ("Voxtral, bare", "audio", ""): [{"projector_hidden_act": "relu"}],
+    ("Voxtral, bare", "audio", "audio_config"): [
+        {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"intermediate_size": 5000},
+        {"intermediate_size": 640}, ({"max_source_positions": 1501}, "intermediate_size: 5120"),
+    ],
+    ("Qwen2-Audio, bare", "audio", "audio_config"): [
+        {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"encoder_layerdrop": 0.1},
+    ],
+    ("radio, bare", "vit", ""): [
+        {"hidden_act": "relu"}, {"drop_path_rate": 0.1}, {"attention_probs_dropout_prob": 0.5},
+        {"max_img_size": 15},
+    ],
+}  # fmt: skip

@@ -1,0 +1,220 @@
+"""Every configuration is read as transformers completes it, written back, or refused with a name.
+
+The table is `tests/support/folders.py`; each test here holds for all of it.
+"""
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+from tests.support.folders import CONFIGS, GROWING, IGNORED, READ, REFUSED, SAME, VIDEOS
+from transformers import CONFIG_MAPPING
+from transformers.models.auto import modeling_auto
+
+from mimo_launch.hugging_face.architectures import Modules, alone, together
+from mimo_launch.hugging_face.family import Part
+from mimo_launch.hugging_face.folder import ConfigError
+from mimo_launch.hugging_face.registry import part_of, parts_of
+from mimo_launch.spec.load import model_from_data
+
+# Of other types: the class of the same model. The audio of an Omni has no class.
+CLASSES = {"kimi_k2": "deepseek_v3"}
+WITHOUT_CLASS = {"Nemotron-3-Nano-Omni-30B-A3B", "Omni that predicts further tokens"}
+# Their configurations leave out what classes write at two places; the files decide.
+TIED_BY_FILES = {"Mistral-Small-3.1-24B", "Ministral-3-8B-2512", "Qwen3-VL-4B"}
+# Of whole models, not of a decoder alone.
+OF_WHOLES = {"bidirectional_images"}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of our keys as a spec has it."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def model_of(part: Part[Any]) -> Any:
+    return model_from_data({"kind": part.family.kind, **plain(part.keys())})
+
+
+@pytest.mark.parametrize("name", [each for each in CONFIGS if each not in WITHOUT_CLASS])
+def test_what_is_left_out_is_what_transformers_takes(name: str) -> None:
+    config = CONFIGS[name]
+    kind = CLASSES.get(config["model_type"], config["model_type"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written = CONFIG_MAPPING[kind](**json.loads(json.dumps(config))).to_dict()
+    for part in parts_of(config):
+        full = part_of(json.loads(json.dumps(written)), part.family.kind)
+        dropped = {"tied"} if name in TIED_BY_FILES else set()
+        found, wanted = (
+            {k: v for k, v in p.keys().items() if k not in dropped} for p in (part, full)
+        )
+        assert found == wanted
+        # The defaults of two bare parts do not fit each other.
+        assert part.not_computed() == ()
+        assert "bare parts" in name or full.not_computed() == ()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_configuration_means(name: str) -> None:
+    for kind, wanted in READ[name].items():
+        part = part_of(CONFIGS[name], kind)
+        for path, value in wanted.items():
+            found: Any = part.keys()
+            for key in path.split("."):
+                found = found[key]
+            assert found == (pytest.approx(value) if isinstance(value, float) else value), path
+
+
+# Its tower has a norm because of its text, which has no such layers when it is written.
+NOT_WRITTEN = {"Omni that predicts further tokens"}
+
+
+@pytest.mark.parametrize("name", [each for each in CONFIGS if each not in NOT_WRITTEN])
+def test_what_is_read_is_written(name: str) -> None:
+    """Each part by itself; of a model with language, the whole under its own type and class."""
+    config, models = CONFIGS[name], {}
+    for part in parts_of(config):
+        model = model_of(part)
+        models["language" if part.family.kind in ("decoder", "hybrid") else "encoder"] = model
+        read = part.family.keys(part.family.config(model))
+        assert {k: v for k, v in read.items() if k not in OF_WHOLES} == {
+            k: part.keys()[k] for k in read if k not in OF_WHOLES
+        }
+    if "language" not in models:
+        return
+    width = {name: models["language"].hidden for name in models if name == "encoder"}
+    found = together(
+        Modules(
+            models=models, tokens=dict.fromkeys(width, 7), widths=width,
+            like=frozenset({config["model_type"]}),
+        )
+    )  # fmt: skip
+    assert found is not None
+    assert found.config["model_type"] == config["model_type"]
+    for part in parts_of(config):
+        assert part_of(found.config, part.family.kind).keys() == part.keys()
+    kind = CLASSES.get(config["model_type"], config["model_type"])
+    classes = [
+        getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").get(kind)
+        for task in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+    ]
+    assert found.name in classes
+
+
+CASES = [
+    (*place, *(change if isinstance(change, tuple) else (change, "")))
+    for place, changes in REFUSED.items()
+    for change in changes
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "section", "change", "words"), CASES)
+def test_what_is_not_computed_is_refused(
+    name: str, kind: str, section: str, change: dict[str, Any], words: str
+) -> None:
+    config = CONFIGS[name]
+    inner = {
+        k: v
+        for k, v in ((config[section] if section else config) | change).items()
+        if v is not None
+    }
+    found = part_of({**config, section: inner} if section else inner, kind).not_computed()
+    [(key, value)] = [*change.items()][:1]
+    said = value if isinstance(value, str) else json.dumps(value)
+    assert [each.startswith(words or f"{key}: {said}") for each in found] == [True], found
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_forms_of_one_model_mean_the_same(one: str, other: str) -> None:
+    for part in parts_of(CONFIGS[one]):
+        assert part_of(CONFIGS[other], part.family.kind).keys() == part.keys()
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_videos_are_timed_as_in_the_folder(name: str) -> None:
+    said = VIDEOS[name]
+    wanted = None if said is None else dict(zip(("time", "per_second"), said, strict=True))
+    assert part_of(CONFIGS[name], "vit").video() == wanted
+
+
+@pytest.mark.parametrize(("name", "kind", "tensor", "ignored"), IGNORED)
+def test_tensors_for_further_tokens_are_left_out(
+    name: str, kind: str, tensor: str, *, ignored: bool
+) -> None:
+    """By every module of a whole model, and by a folder of its text alone."""
+    part = part_of(CONFIGS[name], kind)
+    assert part.is_ignored(tensor, model_of(part)) == ignored
+
+
+def alone_of(model: Any, *, width: int = 0, like: str = "") -> Any:
+    """Return the architecture of a model by itself."""
+    modules = {"models": {"m": model}, "tokens": {}, "widths": {"m": width}}
+    return alone(Modules(**modules, like=frozenset({like})), "m")
+
+
+def test_the_balance_of_experts_is_a_setting_of_training() -> None:
+    for name, wanted in (("gpt-oss-20b with all said", 0.9), ("Mixtral, small", 0.02)):
+        assert part_of(CONFIGS[name], "decoder").training() == {"aux_loss": wanted}
+
+
+def test_queries_may_grow_without_yarn() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.2}
+    config = {**CONFIGS["Ministral 3, text"], "rope_parameters": rope}
+    with pytest.raises(ConfigError, match="original_max_position_embeddings"):
+        part_of(config, "decoder").keys()
+    rope["original_max_position_embeddings"] = 99
+    part = part_of(config, "decoder")
+    keys = part.keys()
+    assert (keys["rope_scaling"], keys["query_scaling"]) == (None, {"beta": 0.2, "length": 99})
+    assert part.family.config(model_of(part))["rope_parameters"] == rope
+
+
+def test_a_model_whose_two_lengths_differ_is_no_ministral3() -> None:
+    keys = part_of(CONFIGS["Ministral 3, text"], "decoder").keys()
+    keys["query_scaling"] = {"beta": 0.1, "length": 8192}
+    assert alone_of(model_from_data({"kind": "decoder", **plain(keys)})) is None
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_without_growth_a_folder_stays_what_it_was(beta: float) -> None:
+    rope = {**GROWING, "llama_4_scaling_beta": beta}
+    part = part_of({**CONFIGS["Ministral 3, text"], "rope_parameters": rope}, "decoder")
+    found = alone_of(model_of(part), like="ministral3")
+    assert (found.name, found.parts["m"].keys()) == ("Ministral3ForCausalLM", part.keys())
+
+
+def test_a_type_that_is_only_another_name_is_written_where_the_weights_came_from_it() -> None:
+    for name, likes in (
+        ("GLM-4.6V-Flash", {"": "glm4v", "glm4v": "glm4v", "glm46v": "glm46v"}),
+        ("Kimi-K2-Instruct", {"": "deepseek_v3", "kimi_k2": "kimi_k2"}),
+    ):
+        parts = parts_of(CONFIGS[name])
+        models = {
+            "language" if x.family.kind == "decoder" else "vision": model_of(x) for x in parts
+        }
+        for like, wanted in likes.items():
+            asked = Modules(models=models, tokens={"vision": 7}, widths={}, like=frozenset({like}))
+            found = together(asked)
+            assert found is not None
+            assert found.config["model_type"] == wanted
+    # With its own form of scaling.
+    assert "rope_parameters" not in found.config
+    assert found.config["rope_theta"] == CONFIGS[name]["rope_theta"]
+    scaling = {**CONFIGS[name]["rope_scaling"], "truncate": True}
+    assert found.config["rope_scaling"] == scaling
+
+
+def test_a_tower_whose_mlps_are_not_as_wide_as_its_rows_is_no_glm4v() -> None:
+    """Of transformers, one setting says both widths."""
+    model = model_of(part_of(CONFIGS["GLM-4.1V-9B"], "vit"))
+    for width, name in ((4096, "Glm4vVisionModel"), (2048, None)):
+        found = alone_of(model, width=width)
+        assert (found and found.name) == name
+
+
+def test_a_width_that_no_layer_has_is_not_written() -> None:
+    model = model_of(part_of(CONFIGS["Qwen3-Next-80B-A3B"], "hybrid"))
+    assert "intermediate_size" not in alone_of(model).config
