@@ -236,7 +236,7 @@ def graph_features(made: Spec) -> set[str]:
             else set()
         )
         found |= {"sequence parallel"} if module.sequence_parallel else set()
-        found |= {"full sharding"} if module.full_sharding else set()
+        found |= {"full sharding"} if module.sharding.every_backward else set()
         if made.modules[module.name].model.kind == "connector":
             reads_connector = any(each in CONNECTORS for each in module.reads)
             found |= {"queries" if module.reads_beside else "no queries"}

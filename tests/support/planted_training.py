@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.kinds.shapes import RouterShape
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.optimizer import module_optimizers
+from mimo_launch.optimizer.adamw import LocalAdamW
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
 from mimo_launch.spec.spec import Spec
@@ -67,13 +68,13 @@ def rate_of_the_step_before() -> None:
 
 def setting_ignored(name: str) -> None:
     """AdamW keeps torch's default of a setting."""
-    correct = module_optimizers._LocalAdamW
+    correct = LocalAdamW.__init__
+    default = signature(torch.optim.AdamW).parameters[name].default
 
-    def without(groups: Any, **rest: Any) -> Any:
-        rest.pop(name)
-        return correct(groups, **rest)
+    def without(self: Any, groups: Any, settings: Any) -> None:
+        correct(self, groups, settings.model_copy(update={name: default}))
 
-    module_optimizers._LocalAdamW = without
+    LocalAdamW.__init__ = without
 
 
 def zero_taken_for_unset(name: str) -> None:
@@ -144,7 +145,7 @@ def skipped_steps_count() -> None:
 
     def counting(self: Any, step: int, *, skip: Any = None, divisor: Any = None) -> None:
         correct(self, step, skip=skip, divisor=divisor)
-        for optimizer in self.by_module.values():
+        for optimizer in (each.torch for every in self.by_module.values() for each in every):
             for state in optimizer.state.values():
                 state["step"] += skip
 
@@ -156,7 +157,7 @@ def no_gradient_no_update() -> None:
     correct = Updates.apply
 
     def resting(self: Any, step: int, **rest: Any) -> None:
-        for optimizer in self.by_module.values():
+        for optimizer in (each.torch for every in self.by_module.values() for each in every):
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if not local_tensor(parameter.grad).any():
                     parameter.grad = None

@@ -16,9 +16,10 @@ from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.build import PRECISIONS
+from mimo_launch.models.build import torch_type
 from mimo_launch.models.hybrid_layers import HybridLayer
 from mimo_launch.spec.spec import HybridModel, Spec
+from mimo_launch.spec.values import PRECISIONS
 
 TOKENS, WIDTH = 512, 256
 MODEL = {
@@ -104,7 +105,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
     settings = {"compiled": compiled, "frozen": frozen, "precision": precision}
     model = made(letter, 1, **settings).language.model
     assert isinstance(model, HybridModel)
-    dtype = PRECISIONS[precision]
+    dtype = torch_type(PRECISIONS[precision].computed)
     context = ParallelContext(
         compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=f"hybrid {letter}"
     )

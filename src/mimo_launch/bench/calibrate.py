@@ -35,6 +35,7 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.gpus import BF16_PEAKS
+from mimo_launch.spec.values import PRECISIONS
 from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 
@@ -138,7 +139,7 @@ class _Measurements:
         def rate(name: str) -> float | None:
             return _median(part.rates[name] for part in self.parts if name in part.rates)
 
-        matmul = {p: rate(f"matmul_{p}") or 1.0 for p in ("bf16", "fp32", "fp64")}
+        matmul = {p: rate(f"matmul_{p}") or 1.0 for p in PRECISIONS}
         speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
         here = speeds[self.session.spec.train.precision]
         for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
@@ -156,8 +157,9 @@ class _Measurements:
             if value is not None:
                 yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
         yield "matmul", matmul["bf16"]
-        yield "fp32_speed", speeds["fp32"]
-        yield "fp64_speed", speeds["fp64"]
+        for name, precision in PRECISIONS.items():
+            if precision.speed is not None:
+                yield precision.speed, speeds[name]
         yield "peak", BF16_PEAKS.get(device_name(self.session.device), matmul["bf16"])
         yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
         yield from self.links()

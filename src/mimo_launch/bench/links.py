@@ -22,7 +22,6 @@ from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
-from mimo_launch.models.build import compute_dtype
 from mimo_launch.schedule.channels import Channel
 from mimo_launch.spec.base import Axis
 from mimo_launch.train.rank_session import RankSession
@@ -67,7 +66,7 @@ def collectives(session: RankSession) -> list[MeasuredLink]:
 def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Axis, ...], int]:
     """Return the bytes that a module gathers in one all-gather over each group of axes."""
     spec, layout = session.spec, session.layout
-    number = compute_dtype(spec.train.precision).itemsize
+    number = spec.train.numbers.computed.bytes
     size = kind_of(spec.modules[module.name].model).widths
     held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
     tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
@@ -87,7 +86,7 @@ def channels(session: RankSession) -> list[MeasuredLink]:
     Ranks: collective over the world.
     """
     found, spec, layout = [], session.spec, session.layout
-    number = compute_dtype(spec.train.precision).itemsize
+    number = spec.train.numbers.computed.bytes
     for channel in session.mine.channels:
         # The size of one message in a nominal step.
         sample = nominal_step_data(spec).samples[0]

@@ -31,12 +31,14 @@ from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.build import PRECISIONS, RankModule, build_network, keep_activations
+from mimo_launch.models.build import RankModule, build_network, keep_activations, torch_type
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.stage_losses import StageLosses
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import ExpertGrid, Spec
+from mimo_launch.spec.values import PRECISIONS
 from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
@@ -49,8 +51,6 @@ CONSTANTS = {
     LayerKind.DELTANET: "deltanet",
     LayerKind.EXPERTS: "experts",
 }
-# Passes of AdamW over memory: it reads weight, gradient and two moments; writes all but gradient.
-ADAMW_PASSES = 7
 _TERA, _GIGA = 1e12, 1e9
 _MOST_WEIGHTS = {"cuda": 1 << 27, "cpu": 1 << 22}
 _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
@@ -232,12 +232,12 @@ def compute_rates(session: RankSession) -> dict[str, float]:
             rates[kind] = achieved
     if session.modules:
         device, width = session.device, session.spec.language.model.hidden
-        for precision, dtype in PRECISIONS.items():
-            rows = _MATMUL_ROWS[device.type]
+        for name, precision in PRECISIONS.items():
+            rows, dtype = _MATMUL_ROWS[device.type], torch_type(precision.computed)
             left = torch.randn(rows, width, dtype=dtype, device=device)
             right = torch.randn(width, 4 * width, dtype=dtype, device=device)
             seconds = seconds_of(partial(torch.matmul, left, right), device)
-            rates[f"matmul_{precision}"] = 2 * rows * 4 * width**2 / seconds / _TERA
+            rates[f"matmul_{name}"] = 2 * rows * 4 * width**2 / seconds / _TERA
         rates["memory_bandwidth"] = _adamw(session)
     return rates
 
@@ -250,7 +250,7 @@ def _adamw(session: RankSession) -> float:
     weight = nn.Parameter(torch.randn(size, device=device))
     weight.grad = torch.randn_like(weight)
     seconds = seconds_of(torch.optim.AdamW([weight], fused=True).step, device)
-    return ADAMW_PASSES * size * weight.element_size() / seconds / _GIGA
+    return (ADAMW.passes - 1) * size * weight.element_size() / seconds / _GIGA
 
 
 def _vit_block(session: RankSession, module: RankModule) -> float | None:

@@ -116,7 +116,7 @@ def bench(
     )
     expected = build_report(session.plan, constants).estimates
     known = machine.device == constants.rated_device
-    peak = peak_tflops(machine.device, spec.train.precision, constants)
+    peak = peak_tflops(machine.device, spec.train.numbers, constants)
     timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]
     return BenchResult(
         command=options.command,

@@ -11,7 +11,6 @@ Leaves: reading and writing to `storage`.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,10 +19,10 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter, LocalSegmen
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.optimizer.module_optimizers import Updates
+from mimo_launch.spec.optimizers import UpdateRule
 from mimo_launch.train.run_state import EndOfRun
 
 WEIGHTS = "weights"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 FP8 = "fp8/"
 NAMES_SHOWN = 8
 
@@ -61,20 +60,20 @@ def state_boxes(modules: dict[str, RankModule], updates: Updates) -> Iterator[Bo
         for name, tensor in fp8.tensors():
             shape = tuple(tensor.shape)
             yield Box(f"{FP8}{module.name}.{name}", shape, (0,) * len(shape), tensor, fp8.saves)
-    for item, state in _states(modules, updates):
-        for moment in MOMENTS:
-            for part in _moment_segments(item, state[moment]):
-                yield _box(moment, part)
+    for item, rule, state in _states(modules, updates):
+        for name in rule.state:
+            for part in _like(item, state[name]):
+                yield _box(name, part)
 
 
 def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str, int]:
-    """Return the number of AdamW updates of each segment with its first element on this rank.
+    """Return the number of updates of each segment with its first element on this rank.
 
     The bias correction depends on it. Waits for the device.
     """
     counts = {}
-    for item, state in _states(modules, updates):
-        for part in _moment_segments(item, state[MOMENTS[0]]):
+    for item, rule, state in _states(modules, updates):
+        for part in _like(item, state[rule.state[0]]):
             box = _box("", part)
             if box.counted and not any(box.offsets):
                 counts[part.name] = int(state["step"])
@@ -84,14 +83,14 @@ def update_counts(modules: dict[str, RankModule], updates: Updates) -> dict[str,
 def set_update_counts(
     modules: dict[str, RankModule], updates: Updates, counts: Mapping[str, int]
 ) -> None:
-    """Set the number of AdamW updates of each parameter; 0 if `counts` lacks it."""
-    for item, state in _states(modules, updates):
+    """Set the number of updates of each parameter; 0 if `counts` lacks it."""
+    for item, _, state in _states(modules, updates):
         state["step"].fill_(counts.get(item.placed[0].name, 0))
 
 
-def _moment_segments(item: DeclaredParameter, moment: Tensor) -> Iterator[LocalSegment]:
-    """Yield the segments of a moment, which is sharded like its parameter."""
-    return local_segments([item], lambda parameter: moment)
+def _like(item: DeclaredParameter, state: Tensor) -> Iterator[LocalSegment]:
+    """Yield the segments of a tensor that is sharded like its parameter."""
+    return local_segments([item], lambda parameter: state)
 
 
 def resharded_parameters(module: RankModule) -> list[DeclaredParameter]:
@@ -107,22 +106,16 @@ def resharded_parameters(module: RankModule) -> list[DeclaredParameter]:
 
 def _states(
     modules: dict[str, RankModule], updates: Updates
-) -> Iterator[tuple[DeclaredParameter, dict[str, Tensor]]]:
-    """Yield the parameters that AdamW updates, with its state for each."""
-    for name, optimizer in updates.by_module.items():
-        if not isinstance(optimizer, torch.optim.AdamW):
-            continue
+) -> Iterator[tuple[DeclaredParameter, UpdateRule, dict[str, Tensor]]]:
+    """Yield the parameters with optimizer state, each with its rule and its state."""
+    for name, optimizers in updates.by_module.items():
         declared = resharded_parameters(modules[name])
-        # Create the state that the first step would create.
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            if parameter not in optimizer.state:
-                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                moments = {key: torch.zeros_like(parameter) for key in MOMENTS}
-                optimizer.state[parameter] = {"step": step, **moments}
-        for item in declared:
+        for each in optimizers:
+            states = each.states()
             # A frozen parameter has no state.
-            if item.parameter in optimizer.state:
-                yield item, optimizer.state[item.parameter]
+            for item in declared:
+                if item.parameter in states:
+                    yield item, each.rule, states[item.parameter]
 
 
 def _box(kind: str, item: LocalSegment) -> Box:

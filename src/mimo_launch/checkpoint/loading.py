@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from mimo_launch.checkpoint.boxes import (
     FP8,
-    MOMENTS,
     WEIGHTS,
     WeightsDoNotFit,
     differences,
@@ -51,6 +50,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.optimizers import STATE
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.run_state import RunState
@@ -135,7 +135,7 @@ def load_state(
     ]
     fitting = fit(saved, boxes, group)
     missing_moments = tuple(
-        name for name in fitting.missing if name.startswith(tuple(f"{m}/" for m in MOMENTS))
+        name for name in fitting.missing if name.startswith(tuple(f"{each}/" for each in STATE))
     )
     missing_weights = [name for name in fitting.missing if name not in missing_moments]
     if missing_weights or fitting.misfits:

@@ -33,7 +33,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
     if module.backend != ENGINE:
         return
     precision = spec.train.precision
-    if precision != "bf16":
+    if not spec.train.numbers.is_mixed:
         yield _cannot(
             name,
             f"compute in {precision}",

@@ -108,7 +108,7 @@ def bubbles_need_no_gather(spec: Spec, name: str) -> Findings:
     replicas = module.grid.dp * module.grid.cp
     if name == LANGUAGE or not fills or not runs_in_phases(spec, name):
         return
-    if module.sharding != "full" or replicas == 1:
+    if not module.fsdp.every_backward or replicas == 1:
         return
     yield Diagnostic(
         code="full-sharding-in-bubbles",

@@ -12,6 +12,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
 
 _SCHEDULE = ("optimizer", "schedule")
@@ -196,12 +197,14 @@ def optimizer_settings_used(spec: Spec) -> Findings:
             "`decay: {embeddings: true}` does nothing without `weight_decay`",
             "it says what weight decay applies to, and `weight_decay` is 0",
         )
-    if spec.optimizer.kind != "sgd":
-        return
-    for key in ("betas", "eps"):
-        if key in chosen(spec.optimizer):
+    read = {key for rule in spec.optimizer.rules for key in rule.settings}
+    for key in ADAMW.settings:
+        if key in chosen(spec.optimizer) and key not in read:
+            kind = spec.optimizer.kind
             yield no_effect(
-                ("optimizer", key), f"`{key}` does nothing with `kind: sgd`", "it belongs to AdamW"
+                ("optimizer", key),
+                f"`{key}` does nothing with `kind: {kind}`",
+                "it belongs to AdamW",
             )
 
 

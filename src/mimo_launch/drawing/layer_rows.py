@@ -9,7 +9,7 @@ Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 
 from dataclasses import dataclass, replace
 
-from mimo_launch.estimate.memory import COMPUTED, saved_by_layers
+from mimo_launch.estimate.memory import saved_by_layers
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
 from mimo_launch.kinds.layer import even_cut
@@ -136,14 +136,14 @@ def _experts_row(
     work = workload(layout, module, sample)
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.
-    ways = 2 * (1 + needs_backward(layout, module) + (mine.recompute == "full"))
+    ways = 2 * (1 + needs_backward(layout, module) + (mine.recomputes))
     tokens = work.held // module.grid.size(Axis.TP) * work.forwards
     share = (view.size(Axis.EP) - 1) / view.size(Axis.EP)
     in_stage = [0] * module.grid.size(Axis.PP)
     for stage in module.stages:
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         in_stage[module.pp_index(stage.index)] += sum(map(kind.has_experts, numbers))
-    sent = moe.top_k * tokens * model.hidden * COMPUTED[spec.train.precision] * share
+    sent = moe.top_k * tokens * model.hidden * spec.train.numbers.computed.bytes * share
     # Replicas and stages hold the same part of the experts.
     indices = range(view.size(Axis.EP))
     cuts = [even_cut(moe.experts, len(indices), index) for index in indices]

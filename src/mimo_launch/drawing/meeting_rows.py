@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import gcd
 
 from mimo_launch.drawing.rows import BridgeRow, GroupRow, Link, PeerRow, Ranks
-from mimo_launch.estimate.memory import COMPUTED
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import Layout
@@ -76,7 +75,7 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     # Samples of language never move among replicas.
     mover = reader if module.is_language else module
     ends = {} if layout.is_star else {"source": bridge.source, "target": bridge.target}
-    width = plan.spec.sent_width(bridge.source) * COMPUTED[plan.spec.train.precision]
+    width = plan.spec.sent_width(bridge.source) * plan.spec.train.numbers.computed.bytes
     return BridgeRow(
         encoder=bridge.name,
         fan=fan(num_src, num_dst),

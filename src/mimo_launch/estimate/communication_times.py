@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import COMPUTED, STORED
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
 from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import ModuleLayout
@@ -51,11 +50,6 @@ class LinkTimes:
         return (self.constants.network_bandwidth if crosses else inside) * GIGA
 
 
-# Passes of the optimizer over a shard, in numbers read or written: AdamW reads weight, gradient and
-# two moments and writes all but the gradient; the norm reads each gradient once more.
-_PASSES = {"adamw": 7 + 1, "sgd": 3 + 1}
-
-
 @dataclass(frozen=True)
 class WeightTimes:
     """Times of operations on the weights of a stage of a module on one rank."""
@@ -71,7 +65,7 @@ class WeightTimes:
 
     def gather(self, weights: StageWeights) -> list[float]:
         """Return the seconds to gather each FSDP unit, the root last."""
-        number, seconds = COMPUTED[self.spec.train.precision], []
+        number, seconds = self.spec.train.numbers.computed.bytes, []
         for unit in weights.units():
             group = self._replicas(unit)
             size = sum(weight.numel for weight in unit) * number
@@ -82,7 +76,7 @@ class WeightTimes:
 
     def reduction(self, weights: StageWeights) -> list[float]:
         """Return the seconds to reduce the gradients of each unit, the root last."""
-        number, seconds = STORED[self.spec.train.precision], []
+        number, seconds = self.spec.train.numbers.stored.bytes, []
         for unit in weights.units():
             group = self._replicas(unit)
             size = sum(weight.numel for weight in unit if weight.trains) * number
@@ -94,8 +88,8 @@ class WeightTimes:
         """Return the seconds to add a microbatch's gradients to earlier ones, if any."""
         if forwards == 1:
             return 0.0
-        precision = self.spec.train.precision
-        stored, computed = STORED[precision], COMPUTED[precision]
+        numbers = self.spec.train.numbers
+        stored, computed = numbers.stored.bytes, numbers.computed.bytes
         fused = 0
         if adds_in_products(self.spec, self.module.name):
             fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
@@ -111,9 +105,8 @@ class WeightTimes:
             sum(weight.numel for weight in unit if weight.trains) / len(self._replicas(unit))
             for unit in weights.units()
         )
-        size = own * STORED[self.spec.train.precision]
-        passes = _PASSES[self.spec.optimizer.kind]
-        return passes * size / self.constants.memory_bandwidth / GIGA
+        size = own * self.spec.train.numbers.stored.bytes
+        return self.spec.optimizer.rules[0].passes * size / self.constants.memory_bandwidth / GIGA
 
     def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""
@@ -127,4 +120,4 @@ class WeightTimes:
 
     @cached_property
     def _of_others(self) -> tuple[int, ...]:
-        return self.module.grid.group_of(self.module.grid.ranks.start, Axis.DP, Axis.CP)
+        return self.module.grid.group_of(self.module.grid.ranks.start, *self.module.sharding.shard)

@@ -13,7 +13,7 @@ from functools import cached_property
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_waits import Starts, host_waits
-from mimo_launch.estimate.memory import COMPUTED, row_bytes
+from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import (
     backward_flops,
@@ -193,7 +193,7 @@ class CostModel:
         )
 
     def _computing(self, module: ModuleLayout, flops: Mapping[LayerKind, Flops]) -> float:
-        rates, spec = self.constants, self.spec
+        rates = self.constants
         if module.is_language:
             of_blocks, fp8 = (
                 (rates.language_linear, rates.language_attention),
@@ -214,8 +214,7 @@ class CostModel:
             linear, attention = of_layers[kind]
             seconds += each.linear / linear + each.attention / attention + each.head / rates.head
             seconds += (each.patch + each.projector) / rates.matmul
-        speed = {"bf16": 1.0, "fp32": rates.fp32_speed, "fp64": rates.fp64_speed}
-        return seconds / speed[spec.train.precision] / TERA / _parts(module)
+        return seconds / rates.speed(self.spec.train.numbers) / TERA / _parts(module)
 
     def _started(self, module: ModuleLayout, stage: Stage) -> int:
         """Return the layers that the host starts; a layer with experts counts twice."""
@@ -227,7 +226,7 @@ class CostModel:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""
         grid, rank = module.grid, module.grid.ranks.start
         work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
-        number = COMPUTED[self.spec.train.precision]
+        number = self.spec.train.numbers.computed.bytes
         # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
         # one all-reduce, which takes as long. Embedding, projector and head are half a region each.
         tokens = work.held * stream * number
@@ -258,7 +257,7 @@ class CostModel:
         """Return the seconds of dispatch to experts and back, in one forward or backward."""
         if module.experts is None:
             return 0.0
-        model, width = self.spec.modules[module.name].model, COMPUTED[self.spec.train.precision]
+        model, width = self.spec.modules[module.name].model, self.spec.train.numbers.computed.bytes
         # Each rank of a tp group sends a part of its tokens.
         sent = self.work[module.name].held * model.hidden * width // module.grid.size(Axis.TP)
         first = module.grid.ranks.start
@@ -284,7 +283,7 @@ class CostModel:
         shared = grid.size(Axis.TP) if module.sequence_parallel else 1
         tokens = self.work[module.name].held // shared
         return self.links.transfer(
-            grid.group_of(rank, Axis.PP)[:2], tokens * size * COMPUTED[self.spec.train.precision]
+            grid.group_of(rank, Axis.PP)[:2], tokens * size * self.spec.train.numbers.computed.bytes
         )
 
     def _bridge(self, bridge: Bridge) -> float:

@@ -16,6 +16,7 @@ from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.gpus import GPUS, MEASURED, network_bandwidth
 from mimo_launch.spec.spec import NodesSpec
+from mimo_launch.spec.values import Precision
 from mimo_launch.spec.wording import did_you_mean, found
 
 VERSION = 1
@@ -138,6 +139,10 @@ class Calibration:
     workspace_memory: float = _constant(
         0.1, "GB", "cuBLAS and attention workspaces inside the allocator", _OPEN
     )
+
+    def speed(self, precision: Precision) -> float:
+        """Return the rate of products in a precision, relative to bf16."""
+        return 1.0 if precision.speed is None else float(getattr(self, precision.speed))
 
     @property
     def rated_device(self) -> str:

@@ -33,12 +33,6 @@ from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Grid, Spec
 
-# Bytes of a number, by precision: `STORED` for weights, moments and reductions; `COMPUTED` for
-# activations and gathered weights.
-STORED = {"fp64": 8, "fp32": 4, "bf16": 4}
-COMPUTED = {"fp64": 8, "fp32": 4, "bf16": 2}
-MOMENTS = {"adamw": 2, "sgd": 0}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
@@ -72,13 +66,13 @@ def stage_memory(
 ) -> StageMemory:
     """Return the memory of a stage on the ranks at tp index `tp`."""
     weights = stage_weights(spec, stage, tp)
-    shards = module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
+    shards = module.num_shards
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
     def sharded(some: Iterable[Parameter]) -> int:
         return sum(each.shard(of_experts if each.role == "experts" else shards) for each in some)
 
-    stored, computed = STORED[spec.train.precision], COMPUTED[spec.train.precision]
+    stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
     shard, own = sharded(weights.all()), sharded(trained)
     *blocks, root = weights.units()
@@ -98,7 +92,7 @@ def stage_memory(
     activations = _Activations(spec, layout, module, stage, work, tp)
     return StageMemory(
         weights=shard * stored,
-        moments=MOMENTS[spec.optimizer.kind] * own * stored,
+        moments=len(spec.optimizer.rules[0].state) * own * stored,
         # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
@@ -139,21 +133,21 @@ class _Activations:
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
         self.layers = tuple(self.kind.layer_widths(number) for number in numbers)
         self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-        self.bytes = COMPUTED[spec.train.precision]
+        self.bytes = spec.train.numbers.computed.bytes
         self.tokens, self.seq = work.held, layout.seq
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
         self.through_blocks = goes_through_layers(spec, layout, module, stage)
-        self.recomputes = own.recompute == "full"
+        self.recomputes = own.recomputes
         # By default operations between products are compiled, as on GPUs (`models.build`). The
         # kernels of Transformer Engine are assumed to keep no more.
         compiled = own.compile
         if compiled == "auto":
-            compiled = spec.train.precision != "fp64" or own.backend != "torch"
+            compiled = not spec.train.numbers.is_exact or own.backend != "torch"
         self.passes = Passes(
             are_compiled=compiled,
-            are_bf16=spec.train.precision == "bf16",
+            are_bf16=spec.train.numbers.is_mixed,
             cp=own.grid.cp,
             weights_train=own.frozen is False,
         )
@@ -273,7 +267,7 @@ class _Activations:
 
 def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
     """Return the bytes that a rank sends in one transfer of a bridge, and that a rank receives."""
-    width = spec.sent_width(bridge.source) * COMPUTED[spec.train.precision]
+    width = spec.sent_width(bridge.source) * spec.train.numbers.computed.bytes
     sent, received = rows_of_transfer(layout, bridge, sample)
     return sent * width, received * width
 
@@ -283,9 +277,9 @@ def checkpoint_bytes(spec: Spec) -> int:
     update = {"grid": Grid(), "experts": None}
     modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
     alone = spec.model_copy(update={"modules": modules})
-    moments, numbers = MOMENTS[spec.optimizer.kind], 0
+    moments, numbers = len(spec.optimizer.rules[0].state), 0
     for name, module in modules.items():
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
         weights = stage_weights(alone, stage, 0)
         numbers += weights.numel + moments * weights.trained
-    return numbers * STORED[spec.train.precision]
+    return numbers * spec.train.numbers.stored.bytes

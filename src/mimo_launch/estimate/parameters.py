@@ -72,9 +72,7 @@ def adds_in_products(spec: Spec, name: str) -> bool:
     """
     module = spec.modules[name]
     return (
-        spec.train.precision == "bf16"
-        and module.backend == "torch"
-        and module.sharding == "optimizer"
+        spec.train.numbers.is_mixed and module.backend == "torch" and not module.fsdp.every_backward
     )
 
 
@@ -102,7 +100,7 @@ def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> Stage
     return StageWeights(
         tuple(blocks[: len(layers)]),
         tuple(chain.from_iterable(around)),
-        module.sharding == "full",
+        module.fsdp.every_backward,
         tuple(blocks[len(layers) :]),
     )
 

@@ -27,6 +27,7 @@ from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.values import Precision
 
 
 def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:
@@ -172,16 +173,17 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
     return flops
 
 
-def peak_tflops(device: str, precision: str, constants: Calibration | None = None) -> float | None:
+def peak_tflops(
+    device: str, precision: Precision, constants: Calibration | None = None
+) -> float | None:
     """Return the peak of a device in TFLOP/s, or None if it is unknown, for example for a CPU.
 
     `constants` apply to their own device only, in every precision.
     """
     constants = constants or Calibration()
     if device == constants.rated_device:
-        speeds = {"bf16": 1.0, "fp32": constants.fp32_speed, "fp64": constants.fp64_speed}
-        return constants.peak * speeds[precision]
-    return BF16_PEAKS.get(device) if precision == "bf16" else None
+        return constants.peak * constants.speed(precision)
+    return BF16_PEAKS.get(device) if precision.is_mixed else None
 
 
 def rate_of(

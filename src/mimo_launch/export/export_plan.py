@@ -28,6 +28,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
+from mimo_launch.models.build import torch_type
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Model, Spec
 
@@ -237,7 +238,9 @@ class Exporter:
         if self.dtype in TORCH:
             return TORCH[self.dtype]
         source = self.sources[name]
-        return TORCH[self.spec.train.precision] if source is None else source.dtype(inner)
+        return (
+            torch_type(self.spec.train.numbers.computed) if source is None else source.dtype(inner)
+        )
 
 
 _UNKNOWN = "of a kind that transformers does not have"

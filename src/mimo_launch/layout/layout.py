@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from itertools import takewhile
+from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.kind import ModelKind
@@ -26,6 +27,7 @@ from mimo_launch.spec.spec import (
     Spec,
     rank_range,
 )
+from mimo_launch.spec.values import SHARDINGS, Sharding
 
 # The (module, stage) pairs that a rank holds, encoders first.
 Role = tuple[tuple[str, int], ...]
@@ -59,8 +61,7 @@ class ModuleLayout:
     `in_phases` is true for an encoder that runs between the language phases (see
     `runs_in_phases`). Other encoders run upstream of the language pipeline. A module runs on
     `group_size` microbatches together. A `frozen` module trains nothing; `first_trained` is
-    the first stage with anything to train, beyond which no gradient flows back; with
-    `full_sharding` gradients are summed at every backward, not only the last. In an encoder,
+    the first stage with anything to train, beyond which no gradient flows back. In an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may also have
     `learned_tokens`, some layers attend in windows of `window_side` x `window_side` rows,
     and `balance` sets how samples move among replicas (see `layout.balance`). `experts` is the
@@ -82,7 +83,7 @@ class ModuleLayout:
     in_phases: bool
     group_size: int
     tied: bool = False
-    full_sharding: bool = False
+    sharding: Sharding = SHARDINGS["optimizer"]
     first_trained: int = 0
     patches_per_row: int = 1
     learned_tokens: int = 0
@@ -109,6 +110,11 @@ class ModuleLayout:
     def computes_loss(self) -> bool:
         """Whether it has a loss."""
         return bool(self.losses)
+
+    @property
+    def num_shards(self) -> int:
+        """Over how many ranks its weights are sharded, except experts."""
+        return prod(self.grid.size(axis) for axis in self.sharding.shard)
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages that `rank` holds: one, or several with virtual stages."""
@@ -276,7 +282,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         frozen=module.frozen is True,
         in_phases=name in spec.encoders and runs_in_phases(spec, name),
         group_size=group_size(spec, name),
-        full_sharding=module.sharding == "full",
+        sharding=module.fsdp,
         tied=kind.embeds_at_end or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=kind.patches_per_row,

@@ -33,8 +33,7 @@ from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
-
-PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+from mimo_launch.spec.values import NumberType
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class RankModule:
     layout: ModuleLayout
     context: ParallelContext
     stages: dict[int, nn.Module]
-    sharding: str
     before_dp_sum: dict[int, FiniteFlag]
     before_tp_sum: FiniteFlag
     aux_loss: AuxLoss | None = None
@@ -88,14 +86,10 @@ class RankModule:
             self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
-def storage_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of weights, moments and reductions: at least fp32."""
-    return torch.float64 if precision == "fp64" else torch.float32
-
-
-def compute_dtype(precision: str) -> torch.dtype:
-    """Return the dtype of activations and of rows on a bridge."""
-    return PRECISIONS[precision]
+def torch_type(numbers: NumberType) -> torch.dtype:
+    """Return torch's type of some numbers."""
+    found: torch.dtype = getattr(torch, numbers.torch)
+    return found
 
 
 def build_modules(
@@ -108,7 +102,6 @@ def build_modules(
     modules = {}
     for module in layout.modules_of(grids.rank):
         context = _context(spec, module, grids)
-        sharding = spec.modules[module.name].sharding
         stages: dict[int, nn.Module] = {}
         before_dp_sum: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
@@ -118,7 +111,7 @@ def build_modules(
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
-            shard(network, grids, module.name, sharding, spec.train.precision, flag)
+            shard(network, grids, module, spec.train.numbers, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
             network.to_empty(device=context.device)
             for path, values in constants.items():
@@ -131,19 +124,19 @@ def build_modules(
         before_tp_sum = FiniteFlag(context.device)
         aux_loss = None if module.experts is None else AuxLoss(context.device, spec.batch.global_)
         modules[module.name] = RankModule(
-            module, context, stages, sharding, before_dp_sum, before_tp_sum, aux_loss
+            module, context, stages, before_dp_sum, before_tp_sum, aux_loss
         )
     return modules
 
 
 def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContext:
     """Return the parallelism of one module on this rank."""
-    name, written, precision = module.name, spec.modules[module.name], spec.train.precision
+    name, written, numbers = module.name, spec.modules[module.name], spec.train.numbers
     tp, replicas = grids.group(name, Axis.TP), grids.group(name, Axis.DP, Axis.CP)
     compiled = written.compile
     if compiled == "auto":
         # Compile where it pays: on GPUs, but not in fp64, the precision of proofs.
-        compiled = grids.device.type == "cuda" and precision != "fp64"
+        compiled = grids.device.type == "cuda" and not numbers.is_exact
     fp8 = None
     if written.fp8 is not None:
         # Gradients of a mean over all tokens become about 1, far from both ends of the range.
@@ -156,8 +149,8 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
         tp=tp,
         cp=grids.group(name, Axis.CP),
         sequence_parallel=module.sequence_parallel,
-        dtype=storage_dtype(precision),
-        compute_dtype=compute_dtype(precision),
+        dtype=torch_type(numbers.stored),
+        compute_dtype=torch_type(numbers.computed),
         device=grids.device,
         compiled=compiled,
         owner=name,
@@ -181,7 +174,7 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
     file, _, name = kind.stage.partition(":")
     network: nn.Module = getattr(import_module(file), name)(
-        context, kind, stage, ends, recompute=module.recompute == "full"
+        context, kind, stage, ends, recompute=module.recomputes
     )
     return network
 

@@ -127,7 +127,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     if kind_of(module.model).computes_loss:
         sources = spec.sources_of(stage.module)
         given = {"sources": {name: spec.row_width(name) for name in sources}}
-    given["recompute"] = module.recompute == "full"
+    given["recompute"] = module.recomputes
     call = partial(found, context, module.model, stage, **given)
     try:
         inspect.signature(found).bind(*call.args, **call.keywords)

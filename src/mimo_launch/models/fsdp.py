@@ -18,9 +18,11 @@ from mimo_launch.comm.finite_flags import FiniteFlag, watch
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
+from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.layout.stages import fsdp_units
 from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.values import Precision, Sharding
 
 
 class _Stage(Protocol):
@@ -28,21 +30,21 @@ class _Stage(Protocol):
 
 
 def shard(
-    network: nn.Module, grids: GridSet, name: str, sharding: str, precision: str, flag: FiniteFlag
+    network: nn.Module, grids: GridSet, module: ModuleLayout, numbers: Precision, flag: FiniteFlag
 ) -> None:
     """Wrap a module in FSDP2 over dp x cp, with sums instead of means everywhere.
 
     Experts are wrapped first, over their own replicas. `flag` watches the gradients before they are
     summed.
     """
-    low = precision == "bf16"
+    low, name = numbers.is_mixed, module.name
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None,
         reduce_dtype=torch.float32 if low else None,
         cast_forward_inputs=False,
     )
-    mesh, reshard = grids.mesh(name), sharding == "full"
-    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    mesh, reshard = grids.mesh(name), module.sharding.every_backward
+    experts = [each for each in network.modules() if isinstance(each, Experts)]
     replicas = grids.mesh(name, Axis.EXPERT_DP) if experts else mesh
     for each in experts:
         fully_shard(each, mesh=replicas, mp_policy=policy, reshard_after_forward=reshard)
@@ -55,19 +57,19 @@ def shard(
             reshard_after_forward=reshard,
         )
     # An evaluation does not run these, so they share no unit with layers.
-    for depth in [module for module in network.modules() if isinstance(module, MtpDepth)]:
+    for depth in [each for each in network.modules() if isinstance(each, MtpDepth)]:
         fully_shard(depth, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    for module in fsdp_modules(network):
+    for wrapped in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
         # The factor does not recurse; without the second call, fp32 and bf16 would use a scaled
         # sum, which gloo lacks.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-        if (replicas if isinstance(module, Experts) else mesh).size() > 1:
-            watch(module, flag)
+        wrapped.set_gradient_divide_factor(1.0)
+        wrapped.set_force_sum_reduction_for_comms(True)
+        if (replicas if isinstance(wrapped, Experts) else mesh).size() > 1:
+            watch(wrapped, flag)
         if low and not reshard:
-            accumulate_in_products(module)
+            accumulate_in_products(wrapped)
 
 
 def _own_parameters(block: nn.Module) -> int:
@@ -80,13 +82,13 @@ def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in network.modules() if isinstance(module, FSDPModule))
 
 
-def set_gradient_sync(stage: nn.Module, *, is_last: bool, full_sharding: bool) -> None:
+def set_gradient_sync(stage: nn.Module, sharding: Sharding, *, is_last: bool) -> None:
     """Reduce gradients over dp x cp only at a stage's last backward of the step.
 
     Fully sharded modules reduce at every backward and accumulate shards instead, so that no
     unsharded gradient stays in memory.
     """
-    reduces = is_last or full_sharding
+    reduces = is_last or sharding.every_backward
     for unit in fsdp_modules(stage):
         unit.set_requires_gradient_sync(reduces, recurse=False)
         unit.set_reshard_after_backward(reduces, recurse=False)

@@ -1,14 +1,17 @@
-"""Updates each module with its own optimizer, with settings merged from the spec.
+"""Updates each module with its own optimizers, with settings merged from the spec.
 
-Decides: parameter groups, which parameters decay, how an update is scaled or skipped on the device
-alone; that expert biases and FP8 scales are updated with the weights; the rate of each schedule;
-that a module without its own settings uses the common ones, and that 0 is a setting; that a
-gradient of 0, as in a step that does not reach a weight, is like any other: decay and moments act.
-Relies on: torch's fused AdamW and SGD, which take the divisor and the skip flag as tensors.
+Decides: which rule updates a parameter and whether it decays; how an update is scaled or skipped
+on the device alone; that expert biases and FP8 scales are updated with the weights; the rate of
+each schedule; that a module without its own settings uses the common ones, and that 0 is a setting;
+that a gradient of 0, as in a step that does not reach a weight, is like any other: decay and
+moments act.
+Relies on: `spec.optimizers` for the rules, and a file of this room for each.
 Leaves: gradients, the divisor and the skip flag to `gradients`.
 """
 
 import math
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +21,29 @@ from mimo_launch.comm import torch_internals
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layers.router import ExpertBias, move_biases
 from mimo_launch.models.build import RankModule
+from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.spec import LrSchedule, ModuleOptimizer, OptimizerSpec, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOptimizer:
+    """The optimizer of the weights of a module that follow one rule.
+
+    `torch` is an optimizer as torch's fused ones are: it reads `found_inf` and `grad_scale`.
+    """
+
+    rule: UpdateRule
+    torch: Any
+
+    def states(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the state of each weight; a weight without an update gets its initial state."""
+        if not self.rule.state:
+            return {}
+        for weight in (each for group in self.torch.param_groups for each in group["params"]):
+            if weight not in self.torch.state:
+                self.torch.state[weight] = self.torch.initial_state(weight)
+        found: dict[Tensor, dict[str, Tensor]] = self.torch.state
+        return found
 
 
 class Updates:
@@ -27,7 +52,7 @@ class Updates:
     def __init__(self, spec: Spec, modules: dict[str, RankModule]) -> None:
         self.spec, self.modules = spec, modules
         self.by_module = {
-            name: _optimizer_of(spec.optimizer, spec.modules[name].optimizer, module)
+            name: _optimizers_of(spec.optimizer, spec.modules[name].optimizer, module)
             for name, module in modules.items()
             if not module.layout.frozen
         }
@@ -62,13 +87,13 @@ class Updates:
         Ranks: collective over the ranks of a stage with FP8 or with expert biases that move.
         """
         rates = self.learning_rates(step)
-        optimizer: Any
-        for name, optimizer in self.by_module.items():
-            for group in optimizer.param_groups:
-                group["lr"] = rates[name]
-            optimizer.found_inf = skip
-            optimizer.grad_scale = None if divisor is None else _scale(optimizer, divisor)
-            optimizer.step()
+        for name, optimizers in self.by_module.items():
+            for optimizer in (each.torch for each in optimizers):
+                for group in optimizer.param_groups:
+                    group["lr"] = rates[name]
+                optimizer.found_inf = skip
+                optimizer.grad_scale = None if divisor is None else _scale(optimizer, divisor)
+                optimizer.step()
         for context, biases in self._biases:
             if biases:
                 move_biases(biases, context, skip)
@@ -77,8 +102,9 @@ class Updates:
 
     def clear(self) -> None:
         """Drop all gradients and expert loads; moments and step counts stay."""
-        for optimizer in self.by_module.values():
-            optimizer.zero_grad(set_to_none=True)
+        for optimizers in self.by_module.values():
+            for each in optimizers:
+                each.torch.zero_grad(set_to_none=True)
         for _, biases in self._biases:
             for bias in biases:
                 bias.load.zero_()
@@ -101,31 +127,27 @@ def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
     return None
 
 
-class _LocalAdamW(torch_internals.LocalKernels, torch.optim.AdamW):
-    """AdamW on local shards."""
-
-
-class _LocalSGD(torch_internals.LocalKernels, torch.optim.SGD):
-    """SGD on local shards."""
-
-
-def _optimizer_of(
+def _optimizers_of(
     common: OptimizerSpec, own: ModuleOptimizer, module: RankModule
-) -> torch.optim.Optimizer:
-    """Return the optimizer of one module; `Updates.apply` sets the rate of each step."""
-    decay = common.weight_decay if own.weight_decay is None else own.weight_decay
-    declared = [d for d in module.declared() if d.parameter.requires_grad]
-    embeddings = common.decay.embeddings
-    groups = [
-        {
-            "params": [d.parameter for d in declared if d.decays(embeddings=embeddings) == decays],
-            "weight_decay": decay if decays else 0.0,
-        }
-        for decays in (True, False)
-    ]
-    if common.kind == "adamw":
-        return _LocalAdamW(groups, betas=common.betas, eps=common.eps, fused=True)
-    return _LocalSGD(groups, fused=True)
+) -> list[RuleOptimizer]:
+    """Return an optimizer for each rule of a module; `Updates.apply` sets the rates of steps."""
+    rate = common.weight_decay if own.weight_decay is None else own.weight_decay
+    taken: dict[UpdateRule, tuple[list[Tensor], list[Tensor]]] = {}
+    for each in module.declared():
+        if each.parameter.requires_grad:
+            decays = each.decays(embeddings=common.decay.embeddings)
+            rule = rule_for(common.rules, is_matrix=False)
+            taken.setdefault(rule, ([], []))[not decays].append(each.parameter)
+    optimizers = []
+    for rule, (decayed, others) in taken.items():
+        file, _, name = rule.made_by.partition(":")
+        make = getattr(import_module(file), name)
+        groups = [
+            {"params": decayed, "weight_decay": rate},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizers.append(RuleOptimizer(rule, make(groups, common)))
+    return optimizers
 
 
 def rate_at(spec: Spec, step: int, module: str | None = None) -> float:

@@ -266,5 +266,4 @@ def no_losses(layout: Layout, device: torch.device) -> dict[str, Tensor]:
 
 
 def _sync(module: RankModule, stage: int, *, is_last: bool) -> None:
-    full = module.sharding == "full"
-    set_gradient_sync(module.stages[stage], is_last=is_last, full_sharding=full)
+    set_gradient_sync(module.stages[stage], module.layout.sharding, is_last=is_last)

@@ -232,7 +232,7 @@ def _completed(layout: Layout, rank: int, program: Program) -> Program:
         if action.kind is not Kind.BACKWARD:
             continue
         module = layout[action.module]
-        if module.full_sharding or action.index == layout.num_groups(module) - 1:
+        if module.sharding.every_backward or action.index == layout.num_groups(module) - 1:
             reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
             slots[-1] = (action, reduce)
     return (*slots, *((action,) for action in _end(layout, rank)))

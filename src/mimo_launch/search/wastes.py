@@ -206,15 +206,14 @@ def wastes(spec: Spec, estimates: Estimates, constants: Calibration, world: int)
 def _of_all(spec: Spec, constants: Calibration) -> Iterator[_Kind]:
     """Yield what all ranks can lose for the same reason."""
     yield "updates", SHARES["updating"], "the update and the end of a step take"
-    precision = spec.train.precision
-    speed = {"fp32": constants.fp32_speed, "fp64": constants.fp64_speed}.get(precision)
-    if speed is not None:
+    speed = constants.speed(spec.train.numbers)
+    if not spec.train.numbers.is_mixed:
 
         def slower(row: RankEstimate) -> float:
             products = SHARES["computing"](row) - row.recomputing - row.starting
             return max(0.0, products) * (1 - speed)
 
-        yield "precision", slower, f"{precision} instead of bf16 takes"
+        yield "precision", slower, f"{spec.train.precision} instead of bf16 takes"
 
 
 def modules_of(row: RankEstimate) -> tuple[str, ...]:

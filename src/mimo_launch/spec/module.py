@@ -26,6 +26,7 @@ from mimo_launch.spec.generators import GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.sections import Fp8Spec, ModuleOptimizer
+from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
 
 Balance = Literal["none", "linked", "all"]
@@ -84,7 +85,7 @@ class ModuleSpec(Strict):
         description="`true`: train nothing in this module, its projector included. "
         "`except_projector`: train only the projector of an encoder.",
     )
-    sharding: Literal["optimizer", "full"] = Field(
+    sharding: ShardingName = Field(
         "optimizer",
         description="`optimizer`: weights stay gathered through a step, and gradients take one "
         "reduce-scatter. `full`: weights are gathered layer by layer as they are used.",
@@ -125,6 +126,16 @@ class ModuleSpec(Strict):
         ModuleOptimizer(),
         description="Overrides of the common optimizer settings.",
     )
+
+    @property
+    def fsdp(self) -> Sharding:
+        """How `sharding` holds the weights."""
+        return SHARDINGS[self.sharding]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether its activations are recomputed in the backward."""
+        return self.recompute == "full"
 
     @property
     def rank_range(self) -> range:

@@ -23,6 +23,8 @@ from mimo_launch.spec.base import (
     num_bytes,
 )
 from mimo_launch.spec.gpus import GPUS, GpuName, NetworkName
+from mimo_launch.spec.optimizers import RULES, OptimizerName, UpdateRule
+from mimo_launch.spec.values import PRECISIONS, Precision, PrecisionName
 
 
 class ModuleOptimizer(Strict):
@@ -114,7 +116,7 @@ class DecaySpec(Strict):
 class OptimizerSpec(Strict):
     """The update rule, common to all modules unless a module overrides it."""
 
-    kind: Literal["adamw", "sgd"] = Field("adamw", description="Update rule.")
+    kind: OptimizerName = Field("adamw", description="Update rule.")
     lr: NonNegative = Field(3e-4, description="Peak learning rate.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
@@ -139,6 +141,11 @@ class OptimizerSpec(Strict):
         description="Learning rate over the run.",
     )
 
+    @property
+    def rules(self) -> tuple[UpdateRule, ...]:
+        """The update rules; each weight follows the first that takes it."""
+        return RULES[self.kind]
+
 
 class TrainSpec(Strict):
     """Length and numerics of the run."""
@@ -147,7 +154,7 @@ class TrainSpec(Strict):
     seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = Field(
         0, description="Seed of weights and data order."
     )
-    precision: Literal["fp64", "fp32", "bf16"] = Field(
+    precision: PrecisionName = Field(
         "fp32", description="Compute type; bf16 keeps fp32 weights, reductions and norms."
     )
     log_every: Count = Field(10, description="Steps between two lines of plain output.")
@@ -171,6 +178,11 @@ class TrainSpec(Strict):
         description="Go on from a checkpoint although the samples of the shards have changed "
         "since; some samples of that epoch may come twice or not at all.",
     )
+
+    @property
+    def numbers(self) -> Precision:
+        """The types of numbers that `precision` stands for."""
+        return PRECISIONS[self.precision]
 
 
 HeldOut = Samples | Literal["all"]

@@ -24,7 +24,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import SampleData, StepData, input_shape, without_records
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
-from mimo_launch.models.build import compute_dtype
+from mimo_launch.models.build import torch_type
 from mimo_launch.models.encoder_inputs import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
@@ -216,7 +216,7 @@ def _records(
     for encoder, positions in reads.images.items():
         model = spec.modules[encoder].model
         how, kind = reader(model), kind_of(model)
-        cut = partial(how.cut, dtype=compute_dtype(spec.train.precision), pinned=pinned)
+        cut = partial(how.cut, dtype=torch_type(spec.train.numbers.computed), pinned=pinned)
         for number, record in records(positions):
             read = partial(_read_images, source, record, encoder, kind, cut)
             yield number, read, partial(setitem, into.pixels, (number, encoder))

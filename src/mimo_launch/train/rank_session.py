@@ -18,7 +18,7 @@ from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.models.build import build_modules, compute_dtype
+from mimo_launch.models.build import build_modules, torch_type
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
@@ -69,7 +69,7 @@ class RankSession:
             self.layout,
             self.grids,
             self.modules,
-            dtype=compute_dtype(spec.train.precision),
+            dtype=torch_type(spec.train.numbers.computed),
             progress=self.progress,
         )
         self.updates = Updates(spec, self.modules)

@@ -88,7 +88,7 @@ class StepRunner:
         self._watch = NonFiniteWatch(session.spec.train.max_skipped, partial(bad_weights, session))
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
-        self._peak = peak_tflops(device_name(session.device), session.spec.train.precision)
+        self._peak = peak_tflops(device_name(session.device), session.spec.train.numbers)
 
     def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
         """Start the next step; its metrics return `flags` summed over all ranks.

@@ -194,7 +194,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         old, new = getattr(module.grid, axis), getattr(grid, axis)
         if new == 1 < old:
             # With one replica, full sharding would shard nothing.
-            loss += lost * (2 if axis == Axis.DP and module.sharding == "full" else 1)
+            loss += lost * (2 if axis == Axis.DP and module.fsdp.every_backward else 1)
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
-from mimo_launch.checkpoint.boxes import MOMENTS, resharded_parameters
+from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import heldout_batches
@@ -31,6 +31,7 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.evaluation import draw
@@ -147,20 +148,18 @@ def _train(session: RankSession, run: Path, stop: Callable[[], int]) -> list[Eve
 
 def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     """Return weights, and moments of the modules that train."""
-    found: dict[str, list[TensorPiece]] = {"weights": [], **{moment: [] for moment in MOMENTS}}
+    found: dict[str, list[TensorPiece]] = {"weights": [], **{name: [] for name in ADAMW.state}}
     for name, module in session.modules.items():
         declared = resharded_parameters(module)
         found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
-        optimizer = session.updates.by_module.get(name)
-        if optimizer is None:
-            continue
-        for moment in MOMENTS:
+        for optimizer in session.updates.by_module.get(name, ()):
+            for key in optimizer.rule.state:
 
-            def moment_of(weight: Tensor, of: Any = optimizer, key: str = moment) -> Tensor | None:
-                value: Tensor | None = of.state.get(weight, {}).get(key)
-                return value
+                def moment_of(weight: Tensor, of: Any = optimizer, key: str = key) -> Tensor | None:
+                    value: Tensor | None = of.torch.state.get(weight, {}).get(key)
+                    return value
 
-            found[moment] += module_pieces(session, name, declared, moment_of)
+                found[key] += module_pieces(session, name, declared, moment_of)
     return found
 
 
@@ -197,16 +196,16 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
     verdicts += compare_tensors("images and codes", sorted(makers), pieces, right.made, MADE)
     for what, key, want in (
         ("weights after training", "weights", right.weights),
-        ("moments after training", MOMENTS[0], right.first),
-        ("moments after training", MOMENTS[1], right.second),
+        ("moments after training", "exp_avg", right.first),
+        ("moments after training", "exp_avg_sq", right.second),
     ):
         pieces = [piece for run in ranks for piece in run.tensors[key]]
-        if key == MOMENTS[1]:  # Compare roots, because a square has twice the range.
+        if key == "exp_avg_sq":  # Compare roots, because a square has twice the range.
             for piece in pieces:
                 piece.values.sqrt_()
         if want or pieces:
             bound = TRAINED if key == "weights" else EXACT
-            summed = right.summed if key == MOMENTS[0] else None
+            summed = right.summed if key == "exp_avg" else None
             verdicts += compare_tensors(what, spec.modules, pieces, want, bound, summed=summed)
     return verdicts
 
