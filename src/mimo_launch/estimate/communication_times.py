@@ -106,7 +106,7 @@ class WeightTimes:
             for unit in weights.units()
         )
         size = own * self.spec.train.numbers.stored.bytes
-        return self.spec.optimizer.rules[0].passes * size / self.constants.memory_bandwidth / GIGA
+        return self.module.rules[0].passes * size / self.constants.memory_bandwidth / GIGA
 
     def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""

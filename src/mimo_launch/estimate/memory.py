@@ -92,7 +92,7 @@ def stage_memory(
     activations = _Activations(spec, layout, module, stage, work, tp)
     return StageMemory(
         weights=shard * stored,
-        moments=len(spec.optimizer.rules[0].state) * own * stored,
+        moments=len(module.rules[0].state) * own * stored,
         # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,

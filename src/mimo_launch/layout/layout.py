@@ -20,6 +20,7 @@ from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
 from mimo_launch.layout.stages import Stage, cut_into_stages
 from mimo_launch.spec.base import LANGUAGE, Axis
+from mimo_launch.spec.optimizers import RULES, UpdateRule
 from mimo_launch.spec.spec import (
     Balance,
     ExpertGrid,
@@ -60,7 +61,8 @@ class ModuleLayout:
 
     `in_phases` is true for an encoder that runs between the language phases (see
     `runs_in_phases`). Other encoders run upstream of the language pipeline. A module runs on
-    `group_size` microbatches together. A `frozen` module trains nothing; `first_trained` is
+    `group_size` microbatches together. A `frozen` module trains nothing; each weight of any other
+    follows the first of the `rules` that takes it; `first_trained` is
     the first stage with anything to train, beyond which no gradient flows back. In an encoder,
     `patches_per_row` patches become one row (pixel shuffle), each image may also have
     `learned_tokens`, some layers attend in windows of `window_side` x `window_side` rows,
@@ -84,6 +86,7 @@ class ModuleLayout:
     group_size: int
     tied: bool = False
     sharding: Sharding = SHARDINGS["optimizer"]
+    rules: tuple[UpdateRule, ...] = RULES["adamw"]
     first_trained: int = 0
     patches_per_row: int = 1
     learned_tokens: int = 0
@@ -283,6 +286,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         in_phases=name in spec.encoders and runs_in_phases(spec, name),
         group_size=group_size(spec, name),
         sharding=module.fsdp,
+        rules=spec.optimizer.rules,
         tied=kind.embeds_at_end or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
         patches_per_row=kind.patches_per_row,

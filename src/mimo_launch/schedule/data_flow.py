@@ -15,6 +15,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout, Role, cached_in_layo
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, format_slot
 from mimo_launch.schedule.orders import ORDERS
+from mimo_launch.schedule.step_end import END_OF
 from mimo_launch.spec.base import Axis
 
 F, B = Kind.FORWARD, Kind.BACKWARD
@@ -180,10 +181,10 @@ class DataFlow:
 
     def _before_end(self, role: Role, action: Action) -> list[Action]:
         """Return what ends before the end of a step: last backwards of one or all modules."""
-        if action.kind is Kind.UPDATE:
-            return [Action(STEP, None, Kind.NORM, 0)]
-        if action.kind is Kind.SHARE:
+        if action.kind not in END_OF:
             return []  # It follows the forwards of an evaluation, which has no backward.
+        if (before := END_OF[action.kind].after) is not None:
+            return [Action(STEP, None, before, 0)]
         layout = self.layout
         return [
             Action(name, stage, B, layout.num_groups(layout[name]) - 1)

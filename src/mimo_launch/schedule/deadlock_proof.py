@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.schedule.actions import Action, Kind, Program, format_slot
+from mimo_launch.schedule.actions import Action, Program, format_slot
 from mimo_launch.schedule.channels import Channel, Meetings, message
 from mimo_launch.schedule.data_flow import flow_of
 from mimo_launch.schedule.generate import Programs
@@ -164,9 +164,6 @@ class _Simulator:
             return self._meet(rank, slot[0], self.meetings.team(rank, slot[0]))
         if slot[0].kind.is_collective:
             return self._meet(rank, slot[0], self.meetings.component(rank, slot[0].module))
-        if slot[0].kind is Kind.UPDATE:
-            self._finish(rank, self.clock[rank], self.clock[rank])
-            return True
         if slot[0].kind.is_transfer:
             return self._post(rank)
         return self._meet(rank, slot[0], self.meetings.team(rank, slot[0]))

@@ -22,8 +22,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from mimo_launch.layout.layout import Layout, Role
-from mimo_launch.layout.rank_groups import tied_ranks
-from mimo_launch.schedule.actions import STEP, Action, Kind, Program, Slot
+from mimo_launch.schedule.actions import Action, Kind, Program, Slot
 from mimo_launch.schedule.bubble_filling import bubble_orders
 from mimo_launch.schedule.data_flow import (
     DataFlow,
@@ -34,6 +33,7 @@ from mimo_launch.schedule.data_flow import (
 from mimo_launch.schedule.graph_order import graph_orders
 from mimo_launch.schedule.pipeline import pipeline_order
 from mimo_launch.schedule.rank_classes import classes_of
+from mimo_launch.schedule.step_end import end_actions
 from mimo_launch.spec.base import Axis
 
 Key = TypeVar("Key", bound=Hashable)
@@ -235,17 +235,6 @@ def _completed(layout: Layout, rank: int, program: Program) -> Program:
         if module.sharding.every_backward or action.index == layout.num_groups(module) - 1:
             reduce = Action(action.module, action.stage, Kind.REDUCE, action.index)
             slots[-1] = (action, reduce)
-    return (*slots, *((action,) for action in _end(layout, rank)))
-
-
-def _end(layout: Layout, rank: int) -> tuple[Action, ...]:
-    """Return the actions of a rank after all its backwards."""
-    actions = []
-    for module in layout.modules_of(rank):
-        if module.frozen or not needs_backward(layout, module):
-            continue
-        if module.grid.size(Axis.TP) > 1:
-            actions.append(Action(module.name, None, Kind.SUM_TP, 0))
-        if module.is_language and rank in tied_ranks(layout):
-            actions.append(Action(module.name, None, Kind.SUM_TIED, 0))
-    return (*actions, Action(STEP, None, Kind.NORM, 0), Action(STEP, None, Kind.UPDATE, 0))
+    modules = layout.modules_of(rank)
+    trained = (each for each in modules if not each.frozen and needs_backward(layout, each))
+    return (*slots, *((action,) for action in end_actions(layout, rank, trained)))
