@@ -166,23 +166,24 @@ def reduced_before_they_exist() -> None:
 def split_rows_zero_filled() -> None:
     """Leaving the encoder, the gradient of the other tp ranks' rows is zero, as autograd says."""
 
-    def zero_fill(ctx: Any, grad: torch.Tensor) -> Any:
-        full = grad.new_zeros((sum(ctx.sizes), *grad.shape[1:]))
-        start = sum(ctx.sizes[: ctx.group.index])
+    def zero_fill(grad: torch.Tensor, sizes: tuple[int, ...], group: Any) -> torch.Tensor:
+        full = grad.new_zeros((sum(sizes), *grad.shape[1:]))
+        start = sum(sizes[: group.index])
         full[start : start + grad.shape[0]] = grad
-        return full, None, None
+        return full
 
-    autograd_collectives._SplitRows.backward = staticmethod(zero_fill)
+    autograd_collectives.SPLIT_ROWS.back = zero_fill
 
 
 def gather_rows_summed() -> None:
     """Entering language, the gradients of the tp ranks are summed, as autograd says."""
 
-    def summed(ctx: Any, grad: torch.Tensor) -> Any:
-        total = all_reduce(grad, ctx.group)
-        return autograd_collectives._own_share(total, ctx.sizes, ctx.group), None, None
+    share = autograd_collectives.GATHER_ROWS.back
 
-    autograd_collectives._GatherRows.backward = staticmethod(summed)
+    def summed(grad: torch.Tensor, sizes: tuple[int, ...], group: Any) -> torch.Tensor:
+        return share(all_reduce(grad, group), sizes, group)
+
+    autograd_collectives.GATHER_ROWS.back = summed
 
 
 def partial_sums_dropped() -> None:
@@ -211,18 +212,7 @@ def zero_rows_skipped() -> None:
 
 def exit_sums_gradients() -> None:
     """The end of a tensor-parallel region sums complete gradients once more."""
-
-    def summed(ctx: Any, grad: torch.Tensor) -> Any:
-        return all_reduce(grad, ctx.group), None
-
-    forward = autograd_collectives._ExitTp.forward
-
-    def keep_group(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return forward(ctx, x, group)
-
-    autograd_collectives._ExitTp.forward = staticmethod(keep_group)
-    autograd_collectives._ExitTp.backward = staticmethod(summed)
+    autograd_collectives.EXIT_TP.back = all_reduce
 
 
 def bias_added_before_the_sum() -> None:
@@ -303,15 +293,12 @@ def cp_sum_missing() -> None:
     """Gradients of keys and values that other cp ranks attended to are lost."""
     from mimo_launch.layers import attention
 
-    class OwnShareOnly(autograd_collectives._GatherTokens):
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            size = grad.shape[0] // ctx.group.size
-            return grad[ctx.group.index * size : (ctx.group.index + 1) * size].clone(), None
+    def own_share(grad: torch.Tensor, group: Any) -> torch.Tensor:
+        size = grad.shape[0] // group.size
+        return grad[group.index * size : (group.index + 1) * size].clone()
 
-    attention.gather_tokens = lambda x, group: (
-        x if group.handle is None else OwnShareOnly.apply(x, group)
-    )
+    gather = autograd_collectives.GATHER.ahead
+    attention.gather_tokens = autograd_collectives.Pair(gather, own_share)
 
 
 def contiguous_chunks() -> None:

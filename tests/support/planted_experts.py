@@ -130,11 +130,11 @@ def router_taken_for_complete() -> None:
 def parts_of_gradients_not_summed() -> None:
     """Ranks that split an expert keep their own part of the gradient of a token."""
 
-    def own(ctx: Any, grad: torch.Tensor) -> Any:
-        start = sum(ctx.sizes[: ctx.group.index])
-        return grad[start : start + ctx.sizes[ctx.group.index]].clone(), None, None, None
+    def own(grad: torch.Tensor, sizes: tuple[int, ...], group: Any) -> torch.Tensor:
+        start = sum(sizes[: group.index])
+        return grad[start : start + sizes[group.index]].clone()
 
-    autograd_collectives._GatherUneven.backward = staticmethod(own)
+    autograd_collectives.GATHER_UNEVEN.back = own
 
 
 def tokens_sent_per_tp_rank() -> None:

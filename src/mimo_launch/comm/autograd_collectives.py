@@ -11,6 +11,8 @@ Source: Megatron-LM's operators f and g (arXiv:1909.08053) and their sequence-pa
 (arXiv:2205.05198).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,92 +29,73 @@ from mimo_launch.comm.collectives import (
 )
 from mimo_launch.comm.process_groups import Group
 
+Sizes = tuple[int, ...]
 
-class _EnterTp(torch.autograd.Function):
+
+@dataclass(slots=True)
+class Pair:
+    """A collective and the one that its gradient needs; both take a tensor, sizes and a group."""
+
+    ahead: Callable[..., Tensor]
+    back: Callable[..., Tensor]
+
+    def __call__(self, x: Tensor, *how: Any) -> Tensor:
+        """Return the result of `ahead`; a group of one rank, which comes last, changes nothing."""
+        if how[-1].handle is None:
+            return x
+        result: Tensor = _Paired.apply(x, self, *how)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Paired(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad, ctx.group), None
-
-
-class _ExitTp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return all_reduce(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_gather(x, group)
+    def forward(ctx: Any, x: Tensor, pair: Pair, *how: Any) -> Tensor:
+        ctx.pair, ctx.how = pair, how
+        return pair.ahead(x, *how)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.pair.back(grad, *ctx.how), *(None,) * (1 + len(ctx.how))
 
 
-class _ScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return reduce_scatter(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.group), None
+def _same(x: Tensor, group: Group) -> Tensor:
+    return x.view_as(x)
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_to_all(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_to_all(grad, ctx.group), None
+def _passed_on(grad: Tensor, group: Group) -> Tensor:
+    return grad
 
 
-class _SplitRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return _own_share(rows, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
-
-
-class _GatherRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        return all_gather_uneven(rows, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _own_share(grad, ctx.sizes, ctx.group), None, None
-
-
-def _own_share(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+def _own_share(rows: Tensor, sizes: Sizes, group: Group) -> Tensor:
     start = sum(sizes[: group.index])
     # A copy, not a view: FSDP hooks the outputs of a module and would lose them on a view.
     return rows[start : start + sizes[group.index]].clone()
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
-    return result
+def _noted(collective: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a collective that the clock notes as an exchange of tokens."""
+
+    def noted(x: Tensor, *how: Any) -> Tensor:
+        with how[-1].noted():
+            return collective(x, *how)
+
+    return noted
+
+
+def _sent_back(x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
+    return all_to_all_uneven(x, receive, send, group)
+
+
+ENTER_TP = Pair(_same, all_reduce)
+EXIT_TP = Pair(all_reduce, _passed_on)
+GATHER = Pair(all_gather, reduce_scatter)
+SCATTER = Pair(reduce_scatter, all_gather)
+EXCHANGE = Pair(all_to_all, all_to_all)
+SPLIT_ROWS = Pair(_own_share, all_gather_uneven)
+GATHER_ROWS = Pair(all_gather_uneven, _own_share)
+EXCHANGE_TOKENS = Pair(_noted(all_to_all_uneven), _noted(_sent_back))
+GATHER_UNEVEN = Pair(_noted(all_gather_uneven), _noted(reduce_scatter_uneven))
+SCATTER_UNEVEN = Pair(_noted(reduce_scatter_uneven), _noted(all_gather_uneven))
 
 
 def enter_tp(x_ND: Tensor, group: Group) -> Tensor:
@@ -121,7 +104,7 @@ def enter_tp(x_ND: Tensor, group: Group) -> Tensor:
     Shapes: x_ND and result [N, D], equal on every rank. Gradient: sum over `group`, because each
     rank used x for a different slice of the output. Traffic: none forward, all-reduce backward.
     """
-    return _apply(_EnterTp, x_ND, group) if group.handle is not None else x_ND
+    return ENTER_TP(x_ND, group)
 
 
 def exit_tp(x_ND: Tensor, group: Group) -> Tensor:
@@ -130,7 +113,7 @@ def exit_tp(x_ND: Tensor, group: Group) -> Tensor:
     Shapes: [N, D] -> [N, D]. Gradient: passed on unchanged, because it is already complete on every
     rank.
     """
-    return _apply(_ExitTp, x_ND, group) if group.handle is not None else x_ND
+    return EXIT_TP(x_ND, group)
 
 
 def gather_tokens(x_nD: Tensor, group: Group) -> Tensor:
@@ -138,7 +121,7 @@ def gather_tokens(x_nD: Tensor, group: Group) -> Tensor:
 
     Shapes: [n, D] -> [N, D]. Gradient: reduce-scatter, this rank's part of the sum of `enter_tp`.
     """
-    return _apply(_GatherTokens, x_nD, group) if group.handle is not None else x_nD
+    return GATHER(x_nD, group)
 
 
 def scatter_tokens(x_ND: Tensor, group: Group) -> Tensor:
@@ -146,7 +129,7 @@ def scatter_tokens(x_ND: Tensor, group: Group) -> Tensor:
 
     Shapes: [N, D] -> [n, D]. Gradient: all-gather.
     """
-    return _apply(_ScatterTokens, x_ND, group) if group.handle is not None else x_ND
+    return SCATTER(x_ND, group)
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:
@@ -154,69 +137,26 @@ def exchange(x: Tensor, group: Group) -> Tensor:
 
     Shapes: [group size, ...] -> the same. Gradient: the exchange back.
     """
-    return _apply(_Exchange, x, group) if group.handle is not None else x
+    return EXCHANGE(x, group)
 
 
-def split_rows(rows_RD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+def split_rows(rows_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """Leave an encoder with its output replicated over tp: keep the rows that this rank sends.
 
     Shapes: [R, D] -> [sizes[index], D]. Gradient: all-gather, because every tp rank needs the
     gradient of all rows; zero-filling (the natural adjoint of a slice) would lose the others' rows.
     """
-    return _apply(_SplitRows, rows_RD, sizes, group) if group.handle is not None else rows_RD
+    return SPLIT_ROWS(rows_RD, sizes, group)
 
 
-def gather_rows(rows_rD: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
+def gather_rows(rows_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
     """Enter a language model with its input replicated over tp: complete the rows.
 
     Shapes: [sizes[index], D] -> [R, D]. Gradient: this rank's share, unsummed, because the
     gradient is already complete on every tp rank; summing (the natural adjoint of a gather) counts
     it tp times.
     """
-    return _apply(_GatherRows, rows_rD, sizes, group) if group.handle is not None else rows_rD
-
-
-Sizes = tuple[int, ...]
-
-
-class _TokenExchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
-        ctx.send, ctx.receive, ctx.group = send, receive, group
-        with group.noted():
-            return all_to_all_uneven(x, send, receive, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        with ctx.group.noted():
-            back = all_to_all_uneven(grad, ctx.receive, ctx.send, ctx.group)
-        return back, None, None, None
-
-
-class _GatherUneven(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        with group.noted():
-            return all_gather_uneven(x, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        with ctx.group.noted():
-            return reduce_scatter_uneven(grad, ctx.sizes, ctx.group), None, None
-
-
-class _ScatterUneven(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: Sizes, group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        with group.noted():
-            return reduce_scatter_uneven(x, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        with ctx.group.noted():
-            return all_gather_uneven(grad.contiguous(), ctx.sizes, ctx.group), None, None
+    return GATHER_ROWS(rows_rD, sizes, group)
 
 
 def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
@@ -225,7 +165,7 @@ def exchange_tokens(x_rD: Tensor, send: Sizes, receive: Sizes, group: Group) -> 
     Shapes: [sum(send), D] -> [sum(receive), D]. Gradient: the same exchange, back. Traffic: an
     all-to-all with uneven splits; a rank without rows also takes part.
     """
-    return x_rD if group.handle is None else _apply(_TokenExchange, x_rD, send, receive, group)
+    return EXCHANGE_TOKENS(x_rD, send, receive, group)
 
 
 def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
@@ -233,7 +173,7 @@ def gather_uneven_tokens(x_rD: Tensor, sizes: Sizes, group: Group) -> Tensor:
 
     Shapes: [sizes[index], D] -> [sum(sizes), D]. Gradient: summed over `group`, own rows kept.
     """
-    return x_rD if group.handle is None else _apply(_GatherUneven, x_rD, sizes, group)
+    return GATHER_UNEVEN(x_rD, sizes, group)
 
 
 def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
@@ -241,7 +181,7 @@ def scatter_uneven_tokens(x_RD: Tensor, sizes: Sizes, group: Group) -> Tensor:
 
     Shapes: [sum(sizes), D] -> [sizes[index], D]. Gradient: all-gather.
     """
-    return x_RD if group.handle is None else _apply(_ScatterUneven, x_RD, sizes, group)
+    return SCATTER_UNEVEN(x_RD, sizes, group)
 
 
 def exchange_counts(counts_E: Tensor, ep: Group, tp: Group) -> Tensor:
