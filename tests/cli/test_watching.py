@@ -18,8 +18,8 @@ from mimo_launch.cli import watch
 from mimo_launch.launcher.ask_child import ask_child
 from mimo_launch.launcher.run_lock import LOCK, Owner
 from mimo_launch.launcher.worker_processes import name_process
-from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import EvalFinished
+from mimo_launch.train.metrics_file import as_record
 
 Cli = Callable[[str], tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ SETTINGS = ("spec", "model", "common", "own", "schedule", "settings")
 TEXTS = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
 # Files and functions that need a GPU, or kernels that only GPUs have.
 GPU_ONLY = {
-    "te_layers", "te_fp8", "te_attention", "te_block", "ssd_kernels", "warm_up",
+    "te_layers", "te_fp8", "te_attention", "te_block", "ssd_kernels", "warm",
     "set_allocator", "_p2p_options", "_seconds",
 }  # fmt: skip
 # What a statement that only GPUs run speaks of.

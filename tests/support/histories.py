@@ -5,8 +5,8 @@ import math
 from dataclasses import fields, replace
 from pathlib import Path
 
-from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import EvalFinished, StepFinished, Usage
+from mimo_launch.train.metrics_file import as_record
 
 USAGE = Usage(
     time="2026-11-23T01:02:03.004+00:00", step_s=0.25, tflop={"vision": 0.5, "language": 1.5},

@@ -15,7 +15,6 @@ from tests.support.histories import USAGE
 from mimo_launch.launcher.worker_errors import cause_of
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.runtime.progress import Cause
-from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -29,7 +28,7 @@ from mimo_launch.train.events import (
     WriteFailed,
 )
 from mimo_launch.train.history import read_history
-from mimo_launch.train.metrics_file import MetricsFile, MetricsNotWritten
+from mimo_launch.train.metrics_file import MetricsFile, MetricsNotWritten, as_record
 
 
 def started(first_step: int) -> RunStarted:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from mimo_launch.cli.shared.lines import step_line
-from mimo_launch.train.event_records import as_record
 from mimo_launch.train.events import Reading, StepFinished
 from mimo_launch.train.listeners import scalars
+from mimo_launch.train.metrics_file import as_record
 
 STEP = StepFinished(
     step=3, loss=1.0, grad_norm=1.0, grad_norms={}, lr=0.1, lrs={}, tokens=10, tokens_per_s=5.0,

@@ -85,7 +85,7 @@ class Records:
     def new(self) -> "list[StepFinished | EvalFinished]":
         """Return the new records. A resumed run replaces the file, and all its records are new."""
         from mimo_launch.spec.files import parse_json
-        from mimo_launch.train.event_records import from_record
+        from mimo_launch.train.metrics_file import from_record
 
         try:
             # Without O_NONBLOCK, a FIFO of that name would block.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.comm.collectives import all_to_all_uneven
+from mimo_launch.comm.collectives import all_to_all_uneven, require_work
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layout.bridge_routing import Transfer
 
@@ -175,16 +175,6 @@ def wait_all(pendings: Sequence[PostedTransfers]) -> None:
     for pending in pendings:
         for work in pending.works:
             work.wait()
-
-
-def require_work(work: Work | None) -> Work:
-    """Return the handle of a posted transfer.
-
-    Raises: RuntimeError on a rank outside the group, where torch returns None.
-    """
-    if work is None:
-        raise RuntimeError("a point-to-point action was posted on a rank outside its group")
-    return work
 
 
 def copy_local(

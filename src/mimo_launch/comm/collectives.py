@@ -1,9 +1,15 @@
-"""The collectives that we use, for every supported torch.
+"""The collectives that we use, for every supported torch, and their first use.
 
-Decides: one name for each call that torch 2.13 renamed, and padding for uneven shards.
+Decides: one name for each call that torch 2.13 renamed, and padding for uneven shards; the calls
+made once at the start, and their order.
 Relies on: groups from `process_groups`; a group without a handle has one rank and needs no call;
 for objects, pickles between ranks of one job, which trust each other.
 Leaves: gradients to `autograd_collectives`.
+
+NCCL creates a communicator, and the connections of an algorithm, at the first call that uses it.
+Gloo, too, connects two ranks when both first need it (TORCH_GLOO_LAZY_INIT). This makes the host
+wait for the other ranks, and no schedule accounts for such a wait in the middle of a step. In
+`warm` every rank goes through its communicators in one global order, so no cycle of waits forms.
 """
 
 from collections.abc import Sequence
@@ -14,11 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.process_groups import GridSet, Group
+from mimo_launch.schedule.channels import Channel
 
 # torch 2.13 renamed both; the old names warn there and the new ones do not exist before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# Elements of a large collective (16 MB), which uses other algorithms than a small one.
+LARGE = 1 << 22
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
@@ -131,3 +140,41 @@ def from_first(value: Any, group: ProcessGroup) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
+
+
+def require_work(work: Work | None) -> Work:
+    """Return the handle of a posted transfer.
+
+    Raises: RuntimeError on a rank outside the group, where torch returns None.
+    """
+    if work is None:
+        raise RuntimeError("a point-to-point action was posted on a rank outside its group")
+    return work
+
+
+def warm(grids: GridSet, channels: Sequence[Channel]) -> None:
+    """Use every communicator that this rank will use; `channels` are the channels of its program.
+
+    Collectives of gloo need no warm-up: a rank waits for the others in them anyway.
+
+    Ranks: collective over the world.
+    """
+    if grids.device.type == "cuda":
+        for group in grids.own_groups():
+            for per_rank in (1, LARGE // group.size):
+                probe = torch.ones(per_rank * group.size, device=grids.device)
+                all_reduce(probe, group)
+                all_gather(probe, group)
+                reduce_scatter(probe, group)
+                dist.all_to_all_single(torch.empty_like(probe), probe, group=group.handle)
+        dist.all_reduce(torch.ones(1, device=grids.device))
+    token = torch.ones(1, device=grids.device)
+    for channel in channels:
+        group_of_pair = grids.p2p(channel)
+        if channel.src == grids.rank:
+            work = dist.isend(token, channel.dst, group=group_of_pair)
+        else:
+            work = dist.irecv(token, channel.src, group=group_of_pair)
+        require_work(work).wait()
+    if grids.device.type == "cuda":
+        torch.cuda.synchronize(grids.device)

@@ -166,7 +166,7 @@ class Estimator:
         return of
 
     def communicators(self, rank: int) -> int:
-        """Return the number of NCCL communicators that `comm.warm_up` opens on a rank."""
+        """Return the number of NCCL communicators that `comm.collectives` opens on a rank."""
         # As in `GridSet`: equal sets of ranks share a communicator.
         groups = {group.ranks for group in groups_of(self.layout, rank)}
         for bridge in self.layout.bridges:

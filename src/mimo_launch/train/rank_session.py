@@ -11,9 +11,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.collectives import gather_objects, warm
 from mimo_launch.comm.process_groups import GridSet
-from mimo_launch.comm.warm_up import warm
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
