@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-from mimo_launch.comm.bridge_transfers import require_work
+from mimo_launch.comm.collectives import require_work
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.layout import Layout
 from mimo_launch.runtime.mailbox import Address, Mailbox
