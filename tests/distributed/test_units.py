@@ -16,7 +16,7 @@ from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout import stages
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models import build, fsdp
+from mimo_launch.models import fsdp
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
@@ -67,24 +67,14 @@ def test_units_of_any_size_compute_the_one_rank_gradients(name: str, parameters:
 
 def test_the_sizes_above_make_units_of_one_block_and_of_several() -> None:
     sizes = {1: set(), 2000: set()}
+    before = stages.MIN_PARAMETERS_PER_UNIT
     for parameters, found in sizes.items():
-        for each in SPECS.values():
-            for module in build_layout(each).modules:
-                for stage in module.stages:
-                    network: Any = build.build_network(each, stage, build.ParallelContext())
-                    found |= {len(unit) for unit in units_of(network, parameters)}
+        use_units_of(parameters)
+        modules = [module for each in SPECS.values() for module in build_layout(each).modules]
+        found |= {len(unit) for each in modules for stage in each.stages for unit in stage.units}
+    use_units_of(before)
     assert sizes[1] == {1}
     assert any(size > 1 for size in sizes[2000])
-
-
-def units_of(network: Any, parameters: int) -> list[range]:
-    before = stages.MIN_PARAMETERS_PER_UNIT
-    use_units_of(parameters)
-    try:
-        sizes = [fsdp._own_parameters(block) for block in network.layers.values()]
-        return stages.fsdp_units(sizes, full_sharding=False)
-    finally:
-        use_units_of(before)
 
 
 class Reductions(TorchDispatchMode):

@@ -20,8 +20,7 @@ from mimo_launch.kinds.weights import Parameter, Share, Weight
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, declared_parameters
 from mimo_launch.layout.layout import ModuleLayout, build_layout
-from mimo_launch.layout.stages import fsdp_units
-from mimo_launch.models import build, fsdp
+from mimo_launch.models import build
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
@@ -290,8 +289,8 @@ def test_large_blocks_become_units_and_fully_sharded_ones_always() -> None:
         (stage,) = module.stages
         with torch.device("meta"):
             network: Any = build.build_network(made, stage, context)
-        blocks = [fsdp._own_parameters(block) for block in network.layers.values()]
-        runs = fsdp_units(blocks, full_sharding=False)
+        blocks = [sum(p.numel() for p in block.parameters()) for block in network.layers.values()]
+        runs = stage.units
         *units, _ = stage_weights(made, stage, 0).units()
         want = [sum(blocks[run.start : run.stop]) for run in runs]
         assert [sum(weight.numel for weight in unit) for unit in units] == want

@@ -13,10 +13,9 @@ from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.hybrid import HybridKind
 from mimo_launch.layers import mamba, recurrent
 from mimo_launch.layers.linear import GradAccumulator
-from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.parallel_context import ParallelContext, torch_type
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.build import torch_type
 from mimo_launch.models.hybrid_layers import HybridLayer
 from mimo_launch.spec.spec import HybridModel, Spec
 from mimo_launch.spec.values import PRECISIONS

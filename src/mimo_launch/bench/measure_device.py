@@ -27,11 +27,11 @@ from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.image_contexts import image_context, two_list_context
-from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
+from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.build import RankModule, build_network, keep_activations, torch_type
+from mimo_launch.models.build import RankModule, build_network, keep_activations
 from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.language_model import LanguageInput
 from mimo_launch.models.stage_losses import StageLosses

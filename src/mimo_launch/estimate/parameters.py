@@ -14,7 +14,7 @@ from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.kinds.weights import Parameter, Share, parameters
-from mimo_launch.layout.stages import Stage, fsdp_units
+from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 
@@ -29,6 +29,7 @@ class StageWeights:
     blocks: tuple[tuple[Parameter, ...], ...]
     ends: tuple[Parameter, ...]
     full_sharding: bool
+    runs: tuple[range, ...]
     depths: tuple[tuple[Parameter, ...], ...] = ()
 
     @cached_property
@@ -58,10 +59,8 @@ class StageWeights:
             [tuple(each for each in block if each.role != "experts") for block in some]
             for some in (self.blocks, self.depths)
         )
-        sizes = [sum(each.numel for each in block) for block in dense]
-        runs = fsdp_units(sizes, full_sharding=self.full_sharding)
-        units = [tuple(chain.from_iterable(dense[run.start : run.stop])) for run in runs]
-        root = () if runs else tuple(chain.from_iterable(dense))
+        units = [tuple(chain.from_iterable(dense[run.start : run.stop])) for run in self.runs]
+        root = () if self.runs else tuple(chain.from_iterable(dense))
         return (*units, *depths, *experts, (*root, *self.ends))
 
 
@@ -78,12 +77,15 @@ def adds_in_products(spec: Spec, name: str) -> bool:
 
 def stage_weights(spec: Spec, stage: Stage, tp: int) -> StageWeights:
     """Return the weights of one stage on the rank at `tp`."""
+    module = spec.modules[stage.module]
     ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-    return _weights_of(spec.modules[stage.module], stage.layers, ends, tp)
+    return _weights_of(module, stage.layers, ends, tp, stage.units)
 
 
 @lru_cache(maxsize=64)
-def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> StageWeights:
+def _weights_of(
+    module: ModuleSpec, layers: range, ends: Ends, tp: int, units: tuple[range, ...]
+) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
     body, projector = module.frozen is False, module.frozen is not True
@@ -101,6 +103,7 @@ def _weights_of(module: ModuleSpec, layers: range, ends: Ends, tp: int) -> Stage
         tuple(blocks[: len(layers)]),
         tuple(chain.from_iterable(around)),
         module.fsdp.every_backward,
+        units,
         tuple(blocks[len(layers) :]),
     )
 

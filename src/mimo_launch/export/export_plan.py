@@ -28,7 +28,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.further_tokens import OURS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
-from mimo_launch.models.build import torch_type
+from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Model, Spec
 

@@ -21,6 +21,7 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.weights import LayerShape, Share, Terms, Weight
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
+from mimo_launch.spec.values import NumberType
 
 SINGLE = Group((0,), 0, None)
 
@@ -40,6 +41,12 @@ def _compiled(function: Any, owner: str, width: int) -> Any:
     name = f"{owner}_{function.__name__}_{width}"
     code = function.__code__.replace()
     return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
+
+
+def torch_type(numbers: NumberType) -> torch.dtype:
+    """Return torch's type of some numbers."""
+    found: torch.dtype = getattr(torch, numbers.torch)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

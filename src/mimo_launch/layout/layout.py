@@ -7,7 +7,7 @@ Leaves: process groups to `rank_groups`, the order of work to `schedule`, rows t
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from itertools import takewhile
 from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,6 +16,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.vocabulary import text_readers
+from mimo_launch.kinds.weights import Share, parameters
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
 from mimo_launch.layout.stages import Stage, cut_into_stages
@@ -24,6 +25,7 @@ from mimo_launch.spec.optimizers import RULES, UpdateRule
 from mimo_launch.spec.spec import (
     Balance,
     ExpertGrid,
+    Model,
     ScheduleKind,
     Spec,
     rank_range,
@@ -271,11 +273,13 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
     # Rows for later layers of language arrive over bridges at its first stage.
     lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
-    stages = cut_into_stages(name, module, virtual if name == LANGUAGE else 1, lanes)
+    virtual = virtual if name == LANGUAGE else 1
+    split = module.experts or ExpertGrid()
+    sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
+    stages = cut_into_stages(name, module, virtual, lanes, sizes)
     grid = RankGrid.of(module)
     experts = None
     if kind.moe is not None:
-        split = module.experts or ExpertGrid()
         experts = ExpertView.of(grid, tp=split.tp, ep=split.ep)
     return ModuleLayout(
         name=name,
@@ -310,6 +314,19 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,
     )
+
+
+@lru_cache(maxsize=1024)
+def layer_sizes(model: Model, share: Share) -> tuple[int, ...]:
+    """Return the parameters of each layer of a module on a tp rank, without experts.
+
+    A class of a user that does not say is taken for transformer blocks of its width.
+    """
+    kind = kind_of(model)
+    held = [parameters(kind.layer(number), share) for number in range(model.layers)]
+    if kind.is_custom and not any(held):
+        return (12 * model.hidden**2 // share.tp,) * model.layers
+    return tuple(sum(w.numel for w in weights if w.role != "experts") for weights in held)
 
 
 def _losses(name: str, kind: ModelKind, weight: float) -> Iterator[Loss]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.spec.spec import ModuleSpec
+from mimo_launch.spec.values import Sharding
 
 # Consecutive layers form an FSDP unit once they have this many parameters.
 MIN_PARAMETERS_PER_UNIT = 64_000_000
@@ -20,7 +21,8 @@ class Stage:
 
     Stage i is at pp index i modulo pp: with virtual stages a rank holds several. Besides the hidden
     state, a stage receives `lanes` tensors of the same size from the previous stage: outputs of
-    layers that leave at the end of an encoder, or rows for later layers of language.
+    layers that leave at the end of an encoder, or rows for later layers of language. FSDP2 gathers
+    each of the `units`, runs of its layers, by itself; without any, all layers with its root.
     """
 
     module: str
@@ -30,6 +32,7 @@ class Stage:
     is_first: bool
     is_last: bool
     lanes: int = 0
+    units: tuple[range, ...] = ()
 
     @property
     def layers(self) -> range:
@@ -38,11 +41,16 @@ class Stage:
 
 
 def cut_into_stages(
-    name: str, module: ModuleSpec, virtual: int, lanes: Callable[[int], int]
+    name: str,
+    module: ModuleSpec,
+    virtual: int,
+    lanes: Callable[[int], int],
+    sizes: Sequence[int],
 ) -> tuple[Stage, ...]:
     """Cut the layers into consecutive runs, as equal as possible; earlier runs may be longer.
 
-    `lanes(number)` is the number of lanes that a layer receives.
+    `lanes(number)` is the number of lanes that a layer receives; `sizes` are the parameters of each
+    layer on a tp rank, without experts, which are units of their own.
     """
     total = module.grid.pp * virtual
     share, extra = divmod(module.model.layers, total)
@@ -50,24 +58,21 @@ def cut_into_stages(
     for index in range(total):
         num_layers = share + (index < extra)
         ends = index == 0, index == total - 1
-        stages.append(Stage(name, index, first, num_layers, *ends, lanes(first)))
+        units = _fsdp_units(sizes[first : first + num_layers], module.fsdp)
+        stages.append(Stage(name, index, first, num_layers, *ends, lanes(first), units))
         first += num_layers
     return tuple(stages)
 
 
-def fsdp_units(sizes: Sequence[int], *, full_sharding: bool) -> list[range]:
-    """Return the runs of a stage's layers that are FSDP units; if empty, the root has all layers.
-
-    `sizes` are the parameters of each layer on a tp rank, without experts, which are separate
-    units. With full sharding every layer is a unit.
-    """
+def _fsdp_units(sizes: Sequence[int], sharding: Sharding) -> tuple[range, ...]:
+    """Return the runs of layers that FSDP2 gathers together: single ones if it does so often."""
     units: list[range] = []
     first = size = 0
     for layer, parameters in enumerate(sizes):
         size += parameters
-        if full_sharding or size >= MIN_PARAMETERS_PER_UNIT:
+        if sharding.every_backward or size >= MIN_PARAMETERS_PER_UNIT:
             units.append(range(first, layer + 1))
             first, size = layer + 1, 0
     if units:
         units[-1] = range(units[-1].start, len(sizes))
-    return units
+    return tuple(units)

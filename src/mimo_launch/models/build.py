@@ -19,7 +19,7 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.initial_weights import init_parameters
-from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
+from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
     DeclaredParameter,
     declared_parameters,
@@ -33,7 +33,6 @@ from mimo_launch.models.custom_stages import build_custom_stage, plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.values import NumberType
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,6 @@ class RankModule:
             self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
-def torch_type(numbers: NumberType) -> torch.dtype:
-    """Return torch's type of some numbers."""
-    found: torch.dtype = getattr(torch, numbers.torch)
-    return found
-
-
 def build_modules(
     spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False
 ) -> dict[str, RankModule]:
@@ -111,7 +104,7 @@ def build_modules(
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
-            shard(network, grids, module, spec.train.numbers, flag)
+            shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
             network.to_empty(device=context.device)
             for path, values in constants.items():

@@ -22,9 +22,9 @@ from mimo_launch.data.random_draws import Noise, Split, noises_of
 from mimo_launch.data.sample_order import Sample, make_step_data
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layout.step_data import SampleData, StepData, input_shape, without_records
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
-from mimo_launch.models.build import torch_type
 from mimo_launch.models.encoder_inputs import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from mimo_launch.comm.collectives import gather_objects, warm
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.world import group_timeout
+from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.models.build import build_modules, torch_type
+from mimo_launch.models.build import build_modules
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
