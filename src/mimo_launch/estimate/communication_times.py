@@ -15,6 +15,7 @@ from mimo_launch.estimate.parameters import StageWeights, adds_in_products
 from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.spec import Spec
 
 MICRO, GIGA = 1e-6, 1e9
@@ -101,12 +102,19 @@ class WeightTimes:
 
     def update(self, weights: StageWeights) -> float:
         """Return the seconds that the optimizer takes to update this rank's shards."""
-        own = sum(
-            sum(weight.numel for weight in unit if weight.trains) / len(self._replicas(unit))
-            for unit in weights.units()
-        )
-        size = own * self.spec.train.numbers.stored.bytes
-        return self.module.rules[0].passes * size / self.constants.memory_bandwidth / GIGA
+        seconds = 0.0
+        for rule in self.module.rules:
+            own = sum(
+                sum(each.numel for each in unit if each.trains and self._rule(each) is rule)
+                / len(self._replicas(unit))
+                for unit in weights.units()
+            )
+            size = own * self.spec.train.numbers.stored.bytes
+            seconds += rule.passes * size / self.constants.memory_bandwidth / GIGA
+        return seconds
+
+    def _rule(self, weight: Parameter) -> UpdateRule:
+        return rule_for(self.module.rules, is_matrix=weight.matrix)
 
     def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""

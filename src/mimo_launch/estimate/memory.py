@@ -31,6 +31,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.spec import Grid, Spec
 
 
@@ -92,7 +93,7 @@ def stage_memory(
     activations = _Activations(spec, layout, module, stage, work, tp)
     return StageMemory(
         weights=shard * stored,
-        moments=len(module.rules[0].state) * own * stored,
+        moments=sum(_state(module.rules, each) * sharded((each,)) for each in trained) * stored,
         # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
@@ -277,9 +278,15 @@ def checkpoint_bytes(spec: Spec) -> int:
     update = {"grid": Grid(), "experts": None}
     modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
     alone = spec.model_copy(update={"modules": modules})
-    moments, numbers = len(spec.optimizer.rules[0].state), 0
+    rules, numbers = spec.optimizer.rules, 0
     for name, module in modules.items():
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
         weights = stage_weights(alone, stage, 0)
-        numbers += weights.numel + moments * weights.trained
+        trained = (each for each in weights.all() if each.trains)
+        numbers += weights.numel + sum(_state(rules, each) * each.numel for each in trained)
     return numbers * spec.train.numbers.stored.bytes
+
+
+def _state(rules: tuple[UpdateRule, ...], weight: Parameter) -> int:
+    """Return how many tensors like a weight its optimizer keeps."""
+    return len(rule_for(rules, is_matrix=weight.matrix).state)

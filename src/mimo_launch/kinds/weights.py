@@ -145,6 +145,7 @@ class Parameter:
 
     shape: tuple[int, ...]
     role: Role
+    matrix: bool
     in_product: bool
     trains: bool
 
@@ -174,7 +175,7 @@ def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
     if first.experts:
         rows *= len(even_cut(first.experts, share.ep, share.ep_index))
     shape = (rows, *first.local_shape(share)[1:])
-    return Parameter(shape, first.role, first.in_product, first.trains)
+    return Parameter(shape, first.role, first.matrix, first.in_product, first.trains)
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -151,6 +151,11 @@ class DeclaredParameter:
         return weight.decay or (embeddings and weight.role == "embedding")
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it maps vectors to vectors; all segments of a parameter agree."""
+        return self.placed[0].segment.weight.matrix
+
+    @property
     def trains(self) -> bool:
         """Whether it trains if its module does; all segments of a parameter agree."""
         return self.placed[0].segment.trains

@@ -136,7 +136,7 @@ def _optimizers_of(
     for each in module.declared():
         if each.parameter.requires_grad:
             decays = each.decays(embeddings=common.decay.embeddings)
-            rule = rule_for(module.layout.rules, is_matrix=False)
+            rule = rule_for(module.layout.rules, is_matrix=each.is_matrix)
             taken.setdefault(rule, ([], []))[not decays].append(each.parameter)
     optimizers = []
     for rule, (decayed, others) in taken.items():
