@@ -51,11 +51,11 @@ def reads_of_steps(made: Spec, plant: Callable[[RankSession], None] | None) -> l
         dataset, state = build_dataset(made), RunState()
         order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, 0)
         with StepReader(session, dataset, state, lambda event: None) as reader:
-            runner = StepRunner(session, reader, lambda event: None, None)
+            runner = StepRunner(session, reader, order, state, lambda event: None)
             for _ in range(3):
                 with reads:
-                    runner.start(state, order, (0, 1))
-            [first, *_] = runner.settle(state)
+                    runner.start((0, 1))
+            [first, *_] = runner.settle()
             assert first.flags == (0, session.world_size)
     return reads.seen
 

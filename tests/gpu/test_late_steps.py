@@ -63,10 +63,10 @@ def waits(made: Spec, kind: Any) -> list[str]:
         dataset, state = build_dataset(made), RunState()
         order = GlobalOrder(dataset.num_samples("train"), made.batch.global_, 0)
         with StepReader(session, dataset, state, lambda event: None) as reader:
-            runner = StepRunner(session, reader, lambda event: None, None)
+            runner = StepRunner(session, reader, order, state, lambda event: None)
             for _ in range(WARM_UP):
-                runner.start(state, order, (0,))
-                runner.settle(state)
+                runner.start((0,))
+                runner.settle()
             activities = [ProfilerActivity.CPU]
             if device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
@@ -77,11 +77,11 @@ def waits(made: Spec, kind: Any) -> list[str]:
                 try:
                     for _ in range(STEPS):
                         with record_function(SPAN):
-                            runner.start(state, order, (0,))
+                            runner.start((0,))
                 finally:
                     if device.type == "cuda":
                         torch.cuda.set_sync_debug_mode("default")
-            runner.settle(state)
+            runner.settle()
     events = seen.events() or []
     spans = [e.time_range for e in events if e.name == SPAN]
     assert len(spans) >= STEPS

@@ -10,7 +10,7 @@ Leaves: where the time went to `time_shares`, the constants of `plan` to `calibr
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch.distributed as dist
@@ -147,15 +147,14 @@ def measure(
     order = global_order(session.spec, dataset)
     with StepReader(session, dataset, state, emit) as reader:
         samples = Rotation(reader, order, session.progress)
-    runner = StepRunner(session, samples, emit, None)
-    loop = _Loop(session, runner, state, order, Hooks(stop=stop))
-    if ended_by := loop.run(options.warmup):
+    runner, hooks = StepRunner(session, samples, order, state, emit), Hooks(stop=stop)
+    if ended_by := _run(session, runner, hooks, options.warmup):
         return ended_by
     skipped = state.skipped
     reset_peak(session.device)
     dist.barrier()
     began = session.executor.clock.start()
-    ended_by = loop.run(options.steps)
+    ended_by = _run(session, runner, hooks, options.steps)
     noted = session.executor.clock.stop()
     if ended_by:
         return ended_by
@@ -174,28 +173,16 @@ def measure(
     return measured, samples
 
 
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """Runs steps one after another, like the training loop."""
-
-    session: RankSession
-    runner: StepRunner
-    state: RunState
-    order: SampleOrder
-    hooks: Hooks
-
-    def run(self, steps: int) -> int:
-        """Run steps until the last one or a signal, and return the signal or 0."""
-        session, state = self.session, self.state
-        for number in range(1, steps + 1):
-            flags = step_flags(self.hooks, session.spec)
-            with session.executor.clock.span(Section.STEP):
-                self.runner.start(state, self.order, flags)
-                metrics = self.runner.settle(state, all_steps=number == steps)
-            if stopped := max(map(stop_signal, metrics), default=0):
-                self.runner.settle(state)
-                return stopped
-        return 0
+def _run(session: RankSession, runner: StepRunner, hooks: Hooks, steps: int) -> int:
+    """Run steps like the training loop, until the last or a signal; return the signal or 0."""
+    for number in range(1, steps + 1):
+        with session.executor.clock.span(Section.STEP):
+            runner.start(step_flags(hooks, session.spec))
+            metrics = runner.settle(all_steps=number == steps)
+        if stopped := max(map(stop_signal, metrics), default=0):
+            runner.settle()
+            return stopped
+    return 0
 
 
 def speed_of(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.sample_order import SampleOrder, global_order
+from mimo_launch.data.sample_order import global_order
 from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.spec import Spec
@@ -99,9 +99,9 @@ def train(
     )
     begin = time.perf_counter()
     with StepReader(session, dataset, state, emit) as reader:
-        steps = StepRunner(session, reader, emit, hooks.profiler)
+        steps = StepRunner(session, reader, order, state, emit, hooks.profiler)
         try:
-            stop_signal_seen = _steps(session, steps, reader, order, emit, hooks, state)
+            stop_signal_seen = _steps(session, steps, reader, emit, hooks)
         except EndOfRun as error:
             # A running save must not be lost: all ranks wait for it.
             if hooks.saver is not None:
@@ -130,25 +130,23 @@ def _steps(
     session: RankSession,
     steps: StepRunner,
     reader: StepReader,
-    order: SampleOrder,
     emit: Listener,
     hooks: Hooks,
-    state: RunState,
 ) -> int:
     """Run steps until the last one or a signal, and return the signal or 0; save and evaluate."""
-    spec, stop_signal_seen, save = session.spec, 0, False
+    spec, state, stop_signal_seen, save = session.spec, steps.state, 0, False
     saving = None if hooks.saver is None else spec.saving
     while state.step < spec.train.steps and not stop_signal_seen:
-        steps.start(state, order, step_flags(hooks, spec))
+        steps.start(step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
         save = save or (saving is not None and _is_due(spec, state.step, saving.every))
         last = state.step == spec.train.steps
-        metrics = steps.settle(state, all_steps=save or evaluates or last)
+        metrics = steps.settle(all_steps=save or evaluates or last)
         stop_signal_seen = max(map(stop_signal, metrics), default=0)
         if stop_signal_seen:
-            metrics += steps.settle(state)
+            metrics += steps.settle()
         if last:
-            steps.finish(state)  # Before the last save: a run that failed must not look finished.
+            steps.finish()  # Before the last save: a run that failed must not look finished.
         if hooks.saver is not None and any(map(write_failed, metrics)):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stop_signal_seen:

@@ -81,28 +81,35 @@ class StepRunner:
     """Runs steps one after another, and advances the state of the run."""
 
     def __init__(
-        self, session: RankSession, reader: StepSource, emit: Listener, profiler: StepWatch | None
+        self,
+        session: RankSession,
+        reader: StepSource,
+        order: SampleOrder,
+        state: RunState,
+        emit: Listener,
+        profiler: StepWatch | None = None,
     ) -> None:
-        self._session, self._reader, self._emit = session, reader, emit
+        self.state = state
+        self._session, self._reader, self._order, self._emit = session, reader, order, emit
         self._profiler = profiler
         self._watch = NonFiniteWatch(session.spec.train.max_skipped, partial(bad_weights, session))
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
         self._peak = peak_tflops(device_name(session.device), session.spec.train.numbers)
 
-    def start(self, state: RunState, order: SampleOrder, flags: tuple[int, ...]) -> None:
+    def start(self, flags: tuple[int, ...]) -> None:
         """Start the next step; its metrics return `flags` summed over all ranks.
 
         Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples, after `settle`
         has read the steps before, which may raise first.
         """
-        session = self._session
+        session, state, order = self._session, self.state, self._order
         begin = self._started[-1].end if self._started else Moment(session.device)
         ids = order.take(state.samples)
         try:
             inputs = self._reader.read("train", ids, state.step)
         except EndOfRun:
-            self.settle(state)
+            self.settle()
             raise
         after = order.after(state.samples)
         if state.step + 1 < session.spec.train.steps:
@@ -127,7 +134,7 @@ class StepRunner:
         state.step += 1
         state.samples = after
 
-    def settle(self, state: RunState, *, all_steps: bool = True) -> list[StepMetrics]:
+    def settle(self, *, all_steps: bool = True) -> list[StepMetrics]:
         """Read the metrics of started steps, judge them and emit events.
 
         Without `all_steps`, the newest steps may stay unread, so that the device has work.
@@ -136,20 +143,20 @@ class StepRunner:
         """
         read = []
         while len(self._started) > (0 if all_steps else self._late):
-            read.append(self._settle_one(self._started.popleft(), state))
+            read.append(self._settle_one(self._started.popleft()))
         return read
 
-    def finish(self, state: RunState) -> None:
+    def finish(self) -> None:
         """Judge the whole run. Raises: NonFiniteRun or NoUpdate if no step changed a weight."""
-        self._watch.finish(state.step, state.skipped)
+        self._watch.finish(self.state.step, self.state.skipped)
 
-    def _settle_one(self, step: _Started, state: RunState) -> StepMetrics:
+    def _settle_one(self, step: _Started) -> StepMetrics:
         self._session.progress.enter(Phase.REDUCING)
         metrics, own = step.metrics.read(), step.metrics.own
         # Every rank has the same totals, so all ranks have skipped the same steps, which did not
         # change weights, moments or step counts.
         skipped = not metrics.finite or own is None
-        state.skipped += skipped
+        self.state.skipped += skipped
         spec, origin = self._session.spec, None
         if not metrics.finite and own is not None:
             origin = find_origin(self._session.layout, step.data, own)
