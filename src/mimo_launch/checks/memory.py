@@ -137,9 +137,11 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
     spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
         module = spec.modules[name]
-        for key, applies in (("recompute", True), ("sharding", module.grid.dp > 1)):
-            if not applies or getattr(module, key) == "full":
-                continue
+        applies = {
+            "recompute": not module.recomputes,
+            "sharding": module.grid.dp > 1 and not module.fsdp.every_backward,
+        }
+        for key in (key for key, applied in applies.items() if applied):
             full = {**spec.modules, name: module.model_copy(update={key: "full"})}
             changed = spec.model_copy(update={"modules": full})
             if _is_legal(changed):

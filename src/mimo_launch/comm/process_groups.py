@@ -139,24 +139,26 @@ class GridSet:
             if self.rank in ranks and len(ranks) > 1
         )
 
-    def mesh(self, module: str, axes: str = "dp_cp") -> DeviceMesh:
-        """Return the 1-D mesh that shards the weights of `module`; experts use `expert_dp`.
+    def mesh(self, module: str, *axes: Axis) -> DeviceMesh:
+        """Return the 1-D mesh that shards weights of `module`: of experts over the axes given.
 
         Ranks: local. A mesh wraps an existing group; slicing or flattening a mesh would create
         groups on members only, and the job would hang.
         """
-        ranks = self._named[f"{module}.{axes}"].ranks
+        name = "_".join(axes or self.layout[module].sharding.shard)
+        ranks = self._named[f"{module}.{name}"].ranks
         return DeviceMesh.from_group(
             self._by_ranks[ranks],
             self.device.type,
             mesh=torch.tensor(ranks),
-            mesh_dim_names=(str(axes),),
+            mesh_dim_names=(name,),
         )
 
     def replicas(self, module: str, parameter: Tensor) -> Group:
         """Return the group over which FSDP2 has sharded one of a module's weights."""
         axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
-        return self._named[f"{module}.{axes[0] if axes else 'dp_cp'}"]
+        name = axes[0] if axes else "_".join(self.layout[module].sharding.shard)
+        return self._named[f"{module}.{name}"]
 
     def close(self) -> None:
         """Destroy every group, the default one included."""

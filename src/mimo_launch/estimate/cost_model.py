@@ -151,7 +151,7 @@ class CostModel:
         back, travels, again = self._computing(module, backward), 1, 0.0
         if any(flops.linear for flops in backward.values()):
             back, travels = back + between, 2
-            if self.spec.modules[module.name].recompute == "full":
+            if self.spec.modules[module.name].recomputes:
                 repeated = {
                     kind: Flops(linear=flops.linear, attention=flops.attention)
                     for kind, flops in forward.items()

@@ -24,10 +24,10 @@ _MOST_STAGES = 5
 
 def setting_ideas(spec: Spec) -> Ideas:
     """Yield other settings of the same grids."""
-    if spec.train.precision != "bf16":
+    if not spec.train.numbers.is_mixed:
         yield "precision", {"train.precision": "bf16"}
     for name, module in spec.modules.items():
-        if module.recompute != "none":
+        if module.recomputes:
             yield "recompute", {f"modules.{name}.recompute": "none"}
     yield from _microbatches(spec)
     yield from _schedules(spec)
