@@ -9,7 +9,7 @@ from tests.support.running_ranks import run_on_running_ranks
 from tests.support.shard_runs import shard_spec
 from tests.support.shards import write_shard
 
-from mimo_launch.checkpoint.changes import DataHasChanged
+from mimo_launch.checkpoint.folder import DataHasChanged
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec

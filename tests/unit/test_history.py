@@ -23,8 +23,8 @@ def test_a_run_is_its_steps_and_evaluations(run: Path) -> None:
         assert (found.name, found.run) == ("one", run)
         assert found.curve("loss") == ([1, 2], [3.0, 2.0])
         assert found.eval_curve("eval_loss") == ([2], [0.5])
-        assert found.modules() == ["vision", "language"]
-        assert found.norms_of("language") == ([1, 2], [2.0, 2.0])
+        assert list(found.norms()) == ["vision", "language"]
+        assert found.norms()["language"] == ([1, 2], [2.0, 2.0])
         assert found.total("bad_samples") == 4
 
 
@@ -67,7 +67,7 @@ def test_records_of_other_releases_are_read_as_far_as_they_go(run: Path) -> None
     write(run, '{"step": 1, "loss": 2.5, "grad_norms": 3}\n')
     found = read_history(run)
     assert found.curve("loss") == ([1], [2.5])
-    assert found.modules() == []
+    assert found.norms() == {}
     assert found.rates() == {}
     assert math.isnan(found.curve("tokens_per_s")[1][0])
     assert found.total("bad_samples") == 0

@@ -3,7 +3,8 @@
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
 other file with its size and CRC-32. A folder without it is incomplete; a folder that differs from
 it is damaged. An incomplete folder ends in `.partial`; a damaged one is renamed to end in
-`.damaged`.
+`.damaged`. A run continues with other settings and held-out samples than those in the file, but not
+with other training samples, unless that is allowed.
 Relies on: no torch, so that the command line can look at checkpoints before it imports torch.
 Leaves: tensors to `storage`.
 """
@@ -13,15 +14,16 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.data.contents import Contents, contents_from
+from mimo_launch.data.contents import Contents, changed_files, contents_from
 from mimo_launch.spec.base import MAX_INTEGER
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import MARKER
+from mimo_launch.train.run_state import EndOfRun
 
 CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
@@ -185,3 +187,52 @@ def delete_old(run: Path, keep: int) -> None:
             if path != doomed:
                 path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+class DataHasChanged(EndOfRun):
+    """A run would continue with other training samples than it was saved with."""
+
+
+def changed_data(
+    checkpoint: Path,
+    old: Mapping[str, Contents] | None,
+    data: Mapping[str, Contents],
+    agree: Callable[[list[list[str]]], list[list[str]]],
+    *,
+    allowed: bool,
+) -> list[str]:
+    """Return the differences from the `old` data of a checkpoint; both are by split.
+
+    Hosts may have copies of their own, so ranks `agree` on what they found. Raises: DataHasChanged
+    if training samples differ, unless that is `allowed`.
+    """
+    if old is None:
+        return ["data: not recorded in the checkpoint"] * any(data.values())
+    train, heldout = agree(
+        [changed_files(old.get(split, ()), data.get(split, ())) for split in ("train", "heldout")]
+    )
+    if train and not allowed:
+        raise DataHasChanged(
+            f"the samples of `data` are not those that {checkpoint} was saved with: "
+            f"{'; '.join(train)}\n`--set train.allow_changed_data=true` goes on, and some samples "
+            "of the epoch may come twice or not at all; `--no-resume` starts a new run"
+        )
+    if not {"heldout"} <= old.keys() & data.keys():
+        heldout = []  # It was or is not evaluated; the changed settings show that.
+    return [*(f"data.shards {each}" for each in train), *(f"data.eval_shards {h}" for h in heldout)]
+
+
+def changed_settings(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yield the settings that differ, as `path: old -> new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from changed_settings(
+                old.get(key), new.get(key), f"{path}.{key}" if path else key
+            )
+    elif old != new:
+        yield f"{path}: {_as_yaml(old)} -> {_as_yaml(new)}"
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as written in a spec."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -4,7 +4,7 @@ Decides: that a run resumes from its newest usable checkpoint, and otherwise loa
 `init_from` names; which checkpoint is usable; that a tensor that does not fit is an error, except
 in `init_from` if the spec allows it.
 Relies on: `folder` for completeness, `storage` for tensors, `hugging_face` for Hugging Face
-folders, `changes` for differences from the saved settings and data.
+folders.
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -26,13 +27,14 @@ from mimo_launch.checkpoint.boxes import (
     state_boxes,
     weight_boxes,
 )
-from mimo_launch.checkpoint.changes import changed_data, changed_settings
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     DAMAGED,
     DamagedCheckpoint,
     Marker,
     all_checkpoints,
+    changed_data,
+    changed_settings,
     crc_of,
     is_complete,
     read_marker,
@@ -238,8 +240,8 @@ def start_run(
         usable = newest_usable(run, group, emit, session.progress.beat, own=True)
     if usable is not None:
         session.progress.enter(Phase.LOADING)
-        allowed = spec.train.allow_changed_data
-        changed = changed_data(usable.path, usable.marker.data, data, group, allowed=allowed)
+        allowed, agree = spec.train.allow_changed_data, partial(from_first, group=group)
+        changed = changed_data(usable.path, usable.marker.data, data, agree, allowed=allowed)
         state, fresh = load_state(session, usable, group)
         changes = (
             *changed_settings(usable.marker.spec, dump_spec(spec)),

@@ -63,7 +63,7 @@ class Charts:
 
     def norms(self) -> Chart:
         """Return the gradient norm of each module."""
-        curves = [{module: run.norms_of(module) for module in run.modules()} for run in self.runs]
+        curves = [run.norms() for run in self.runs]
         # A frozen module has no norms, and a logarithmic axis cannot show zero.
         shown = [
             {module: curve for module, curve in each.items() if any(v > 0 for v in curve[1])}

@@ -58,14 +58,6 @@ class _Paired(torch.autograd.Function):
         return ctx.pair.back(grad, *ctx.how), *(None,) * (1 + len(ctx.how))
 
 
-def _same(x: Tensor, group: Group) -> Tensor:
-    return x.view_as(x)
-
-
-def _passed_on(grad: Tensor, group: Group) -> Tensor:
-    return grad
-
-
 def _own_share(rows: Tensor, sizes: Sizes, group: Group) -> Tensor:
     start = sum(sizes[: group.index])
     # A copy, not a view: FSDP hooks the outputs of a module and would lose them on a view.
@@ -82,18 +74,17 @@ def _noted(collective: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return noted
 
 
-def _sent_back(x: Tensor, send: Sizes, receive: Sizes, group: Group) -> Tensor:
-    return all_to_all_uneven(x, receive, send, group)
-
-
-ENTER_TP = Pair(_same, all_reduce)
-EXIT_TP = Pair(all_reduce, _passed_on)
+ENTER_TP = Pair(lambda x, _: x.view_as(x), all_reduce)
+EXIT_TP = Pair(all_reduce, lambda grad, _: grad)
 GATHER = Pair(all_gather, reduce_scatter)
 SCATTER = Pair(reduce_scatter, all_gather)
 EXCHANGE = Pair(all_to_all, all_to_all)
 SPLIT_ROWS = Pair(_own_share, all_gather_uneven)
 GATHER_ROWS = Pair(all_gather_uneven, _own_share)
-EXCHANGE_TOKENS = Pair(_noted(all_to_all_uneven), _noted(_sent_back))
+EXCHANGE_TOKENS = Pair(
+    _noted(all_to_all_uneven),
+    _noted(lambda grad, send, receive, group: all_to_all_uneven(grad, receive, send, group)),
+)
 GATHER_UNEVEN = Pair(_noted(all_gather_uneven), _noted(reduce_scatter_uneven))
 SCATTER_UNEVEN = Pair(_noted(reduce_scatter_uneven), _noted(all_gather_uneven))
 

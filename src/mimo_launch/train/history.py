@@ -43,32 +43,28 @@ class History:
     resumes: list[Record]
     num_other_lines: int
 
-    def modules(self) -> list[str]:
-        """Return the modules that have a norm, in the order of the spec."""
-        return list(dict.fromkeys(name for record in self.steps for name in _norms(record)))
-
     def curve(self, key: str) -> Curve:
         """Return the curve of a field over all steps."""
         return _curve(self.steps, [record.get(key) for record in self.steps])
 
-    def norms_of(self, module: str) -> Curve:
-        """Return the gradient norm of a module."""
-        return _curve(self.steps, [_norms(record).get(module) for record in self.steps])
+    def norms(self) -> dict[str, Curve]:
+        """Return the gradient norm of each module, in the order of the spec."""
+        return self._curves("grad_norms")
 
     def losses(self) -> dict[str, Curve]:
         """Return the loss of each module; empty if only language has a loss."""
-        names = dict.fromkeys(name for record in self.steps for name in _dict(record, "losses"))
-        return {
-            name: _curve(self.steps, [_dict(record, "losses").get(name) for record in self.steps])
-            for name in names
-        }
+        return self._curves("losses")
+
+    def _curves(self, key: str) -> dict[str, Curve]:
+        """Return the curve of each name in a field that has numbers by name."""
+        found = [_dict(record, key) for record in self.steps]
+        names = dict.fromkeys(name for each in found for name in each)
+        return {name: _curve(self.steps, [each.get(name) for each in found]) for name in names}
 
     def rates(self) -> dict[tuple[str, ...], Curve]:
         """Return learning rates; modules with always equal rates share an entry."""
-        names = dict.fromkeys(name for record in self.steps for name in _dict(record, "lrs"))
         found: dict[tuple[str, ...], Curve] = {}
-        for name in names:
-            curve = _curve(self.steps, [_dict(record, "lrs").get(name) for record in self.steps])
+        for name, curve in self._curves("lrs").items():
             same = next((key for key, other in found.items() if other == curve), ())
             found.pop(same, None)
             found[(*same, name)] = curve
@@ -195,10 +191,6 @@ def _number(value: Any) -> float:
 def _dict(record: Record, key: str) -> Record:
     found = record.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def _norms(record: Record) -> Record:
-    return _dict(record, "grad_norms")
 
 
 def _instead_of(path: Path) -> str:
