@@ -2,7 +2,7 @@
 
 Decides: the exit code (`diag.exit_codes`) of an end that no command handles, and the report of an
 internal error.
-Relies on: one module per command with a function of its name and, for examples, HELP.
+Relies on: one module per command with its function or class and, for examples, HELP.
 Leaves: heavy imports to the command functions, so that `--help` stays fast.
 """
 
@@ -14,7 +14,8 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -27,8 +28,8 @@ from mimo_launch.spec.wording import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-# In the order of `--help`. Each is a module of `mimo_launch.cli` with a function of the same name,
-# which has typer annotations.
+# In the order of `--help`. Each is a module of `mimo_launch.cli` with a function of its name or,
+# for many options, a class such as `PlanCommand`; both have typer annotations.
 COMMANDS = (
     "init", "validate", "plan", "train", "verify", "bench", "sample", "data", "watch", "runs",
     "logs", "report", "export", "inspect", "explain", "schema", "doctor",
@@ -96,10 +97,29 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app.callback()(_options)
     for name in names:
         module = importlib.import_module(f"mimo_launch.cli.{name}")
-        function = getattr(module, name)
+        function = _function_of(module, name)
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         app.command(name, help=getattr(module, "HELP", None), short_help=summary)(function)
     return app
+
+
+def _function_of(module: ModuleType, name: str) -> Callable[..., None]:
+    """Return the function of a command; that of a class makes a value of it and calls this."""
+    kind = getattr(module, f"{name.title()}Command", None)
+    if kind is None:
+        function: Callable[..., None] = getattr(module, name)
+        return function
+
+    def function_of_class(**options: Any) -> None:
+        kind(**options)()
+
+    signature = inspect.signature(kind)
+    function_of_class.__doc__ = kind.__doc__
+    function_of_class.__annotations__ = {
+        key: each.annotation for key, each in signature.parameters.items()
+    }
+    vars(function_of_class)["__signature__"] = signature
+    return function_of_class
 
 
 def main(args: list[str] | None = None) -> None:

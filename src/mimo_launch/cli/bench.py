@@ -9,6 +9,7 @@ Leaves: measuring to `bench`, the answer to `bench_screen`.
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -53,71 +54,87 @@ host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when
 """
 
 
-def bench(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to measure.")],
-    nproc: Nproc = None,
-    device: Where = Device.AUTO,
-    overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, help="Warmup steps before those.")] = 5,
-    as_json: ResultAsJson = False,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCommand:
+    """Time steps of a spec and say where the time goes."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to measure.")]
+    nproc: Nproc = None
+    device: Where = Device.AUTO
+    overrides: Overrides = None
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20
+    warmup: Annotated[int, typer.Option(min=0, help="Warmup steps before those.")] = 5
+    as_json: ResultAsJson = False
     compare: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
-    ] = None,
-    calibration: CalibrationFile = None,
+    ] = None
+    calibration: CalibrationFile = None
     calibrate: Annotated[
         Path | None,
         typer.Option(
             metavar="OUT.json", help="Measure the constants of `plan` instead, and write them here."
         ),
-    ] = None,
-    runs: Runs = Path("runs/bench"),
-    console_ranks: ConsoleRanks = None,
-    nnodes: Nnodes = None,
-    node_rank: NodeRank = 0,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: JobName = "run",
-) -> None:
-    """Time steps of a spec and say where the time goes."""
-    from mimo_launch.bench.result import BenchOptions
-    from mimo_launch.cli.bench_screen import BenchScreen, load_earlier
-    from mimo_launch.cli.launch.origin import asked_origin, checked_spec
-    from mimo_launch.cli.launch.prepare import Start
-    from mimo_launch.cli.launch.start import start
-    from mimo_launch.estimate.device_constants import constants_for
-    from mimo_launch.launcher.rank_tasks import Benching, Calibrating
-    from mimo_launch.plan.plan import Plan
+    ] = None
+    runs: Runs = Path("runs/bench")
+    console_ranks: ConsoleRanks = None
+    nnodes: Nnodes = None
+    node_rank: NodeRank = 0
+    rdzv_endpoint: Endpoint = None
+    rdzv_id: JobName = "run"
 
-    console = console_of(ctx)
-    console.needs_no_reader = True
-    if calibrate is not None:
-        _check_target(file, calibrate, wants_result=as_json or compare is not None)
-    shown, old = shown_ranks(console_ranks), None if compare is None else load_earlier(compare)
-    constants = constants_of(calibration)
-    origin = asked_origin(nproc, nnodes, node_rank, rdzv_endpoint, rdzv_id)
-    spec, origin = checked_spec(
-        file, overrides or (), origin, console, device=device, constants=constants
-    )
-    options = BenchOptions(
-        warmup=warmup,
-        steps=steps,
-        calibration=constants_for(spec.nodes, constants),
-        command=shlex.join(["mimo-launch", *sys.argv[1:]]),
-    )
-    request = Start(
-        plan=Plan.of(spec),
-        task=Benching(options) if calibrate is None else Calibrating(options, calibrate),
-        file=file,
-        runs=runs,
-        say=console.note,
-        show=partial(BenchScreen, console, steps=warmup + steps, as_json=as_json, old=old),
-        resume=False,
-        shown=shown,
-        device=device.value,
-    )
-    raise typer.Exit(start(request, origin, console))
+    def __call__(self) -> None:
+        """Time steps. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.bench.result import BenchOptions
+        from mimo_launch.cli.bench_screen import BenchScreen, load_earlier
+        from mimo_launch.cli.launch.origin import asked_origin, checked_spec
+        from mimo_launch.cli.launch.prepare import Start
+        from mimo_launch.cli.launch.start import start
+        from mimo_launch.estimate.device_constants import constants_for
+        from mimo_launch.launcher.rank_tasks import Benching, Calibrating
+        from mimo_launch.plan.plan import Plan
+
+        console = console_of(self.ctx)
+        console.needs_no_reader = True
+        if self.calibrate is not None:
+            _check_target(
+                self.file, self.calibrate, wants_result=self.as_json or self.compare is not None
+            )
+        shown = shown_ranks(self.console_ranks)
+        old = None if self.compare is None else load_earlier(self.compare)
+        constants = constants_of(self.calibration)
+        origin = asked_origin(
+            self.nproc, self.nnodes, self.node_rank, self.rdzv_endpoint, self.rdzv_id
+        )
+        spec, origin = checked_spec(
+            self.file,
+            self.overrides or (),
+            origin,
+            console,
+            device=self.device,
+            constants=constants,
+        )
+        options = BenchOptions(
+            warmup=self.warmup,
+            steps=self.steps,
+            calibration=constants_for(spec.nodes, constants),
+            command=shlex.join(["mimo-launch", *sys.argv[1:]]),
+        )
+        out = self.calibrate
+        request = Start(
+            plan=Plan.of(spec),
+            task=Benching(options) if out is None else Calibrating(options, out),
+            file=self.file,
+            runs=self.runs,
+            say=console.note,
+            show=partial(
+                BenchScreen, console, steps=self.warmup + self.steps, as_json=self.as_json, old=old
+            ),
+            resume=False,
+            shown=shown,
+            device=self.device.value,
+        )
+        raise typer.Exit(start(request, origin, console))
 
 
 def _check_target(spec_file: Path, out: Path, *, wants_result: bool) -> None:

@@ -7,6 +7,7 @@ Leaves: the words to `data_tables`.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,56 +38,63 @@ slowly than --tokens-per-second asks for, or when the HTML page cannot be writte
 """
 
 
-def data(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec whose data to read.")],
-    overrides: Overrides = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCommand:
+    """Say what the data of a spec are like, and how fast they are read."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec whose data to read.")]
+    overrides: Overrides = None
     records: Annotated[
         int, typer.Option(min=1, metavar="N", help="Look at the index of at most N records.")
-    ] = 10_000,
+    ] = 10_000
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Read the records of the first N steps.")
-    ] = 2,
+    ] = 2
     tokens_per_second: Annotated[
         float | None,
         typer.Option(
             min=1, metavar="T", help="Tokens that all ranks compute together, to compare."
         ),
-    ] = None,
-    show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N samples.")] = 2,
+    ] = None
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N samples.")] = 2
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write the samples, with their images, as a page."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """Say what the data of a spec are like, and how fast they are read."""
-    console = console_of(ctx)
-    spec = sound_spec(file, overrides, console)
-    # One thread per process, as in ranks; more would compete while reading is timed.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ended = custom_classes_fail(spec, console)
-    if ended is not None:
-        raise typer.Exit(ended)
-    ready_shards(spec, console, speaks=True)
-    from mimo_launch.cli.data_tables import as_json_text, as_text, page
-    from mimo_launch.data.build import build_dataset
-    from mimo_launch.survey.reading_speed import survey
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 
-    found = survey(spec, build_dataset(spec), records=records, steps=steps, show=show)
-    console.answer(
-        as_json_text(found, tokens_per_second) if as_json else as_text(found, tokens_per_second)
-    )
-    if html is not None:
-        try:
-            html.write_text(page(found), encoding="utf-8")
-        except OSError as error:
-            console.note(f"error: cannot write {html}: {error.strerror or error}")
-            raise typer.Exit(1) from None
-        console.note(f"wrote {html}")
-    if tokens_per_second is not None and not keeps_up(found, tokens_per_second):
-        raise typer.Exit(1)
+    def __call__(self) -> None:
+        """Read and answer. Raises: typer.Exit; typer.BadParameter."""
+        console = console_of(self.ctx)
+        spec = sound_spec(self.file, self.overrides, console)
+        # One thread per process, as in ranks; more would compete while reading is timed.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        ended = custom_classes_fail(spec, console)
+        if ended is not None:
+            raise typer.Exit(ended)
+        ready_shards(spec, console, speaks=True)
+        from mimo_launch.cli.data_tables import as_json_text, as_text, page
+        from mimo_launch.data.build import build_dataset
+        from mimo_launch.survey.reading_speed import survey
+
+        found = survey(
+            spec, build_dataset(spec), records=self.records, steps=self.steps, show=self.show
+        )
+        console.answer(
+            as_json_text(found, self.tokens_per_second)
+            if self.as_json
+            else as_text(found, self.tokens_per_second)
+        )
+        if self.html is not None:
+            try:
+                self.html.write_text(page(found), encoding="utf-8")
+            except OSError as error:
+                console.note(f"error: cannot write {self.html}: {error.strerror or error}")
+                raise typer.Exit(1) from None
+            console.note(f"wrote {self.html}")
+        if self.tokens_per_second is not None and not keeps_up(found, self.tokens_per_second):
+            raise typer.Exit(1)
 
 
 def keeps_up(found: "Survey", tokens_per_second: float) -> bool:

@@ -9,6 +9,7 @@ Leaves: the tensors and files to `export`.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,62 +49,67 @@ class DType(StrEnum):
     FP64 = "fp64"
 
 
-def export(
-    ctx: typer.Context,
-    *,
-    run: RunPath,
-    to: Target,
-    checkpoint: CheckpointStep = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportCommand:
+    """Write the weights of a run as Hugging Face folders."""
+
+    ctx: typer.Context
+    run: RunPath
+    to: Target
+    checkpoint: CheckpointStep = None
     dtype: Annotated[
         DType,
         typer.Option(
             help="`source`: the type in the folder that the weights came from; `auto`: `source` if "
             "there is such a folder, else the type of training."
         ),
-    ] = DType.AUTO,
+    ] = DType.AUTO
     modules: Annotated[
         list[str] | None,
         typer.Option("--module", metavar="NAME", help="Only this module; may be repeated."),
-    ] = None,
+    ] = None
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest size of a file of weights.")
-    ] = "5GB",
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
-) -> None:
-    """Write the weights of a run as Hugging Face folders."""
-    max_bytes = _bytes(max_shard_size)
-    from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
-    from mimo_launch.checkpoint.storage import CheckpointError
-    from mimo_launch.diag.quantities import bytes_text
-    from mimo_launch.export.export import InTheWay, check_place, write_export
-    from mimo_launch.export.export_plan import CannotExport, Exporter
+    ] = "5GB"
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False
 
-    console = console_of(ctx)
-    try:
-        found = open_checkpoint(run, checkpoint)
-        check_place(to, force=force)
-        plans = Exporter(found, dtype.value).folders(modules or ())
-        with _progress(found, plans, console) as progress:
-            write_export(found, plans, to, max_bytes=max_bytes, force=force, progress=progress)
-    except NoCheckpoint as error:
-        console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")
-    except InTheWay as error:
-        console.refuse(str(error), help_="give --to a path where nothing is yet")
-    except CannotExport as error:
-        console.refuse(*error.reasons, help_="--module NAME exports what can be")
-    except (OSError, CheckpointError) as error:
-        help_ = "nothing was left behind; free some space, or choose another place"
-        console.refuse(f"cannot write {to}: {error}", help_=help_, code=1)
-    for plan in plans:
-        types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
-        what = plan.config.get("architectures", [plan.config["model_type"]])[0]
-        projector = " and its projector" if plan.projector else ""
-        console.answer(
-            f"wrote {to / plan.where}: {what}{projector}, {len(plan.tensors)} tensors, "
-            f"{', '.join(types)}, {bytes_text(plan.num_bytes)}"
-        )
-        for note in plan.beside.notes:
-            console.note(f"note: {note}")
+    def __call__(self) -> None:
+        """Write the folders. Raises: typer.Exit; typer.BadParameter."""
+        max_bytes = _bytes(self.max_shard_size)
+        from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
+        from mimo_launch.checkpoint.storage import CheckpointError
+        from mimo_launch.diag.quantities import bytes_text
+        from mimo_launch.export.export import InTheWay, check_place, write_export
+        from mimo_launch.export.export_plan import CannotExport, Exporter
+
+        console = console_of(self.ctx)
+        try:
+            found = open_checkpoint(self.run, self.checkpoint)
+            check_place(self.to, force=self.force)
+            plans = Exporter(found, self.dtype.value).folders(self.modules or ())
+            with _progress(found, plans, console) as progress:
+                write_export(
+                    found, plans, self.to, max_bytes=max_bytes, force=self.force, progress=progress
+                )
+        except NoCheckpoint as error:
+            console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")
+        except InTheWay as error:
+            console.refuse(str(error), help_="give --to a path where nothing is yet")
+        except CannotExport as error:
+            console.refuse(*error.reasons, help_="--module NAME exports what can be")
+        except (OSError, CheckpointError) as error:
+            help_ = "nothing was left behind; free some space, or choose another place"
+            console.refuse(f"cannot write {self.to}: {error}", help_=help_, code=1)
+        for plan in plans:
+            types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})
+            what = plan.config.get("architectures", [plan.config["model_type"]])[0]
+            projector = " and its projector" if plan.projector else ""
+            console.answer(
+                f"wrote {self.to / plan.where}: {what}{projector}, {len(plan.tensors)} tensors, "
+                f"{', '.join(types)}, {bytes_text(plan.num_bytes)}"
+            )
+            for note in plan.beside.notes:
+                console.note(f"note: {note}")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Leaves: later changes of the file to its owner.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,91 +48,92 @@ def _gpus(incomplete: str) -> list[str]:
     return [name for name in GPUS if name.startswith(incomplete)]
 
 
-def init(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to write.")] = Path(
-        "spec.yaml"
-    ),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCommand:
+    """Write a first spec, from model folders and a number of GPUs."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to write.")] = Path("spec.yaml")
     model: Annotated[
         Folder, typer.Option(metavar="DIR", help="Folder of a whole model, such as a LLaVA.")
-    ] = None,
+    ] = None
     language: Annotated[
         Folder, typer.Option(metavar="DIR", help="Folder with a language model.")
-    ] = None,
-    vision: Annotated[
-        Folder, typer.Option(metavar="DIR", help="Folder with a vision encoder.")
-    ] = None,
-    audio: Annotated[
-        Folder, typer.Option(metavar="DIR", help="Folder with an audio encoder.")
-    ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or workers, in total.")] = 8,
+    ] = None
+    vision: Annotated[Folder, typer.Option(metavar="DIR", help="Folder with a vision encoder.")] = (
+        None
+    )
+    audio: Annotated[Folder, typer.Option(metavar="DIR", help="Folder with an audio encoder.")] = (
+        None
+    )
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs, or workers, in total.")] = 8
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="GPUs per host; default: all, but at most 8.")
-    ] = None,
+    ] = None
     gpu: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.", autocompletion=_gpus),
-    ] = None,
+    ] = None
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a GPU; default: that of --gpu.")
-    ] = None,
+    ] = None
     data: Annotated[
         str | None, typer.Option(metavar="SHARDS", help="Tar files to train on; quote the pattern.")
-    ] = None,
+    ] = None
     tokenizer: Annotated[
         Folder, typer.Option(metavar="DIR", help="Default: the folder of the language model.")
-    ] = None,
+    ] = None
     template: Annotated[str, typer.Option(help="How a sample becomes text: chat or caption.")] = (
         "chat"
-    ),
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sample.")] = None,
-    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask no questions.")] = False,
-) -> None:
-    """Write a first spec, from model folders and a number of GPUs."""
-    from mimo_launch.cli.init_draft import Answers, CannotDraft, draft
-    from mimo_launch.hugging_face.folder import is_hugging_face
-
-    console = console_of(ctx)
-    folders = {"language": language, "vision": vision, "audio": audio}
-    answers = Answers(
-        name=file.stem,
-        model=_folder(model, console),
-        folders={name: _folder(each, console) for name, each in folders.items()},
-        gpus=gpus,
-        gpus_per_node=gpus_per_node,
-        gpu=gpu,
-        gpu_memory=gpu_memory,
-        data=data,
-        tokenizer=tokenizer,
-        template=template,
-        seq=seq,
-        global_batch=global_batch,
-        steps=steps,
     )
-    if is_hugging_face(file):
-        help_ = f"mimo-launch init spec.yaml --model {file}"
-        console.refuse(f"{file} is a model folder, not a spec to write", help_=help_)
-    if file.exists() and not force:
-        console.refuse(f"{file} exists", help_="--force replaces it; or name another file")
-    if answers.are_defaults and not yes and sys.stdin.isatty():
-        answers = _asked(answers, console)
-    try:
-        text = draft(answers)
-    except CannotDraft as error:
-        console.refuse(str(error), help_=_more_gpus(answers, error) or error.help)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        console.note(f"error: cannot write {file}: {error.strerror or error}")
-        raise typer.Exit(1) from None
-    console.answer(f"wrote {file}")
-    console.answer("next:")
-    for command in ("validate", "plan", "train"):
-        console.answer(f"  mimo-launch {command} {file}")
+    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sample.")] = None
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Ask no questions.")] = False
+
+    def __call__(self) -> None:
+        """Write the spec. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.cli.init_draft import Answers, CannotDraft, draft
+        from mimo_launch.hugging_face.folder import is_hugging_face
+
+        console = console_of(self.ctx)
+        folders = {"language": self.language, "vision": self.vision, "audio": self.audio}
+        answers = Answers(
+            name=self.file.stem,
+            model=_folder(self.model, console),
+            folders={name: _folder(each, console) for name, each in folders.items()},
+            gpus=self.gpus,
+            gpus_per_node=self.gpus_per_node,
+            gpu=self.gpu,
+            gpu_memory=self.gpu_memory,
+            data=self.data,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            seq=self.seq,
+            global_batch=self.global_batch,
+            steps=self.steps,
+        )
+        if is_hugging_face(self.file):
+            help_ = f"mimo-launch init spec.yaml --model {self.file}"
+            console.refuse(f"{self.file} is a model folder, not a spec to write", help_=help_)
+        if self.file.exists() and not self.force:
+            console.refuse(f"{self.file} exists", help_="--force replaces it; or name another file")
+        if answers.are_defaults and not self.yes and sys.stdin.isatty():
+            answers = _asked(answers, console)
+        try:
+            text = draft(answers)
+        except CannotDraft as error:
+            console.refuse(str(error), help_=_more_gpus(answers, error) or error.help)
+        try:
+            self.file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            console.note(f"error: cannot write {self.file}: {error.strerror or error}")
+            raise typer.Exit(1) from None
+        console.answer(f"wrote {self.file}")
+        console.answer("next:")
+        for command in ("validate", "plan", "train"):
+            console.answer(f"  mimo-launch {command} {self.file}")
 
 
 def _folder(path: Folder, console: Console) -> Folder:

@@ -6,13 +6,13 @@ Leaves: executing the plan to `train`.
 """
 
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mimo_launch.cli.shared.console import Console, console_of, table_width
+from mimo_launch.cli.shared.console import console_of, table_width
 from mimo_launch.cli.shared.options import (
     CalibrationFile,
     HostCount,
@@ -22,8 +22,6 @@ from mimo_launch.cli.shared.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from mimo_launch.drawing.rows import RankReport, Report
     from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.plan.plan import Plan
@@ -50,138 +48,135 @@ that does, or with 1 when a file cannot be written.
 """
 
 
-def plan(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to plan.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCommand:
+    """Show what every rank will do; start nothing."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to plan.")]
     rank: Annotated[
         int | None, typer.Option(min=0, help="Show everything about this rank instead.")
-    ] = None,
-    overrides: Overrides = None,
-    nproc: HostProcesses = None,
-    nnodes: HostCount = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    ] = None
+    overrides: Overrides = None
+    nproc: HostProcesses = None
+    nnodes: HostCount = 1
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False
     timeline: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the step, or that of --rank.")
-    ] = None,
+    ] = None
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the step for ui.perfetto.dev.")
-    ] = None,
+    ] = None
     trace_ranks: Annotated[
         str | None,
         typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
-    ] = None,
+    ] = None
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Draw the whole plan as one page.")
-    ] = None,
+    ] = None
     model_units: Annotated[
         bool,
         typer.Option(
             "--model-units", help="Draw files in units of a microbatch, not in estimated seconds."
         ),
-    ] = False,
-    calibration: CalibrationFile = None,
+    ] = False
+    calibration: CalibrationFile = None
     full: Annotated[
         bool, typer.Option("--full", help="Show all tables: groups, stages, schedule, memory.")
-    ] = False,
+    ] = False
     tokens: Annotated[
         str | None,
         typer.Option(metavar="NUMBER", help="Tokens to train, such as 1T: says how many days."),
-    ] = None,
+    ] = None
     worst: Annotated[
         bool, typer.Option("--worst", help="Take every sample to be the largest, not the mean.")
-    ] = False,
+    ] = False
     advice: Annotated[
         bool, typer.Option("--advice/--no-advice", help="Plan changes, to find better ones.")
-    ] = True,
+    ] = True
     apply: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Write the spec with change N to --output."),
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.yaml", help="The file for --apply."),
-    ] = None,
-) -> None:
-    """Show what every rank will do; start nothing."""
-    from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.cli.plan_files import Drawings, check_targets, write_change, write_drawings
-    from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
-    from mimo_launch.drawing.plan_report import json_parts
-    from mimo_launch.estimate.estimates import Estimator
-    from mimo_launch.plan.plan import Plan
-    from mimo_launch.schedule.deadlock_proof import DeadlockError
+    ] = None
 
-    console = console_of(ctx)
-    wanted = Drawings(
-        svg=timeline,
-        trace=trace,
-        page=html,
-        spec=output,
-        change=apply,
-        rank=rank,
-        ranks=trace_ranks,
-        model_units=model_units,
-    )
-    check_targets(file, wanted, seeks=advice)
-    constants = constants_of(calibration)
-    number = None if tokens is None else _count(tokens)
-    world = None if nproc is None else nproc * nnodes
-    checked = load_and_check(file, overrides or (), world, constants=constants)
-    show_findings(checked, console)
-    spec = checked.spec or checked.unfit
-    if spec is None:
-        raise typer.Exit(2)
-    job = checked.plan or Plan.of(spec)
-    # The tables of --full do not show changes.
-    shows_changes = as_json or html is not None or not full or apply is not None
-    try:
-        report = _report_of(
-            job,
-            rank,
-            constants,
-            worst=worst,
-            tokens=number,
-            advice=advice and (shows_changes or checked.spec is None),
-            fits=checked.spec is not None,
+    def __call__(self) -> None:
+        """Write the files and answer. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.checks.load_and_check import load_and_check
+        from mimo_launch.cli.plan_files import Drawings, check_targets, write_change, write_drawings
+        from mimo_launch.cli.shared.readiness import show_deadlock, show_findings
+        from mimo_launch.drawing.plan_report import json_parts
+        from mimo_launch.estimate.estimates import Estimator
+        from mimo_launch.plan.plan import Plan
+        from mimo_launch.schedule.deadlock_proof import DeadlockError
+
+        console = console_of(self.ctx)
+        wanted = Drawings(
+            svg=self.timeline,
+            trace=self.trace,
+            page=self.html,
+            spec=self.output,
+            change=self.apply,
+            rank=self.rank,
+            ranks=self.trace_ranks,
+            model_units=self.model_units,
         )
-    except DeadlockError as error:
-        show_deadlock(error, file, console)
-        raise typer.Exit(2) from None
-    estimator = Estimator.of(job, constants, worst=worst)
-    write_drawings(job, report, console, wanted, estimator)
-    is_written = write_change(file, overrides or (), report, console, wanted)
-    if as_json:
-        console.answer_in_parts(json_parts(report))
-    else:
-        from mimo_launch.cli.plan_tables import parts_of
+        check_targets(self.file, wanted, seeks=self.advice)
+        tokens = None if self.tokens is None else _count(self.tokens)
+        constants = constants_of(self.calibration)
+        world = None if self.nproc is None else self.nproc * self.nnodes
+        checked = load_and_check(self.file, self.overrides or (), world, constants=constants)
+        show_findings(checked, console)
+        spec, fits = checked.spec or checked.unfit, checked.spec is not None
+        if spec is None:
+            raise typer.Exit(2)
+        job = checked.plan or Plan.of(spec)
+        try:
+            report = self._report(job, constants, tokens, fits=fits)
+        except DeadlockError as error:
+            show_deadlock(error, self.file, console)
+            raise typer.Exit(2) from None
+        estimator = Estimator.of(job, constants, worst=self.worst)
+        write_drawings(job, report, console, wanted, estimator)
+        is_written = write_change(self.file, self.overrides or (), report, console, wanted)
+        if self.as_json:
+            console.answer_in_parts(json_parts(report))
+        else:
+            from mimo_launch.cli.plan_tables import parts_of
+            from mimo_launch.cli.shared.plain_table import printed
 
-        parts = parts_of(report, table_width(), full=full, fits=checked.spec is not None)
-        _answer(parts, console)
-    # A spec that does not fit is an error, unless a written change fixes it.
-    if checked.spec is None and not is_written:
-        raise typer.Exit(2)
+            parts = parts_of(report, table_width(), full=self.full, fits=fits)
+            colors = console.colors(sys.stdout)
+            console.answer(printed(parts, table_width(), colors=colors), painted=colors)
+        # A spec that does not fit is an error, unless a written change fixes it.
+        if not fits and not is_written:
+            raise typer.Exit(2)
 
+    def _report(
+        self, job: "Plan", constants: "Calibration | None", tokens: int | None, *, fits: bool
+    ) -> "Report | RankReport":
+        """Return the report of all ranks, or of one. Raises: typer.BadParameter; DeadlockError."""
+        from mimo_launch.drawing.plan_report import build_rank_report, build_report
 
-def _report_of(
-    job: "Plan",
-    rank: int | None,
-    constants: "Calibration | None",
-    *,
-    worst: bool,
-    tokens: int | None,
-    advice: bool,
-    fits: bool,
-) -> "Report | RankReport":
-    """Return the report of all ranks, or of one. Raises: typer.BadParameter; DeadlockError."""
-    from mimo_launch.drawing.plan_report import build_rank_report, build_report
-
-    if rank is None:
-        return build_report(job, constants, worst=worst, tokens=tokens, advice=advice, fits=fits)
-    try:
-        return build_rank_report(job, rank, constants, worst=worst)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--rank") from None
+        # The tables of --full do not show changes.
+        is_page = self.html is not None
+        shows_changes = self.as_json or is_page or not self.full or self.apply is not None
+        if self.rank is None:
+            return build_report(
+                job,
+                constants,
+                worst=self.worst,
+                tokens=tokens,
+                advice=self.advice and (shows_changes or not fits),
+                fits=fits,
+            )
+        try:
+            return build_rank_report(job, self.rank, constants, worst=self.worst)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--rank") from None
 
 
 def _count(text: str) -> int:
@@ -196,10 +191,3 @@ def _count(text: str) -> int:
         message = f"{text} is no number of tokens; write it as 15B, 1.5T or 1000000000"
         raise typer.BadParameter(message, param_hint="--tokens") from None
     return round(count)
-
-
-def _answer(parts: "Iterator[RenderableType]", console: Console) -> None:
-    from mimo_launch.cli.shared.plain_table import printed
-
-    colors = console.colors(sys.stdout)
-    console.answer(printed(parts, table_width(), colors=colors), painted=colors)

@@ -6,6 +6,7 @@ of failures.
 Leaves: pictures and answers to `train.samples`, the screen to `run_screens`.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,64 +45,71 @@ Exits with 0 when all is written, 1 when the run failed, 2 when the checkpoint o
 """
 
 
-def sample(
-    ctx: typer.Context,
-    *,
-    run: RunPath,
-    to: Target,
-    checkpoint: CheckpointStep = None,
-    samples: Annotated[int, typer.Option(min=1, help="Held-out samples.")] = 16,
-    steps: Annotated[
-        int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")
-    ] = 20,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCommand:
+    """Write pictures and answers that a trained model makes of held-out samples."""
+
+    ctx: typer.Context
+    run: RunPath
+    to: Target
+    checkpoint: CheckpointStep = None
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples.")] = 16
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")] = 20
     spec: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Spec with another layout; default that of the run."),
-    ] = None,
-    nproc: Nproc = None,
-    device: Where = Device.AUTO,
-    overrides: Overrides = None,
-    console_ranks: ConsoleRanks = None,
-) -> None:
-    """Write pictures and answers that a trained model makes of held-out samples."""
-    from mimo_launch.cli.launch.origin import Origin, checked_spec
-    from mimo_launch.cli.launch.prepare import Start
-    from mimo_launch.cli.launch.start import start
-    from mimo_launch.cli.run_screens import SampleScreen
-    from mimo_launch.launcher.rank_tasks import Sampling
-    from mimo_launch.launcher.run_folder import SPEC
-    from mimo_launch.plan.plan import Plan
+    ] = None
+    nproc: Nproc = None
+    device: Where = Device.AUTO
+    overrides: Overrides = None
+    console_ranks: ConsoleRanks = None
 
-    console = console_of(ctx)
-    _need_pillow()
-    shown, found = shown_ranks(console_ranks), _opened(run, checkpoint, console)
-    # Weights come from the checkpoint only, and the plan must include an evaluation.
-    settings = [f"eval.samples={samples}", "checkpoint=none", "init_from=null"]
-    settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
-    file = spec or found.path.parent.parent / SPEC
-    asked, origin = checked_spec(
-        file, [*settings, *(overrides or ())], Origin(nproc=nproc), console, device=device
-    )
-    missing = sorted(set(asked.modules) - set(found.spec.modules))
-    if missing:
-        help_ = "name a spec with the modules of the run, or leave --spec out"
-        console.refuse(f"{found.path} has no module `{missing[0]}`", help_=help_)
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise typer.BadParameter(f"{to} cannot be made: {error}", param_hint="--to") from error
-    request = Start(
-        plan=Plan.of(asked),
-        task=Sampling(found.path.resolve(), to.resolve(), samples, steps),
-        file=file,
-        runs=to / ".run",
-        say=console.note,
-        show=partial(SampleScreen, console, total=samples),
-        resume=False,
-        shown=shown,
-        device=device.value,
-    )
-    raise typer.Exit(start(request, origin, console))
+    def __call__(self) -> None:
+        """Write the samples. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.cli.launch.origin import Origin, checked_spec
+        from mimo_launch.cli.launch.prepare import Start
+        from mimo_launch.cli.launch.start import start
+        from mimo_launch.cli.run_screens import SampleScreen
+        from mimo_launch.launcher.rank_tasks import Sampling
+        from mimo_launch.launcher.run_folder import SPEC
+        from mimo_launch.plan.plan import Plan
+
+        console = console_of(self.ctx)
+        _need_pillow()
+        shown, found = shown_ranks(self.console_ranks), _opened(self.run, self.checkpoint, console)
+        # Weights come from the checkpoint only, and the plan must include an evaluation.
+        settings = [f"eval.samples={self.samples}", "checkpoint=none", "init_from=null"]
+        settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
+        file = self.spec or found.path.parent.parent / SPEC
+        asked, origin = checked_spec(
+            file,
+            [*settings, *(self.overrides or ())],
+            Origin(nproc=self.nproc),
+            console,
+            device=self.device,
+        )
+        missing = sorted(set(asked.modules) - set(found.spec.modules))
+        if missing:
+            help_ = "name a spec with the modules of the run, or leave --spec out"
+            console.refuse(f"{found.path} has no module `{missing[0]}`", help_=help_)
+        try:
+            self.to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{self.to} cannot be made: {error}", param_hint="--to"
+            ) from error
+        request = Start(
+            plan=Plan.of(asked),
+            task=Sampling(found.path.resolve(), self.to.resolve(), self.samples, self.steps),
+            file=file,
+            runs=self.to / ".run",
+            say=console.note,
+            show=partial(SampleScreen, console, total=self.samples),
+            resume=False,
+            shown=shown,
+            device=self.device.value,
+        )
+        raise typer.Exit(start(request, origin, console))
 
 
 def _need_pillow() -> None:

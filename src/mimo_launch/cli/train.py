@@ -8,6 +8,7 @@ Leaves: the run to `cli.launch.start`.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -56,16 +57,18 @@ host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when
 """
 
 
-def train(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")],
-    nproc: Nproc = None,
-    device: Where = Device.AUTO,
-    overrides: Overrides = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainCommand:
+    """Train a spec, one worker per rank."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")]
+    nproc: Nproc = None
+    device: Where = Device.AUTO
+    overrides: Overrides = None
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
-    ] = None,
+    ] = None
     profile: Annotated[
         str | None,
         typer.Option(
@@ -73,14 +76,14 @@ def train(
             help="Measure the step of this number, or those of a range such as 20-22, and draw "
             "their timelines. The first two of a process also compile and connect.",
         ),
-    ] = None,
+    ] = None
     profile_ranks: Annotated[
         str | None,
         typer.Option(
             metavar="RANKS",
             help="Trace with torch.profiler what these ranks do in those steps, e.g. 0,5-7.",
         ),
-    ] = None,
+    ] = None
     profile_memory: Annotated[
         bool,
         typer.Option(
@@ -88,8 +91,8 @@ def train(
             help="Record what those ranks allocate on their GPUs, too; a step takes several times "
             "as long.",
         ),
-    ] = False,
-    runs: Runs = Path("runs"),
+    ] = False
+    runs: Runs = Path("runs")
     resume: Annotated[
         bool | None,
         typer.Option(
@@ -97,47 +100,57 @@ def train(
             help="Resume from the newest complete checkpoint, or start anew; by default resume if "
             "there is one.",
         ),
-    ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Times to restart after a failure.")] = 0,
-    console_ranks: ConsoleRanks = None,
-    nnodes: Nnodes = None,
-    node_rank: NodeRank = 0,
-    rdzv_endpoint: Endpoint = None,
-    rdzv_id: JobName = "run",
-) -> None:
-    """Train a spec, one worker per rank."""
-    from mimo_launch.cli.launch.origin import asked_origin, checked_spec
-    from mimo_launch.cli.launch.prepare import Start
-    from mimo_launch.cli.launch.start import start
-    from mimo_launch.cli.run_screens import progress_for
-    from mimo_launch.cli.shared.bars import rich_on
-    from mimo_launch.launcher.rank_tasks import Training
-    from mimo_launch.plan.plan import Plan
+    ] = None
+    max_restarts: Annotated[int, typer.Option(min=0, help="Times to restart after a failure.")] = 0
+    console_ranks: ConsoleRanks = None
+    nnodes: Nnodes = None
+    node_rank: NodeRank = 0
+    rdzv_endpoint: Endpoint = None
+    rdzv_id: JobName = "run"
 
-    console = console_of(ctx)
-    console.needs_no_reader = True
-    shown = shown_ranks(console_ranks)
-    settings = [*(overrides or ()), *([f"train.steps={steps}"] if steps is not None else [])]
-    origin = asked_origin(nproc, nnodes, node_rank, rdzv_endpoint, rdzv_id)
-    spec, origin = checked_spec(file, settings, origin, console, device=device)
-    plan = Plan.of(spec)
-    profiled = profiled_steps(profile, spec.train.steps)
-    traced = traced_ranks(profile_ranks, profiled, spec.train.steps, plan.layout.world_size)
-    if profile_memory and not traced:
-        raise typer.BadParameter(f"of which ranks? Add {RANKS} 0", param_hint="--profile-memory")
-    request = Start(
-        plan=plan,
-        task=Training(profiled, traced, profile_memory),
-        file=file,
-        runs=runs,
-        say=console.answer,
-        show=lambda plain: progress_for(rich_on(run_output(), console), console, plain=plain),
-        resume=resume,
-        max_restarts=max_restarts,
-        shown=shown,
-        device=device.value,
-    )
-    raise typer.Exit(start(request, origin, console))
+    def __call__(self) -> None:
+        """Train. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.cli.launch.origin import asked_origin, checked_spec
+        from mimo_launch.cli.launch.prepare import Start
+        from mimo_launch.cli.launch.start import start
+        from mimo_launch.cli.run_screens import progress_for
+        from mimo_launch.cli.shared.bars import rich_on
+        from mimo_launch.launcher.rank_tasks import Training
+        from mimo_launch.plan.plan import Plan
+
+        console = console_of(self.ctx)
+        console.needs_no_reader = True
+        shown = shown_ranks(self.console_ranks)
+        settings = [
+            *(self.overrides or ()),
+            *([f"train.steps={self.steps}"] if self.steps is not None else []),
+        ]
+        origin = asked_origin(
+            self.nproc, self.nnodes, self.node_rank, self.rdzv_endpoint, self.rdzv_id
+        )
+        spec, origin = checked_spec(self.file, settings, origin, console, device=self.device)
+        plan = Plan.of(spec)
+        profiled = profiled_steps(self.profile, spec.train.steps)
+        traced = traced_ranks(
+            self.profile_ranks, profiled, spec.train.steps, plan.layout.world_size
+        )
+        if self.profile_memory and not traced:
+            raise typer.BadParameter(
+                f"of which ranks? Add {RANKS} 0", param_hint="--profile-memory"
+            )
+        request = Start(
+            plan=plan,
+            task=Training(profiled, traced, self.profile_memory),
+            file=self.file,
+            runs=self.runs,
+            say=console.answer,
+            show=lambda plain: progress_for(rich_on(run_output(), console), console, plain=plain),
+            resume=self.resume,
+            max_restarts=self.max_restarts,
+            shown=shown,
+            device=self.device.value,
+        )
+        raise typer.Exit(start(request, origin, console))
 
 
 STEPS, RANKS = "--profile", "--profile-ranks"

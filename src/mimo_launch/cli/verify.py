@@ -6,6 +6,7 @@ Leaves: nothing.
 """
 
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,117 +57,106 @@ _BOUNDS = {
 }
 
 
-def verify(
-    ctx: typer.Context,
-    *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to prove.")],
-    device: Where = Device.CPU,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCommand:
+    """Prove that a layout computes the right gradients, and trains correctly."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to prove.")]
+    device: Where = Device.CPU
     precision: Annotated[
         Precision,
         typer.Option(help="fp64 proves to 1e-10; fp32 to 1e-3, which small mistakes pass."),
-    ] = Precision.FP64,
-    overrides: Overrides = None,
+    ] = Precision.FP64
+    overrides: Overrides = None
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a rank that hangs is an error.")
-    ] = 120,
-    as_json: ResultAsJson = False,
-) -> None:
-    """Prove that a layout computes the right gradients, and trains correctly."""
-    import json
-    from dataclasses import asdict
+    ] = 120
+    as_json: ResultAsJson = False
 
-    from mimo_launch.cli.shared.plain_table import PlainTable, printed
-    from mimo_launch.verify.coverage import lines_of, not_proved
+    def __call__(self) -> None:
+        """Prove, and show the verdicts. Raises: typer.Exit; typer.BadParameter."""
+        import json
+        from dataclasses import asdict
 
-    console = console_of(ctx)
-    spec = sound_spec(file, overrides, console)
-    small, verdicts = _prove(
-        spec,
-        console,
-        device=device,
-        precision=precision,
-        timeout=timeout,
-        quiet=as_json,
-    )
-    passed = all(verdict.passed for verdict in verdicts)
-    remarks = not_proved(spec, small)
-    if as_json:
-        record = {
-            "version": 1,
-            "passed": passed,
-            "spec": small.model_dump(mode="json", by_alias=True),
-            "verdicts": _table(verdicts).records(),
-            "not_proved": [asdict(remark) for remark in remarks],
-        }
-        console.answer(json.dumps(record, indent=2))
-    else:
-        colors = console.colors(sys.stdout)
-        table = printed([PlainTable(_table(verdicts))], table_width(), colors=colors)
-        console.answer(table, painted=colors)
-        console.answer(
-            f"{file}: "
-            + ("every layout tensor equals the one-rank run" if passed else "MISMATCH")
-            + f" ({_BOUNDS[precision]})"
-        )
-        for verdict in verdicts:
-            for failure in verdict.failures[:10]:
-                console.note(f"  {verdict.module}, {verdict.what}: {failure}")
-        for line in lines_of(remarks):
-            console.answer(line)
-    raise typer.Exit(0 if passed else 1)
+        from mimo_launch.cli.shared.plain_table import PlainTable, printed
+        from mimo_launch.verify.coverage import lines_of, not_proved
 
+        console = console_of(self.ctx)
+        spec = sound_spec(self.file, self.overrides, console)
+        small, verdicts = self._prove(spec, console)
+        passed = all(verdict.passed for verdict in verdicts)
+        remarks = not_proved(spec, small)
+        if self.as_json:
+            record = {
+                "version": 1,
+                "passed": passed,
+                "spec": small.model_dump(mode="json", by_alias=True),
+                "verdicts": _table(verdicts).records(),
+                "not_proved": [asdict(remark) for remark in remarks],
+            }
+            console.answer(json.dumps(record, indent=2))
+        else:
+            colors = console.colors(sys.stdout)
+            table = printed([PlainTable(_table(verdicts))], table_width(), colors=colors)
+            console.answer(table, painted=colors)
+            console.answer(
+                f"{self.file}: "
+                + ("every layout tensor equals the one-rank run" if passed else "MISMATCH")
+                + f" ({_BOUNDS[self.precision]})"
+            )
+            for verdict in verdicts:
+                for failure in verdict.failures[:10]:
+                    console.note(f"  {verdict.module}, {verdict.what}: {failure}")
+            for line in lines_of(remarks):
+                console.answer(line)
+        raise typer.Exit(0 if passed else 1)
 
-def _prove(
-    spec: "Spec",
-    console: Console,
-    *,
-    device: Device,
-    precision: Precision,
-    timeout: float,
-    quiet: bool,
-) -> tuple["Spec", list["ModuleVerdict"]]:
-    """Shrink the spec, show it, run it; return the small spec and the verdicts on it.
+    def _prove(self, spec: "Spec", console: Console) -> tuple["Spec", list["ModuleVerdict"]]:
+        """Shrink the spec, show it, run it; return the small spec and the verdicts on it.
 
-    Raises: typer.Exit, typer.BadParameter.
-    """
-    import os
+        Raises: typer.Exit, typer.BadParameter.
+        """
+        import os
 
-    import yaml
+        import yaml
 
-    # Before torch's first parallel region: a forked rank would hang in its parent's thread pool.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from mimo_launch.checks.all_checks import check
-    from mimo_launch.launcher.forking import import_for_workers
-    from mimo_launch.launcher.run_on_ranks import RankError
-    from mimo_launch.layout.layout import world_size
-    from mimo_launch.verify.proof import verify_spec
-    from mimo_launch.verify.shrink import short_run, shrink
+        # Before torch's first parallel region: a forked rank would hang in the pool of its parent.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        from mimo_launch.checks.all_checks import check
+        from mimo_launch.launcher.forking import import_for_workers
+        from mimo_launch.launcher.run_on_ranks import RankError
+        from mimo_launch.layout.layout import world_size
+        from mimo_launch.verify.proof import verify_spec
+        from mimo_launch.verify.shrink import short_run, shrink
 
-    import_for_workers()
-    ended = custom_classes_fail(spec, console)
-    if ended is not None:
-        raise typer.Exit(ended)
-    try:
-        small = shrink(spec, precision.value)
-        # In float32, AdamW turns noise into updates where a gradient is zero, which proves nothing.
-        training = short_run(spec, small) if precision is Precision.FP64 else None
-        proved = training or small
-        for finding in check(proved):
-            if finding.is_error:
-                raise ValueError(finding.headline)
-    except ValueError as error:
-        console.note(f"the spec cannot be proved small: {error}")
-        raise typer.Exit(1) from None
-    place = device_here(small, device.value, world_size(small))
-    if not quiet:
-        data = proved.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None).rstrip()
-        console.note(f"# proving this spec on {world_size(small)} ranks:\n{text}")
-    try:
-        return proved, verify_spec(small, training=training, timeout_s=timeout, device=place)
-    except RankError as error:
-        console.note(f"the proof did not end: {error}")
-        raise typer.Exit(1) from None
+        import_for_workers()
+        ended = custom_classes_fail(spec, console)
+        if ended is not None:
+            raise typer.Exit(ended)
+        try:
+            small = shrink(spec, self.precision.value)
+            # In float32, AdamW turns noise into updates where a gradient is zero: no proof.
+            training = short_run(spec, small) if self.precision is Precision.FP64 else None
+            proved = training or small
+            for finding in check(proved):
+                if finding.is_error:
+                    raise ValueError(finding.headline)
+        except ValueError as error:
+            console.note(f"the spec cannot be proved small: {error}")
+            raise typer.Exit(1) from None
+        place = device_here(small, self.device.value, world_size(small))
+        if not self.as_json:
+            data = proved.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None).rstrip()
+            console.note(f"# proving this spec on {world_size(small)} ranks:\n{text}")
+        try:
+            return proved, verify_spec(
+                small, training=training, timeout_s=self.timeout, device=place
+            )
+        except RankError as error:
+            console.note(f"the proof did not end: {error}")
+            raise typer.Exit(1) from None
 
 
 def _table(verdicts: list["ModuleVerdict"]) -> "Table":
