@@ -63,7 +63,7 @@ def test_logits_are_those_of_transformers(kind: str, layout: str, tmp_path: Path
     seen = [data.describe("train", each).spans.get("vision", ()) for each in ids_of(asked)]
     assert sorted(map(len, seen))[0] == 0
     assert len({len(each) for each in seen}) == 4
-    found = found_logits(asked, tmp_path, VOCAB)
+    found = found_logits(asked, tmp_path)
     with torch.no_grad():
         assert deviation(found, logits_of(model, asked)) < 1e-5
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.test_decoder_logits import wanted_logits
-from tests.distributed.test_gemma3 import deviation
+from tests.support.families import FAMILIES
 from tests.support.hugging_face import (
     VOCAB,
     joined,
@@ -25,7 +24,6 @@ from tests.support.whole_models import deviation as deviation_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.score_attention import queries_at_once
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.load import model_from_data
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     **BEHIND_VISION,
@@ -58,25 +56,6 @@ def test_blocks_of_queries_are_those_of_one_rank(layout: str) -> None:
     assert failures(verdicts(capped(**LAYOUTS[layout]), prepare=in_small_blocks)) == []
 
 
-WRONG: dict[str, dict[str, Any]] = {
-    "cap of scores": {"attention_softcap": None},
-    "cap of logits": {"logit_softcap": None},
-    "other cap of scores": {"attention_softcap": 2.1},
-    "layers": {"sliding_window": {"size": 5, "full": [0]}},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
-    model = tiny("gemma2")
-    save(model, tmp_path / "model")
-    asked = made("gemma2", "one rank", tmp_path / "model")
-    changed = model_from_data({**asked.language.model.model_dump(), **WRONG[wrong]})
-    language = asked.language.model_copy(update={"model": changed})
-    asked = asked.model_copy(update={"modules": {"language": language}})
-    assert deviation(asked, model, tmp_path) > 1e-4
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["one rank", "cp2", "tp2"])
 def test_logits_of_long_sequences_are_those_of_transformers(
@@ -96,4 +75,4 @@ def test_logits_of_long_sequences_are_those_of_transformers(
     asked = asked.model_copy(update={"batch": batch})
     assert queries_at_once(2, 2560) < 2560 // 2
     parts = run_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
-    assert deviation_of(joined(asked, parts, VOCAB), wanted_logits(model, asked)) < 1e-9
+    assert deviation_of(joined(asked, parts, VOCAB), FAMILIES["gemma2"].wanted(model, asked)) < 1e-9

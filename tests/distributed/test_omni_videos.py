@@ -148,7 +148,7 @@ def test_logits_are_those_of_transformers(
     model = saved(shards, tmp_path / "model")
     asked = made(layout, fps, shards, tmp_path / "model")
     there = wanted(model.thinker, asked, fps)
-    assert deviation(found_logits(asked, tmp_path, VOCAB), there) < 1e-5
+    assert deviation(found_logits(asked, tmp_path), there) < 1e-5
 
 
 def proved(shards: Path, vision: Box, language: Box) -> Spec:

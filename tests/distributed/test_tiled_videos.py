@@ -82,7 +82,7 @@ def test_logits_are_those_of_transformers(layout: str, shards: Path, tmp_path: P
     widen(model)
     with torch.no_grad():
         wanted = logits_of(model, asked)
-    assert deviation(found_logits(asked, tmp_path, VOCAB), wanted) < 1e-9
+    assert deviation(found_logits(asked, tmp_path), wanted) < 1e-9
     shown = build_dataset(asked)
     samples = [shown.describe("train", each).spans.get("vision", ()) for each in range(4)]
     frames = [[x for x in spans if isinstance(x.shown, Frame)] for spans in samples]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
@@ -255,23 +256,12 @@ def model_keys(kind: str) -> dict[str, Any]:
 
 def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     name = "".join(part.capitalize() for part in kind.split("_"))
     config = getattr(transformers, f"{name}Config")
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
-    made = model(config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings))).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        biases = [each for each in made.named_buffers() if each[0].endswith("correction_bias")]
-        for _, bias in biases:
-            # As transformers keeps it.
-            bias.data = bias.to(torch.promote_types(dtype, torch.float32))
-        for name, weight in (*made.named_parameters(), *biases):
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name))
-    return made
+    made = model(config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings)))
+    return shaken(made, dtype, lambda name: float("norm" in name))
 
 
 def widen(model: nn.Module) -> None:

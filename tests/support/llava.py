@@ -1,13 +1,13 @@
 """Tiny vision towers and LLaVA models of `transformers` with random weights, and specs for them."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.hugging_face import ids_of, started
+from tests.support.hugging_face import ids_of, started, tokens_of
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
-from torch import Tensor, nn
+from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
@@ -64,7 +64,7 @@ def text_keys(text: str) -> dict[str, Any]:
 
 def tiny_llava(tower: str, text: str, token: int, dtype: torch.dtype = torch.float32) -> Any:
     """Return a LLaVA in which no weight is a constant."""
-    transformers = _transformers()
+    transformers = theirs()
     vision = {"siglip": transformers.SiglipVisionConfig, "clip": transformers.CLIPVisionConfig}
     decoder = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
     config = transformers.LlavaConfig(
@@ -74,24 +74,30 @@ def tiny_llava(tower: str, text: str, token: int, dtype: torch.dtype = torch.flo
         vision_feature_layer=-2,
         vision_feature_select_strategy={"siglip": "full", "clip": "default"}[tower],
     )
-    return _shaken(transformers.LlavaForConditionalGeneration(config), dtype)
+    return shaken(transformers.LlavaForConditionalGeneration(config), dtype)
 
 
 def tiny_tower(tower: str, dtype: torch.dtype = torch.float32, *, whole: bool = False) -> Any:
     """Return a vision model alone, or with `whole` beside its text model."""
-    transformers = _transformers()
+    transformers = theirs()
     prefix = {"siglip": "Siglip", "clip": "CLIP"}[tower]
     if whole:
         text = {**TEXT, "eos_token_id": 2, "bos_token_id": 1}
         del text["num_key_value_heads"]
         config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=VISION)
-        return _shaken(getattr(transformers, f"{prefix}Model")(config), dtype)
+        return shaken(getattr(transformers, f"{prefix}Model")(config), dtype)
     config = getattr(transformers, f"{prefix}VisionConfig")(**VISION)
-    return _shaken(getattr(transformers, f"{prefix}VisionModel")(config), dtype)
+    return shaken(getattr(transformers, f"{prefix}VisionModel")(config), dtype)
 
 
 def made_llava(
-    tower: str, text: str, layout: str, folder: Path, *, placeholder: int | None, precision: str
+    tower: str,
+    text: str,
+    layout: str,
+    folder: Path,
+    precision: str = "fp32",
+    *,
+    placeholder: int | None,
 ) -> Spec:
     """Return a spec whose two modules start from the folder of a LLaVA."""
     vision, language = (dict(each) for each in LAYOUTS[layout])
@@ -137,25 +143,17 @@ def features_on_rank(spec: Spec, run: Path) -> Tensor:
     return torch.cat(seen)
 
 
+def logits_of(model: Any, made: Spec) -> Tensor:
+    """Return the logits of each sample of the first step by itself, [samples, S, words]."""
+    rows = []
+    for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
+        pixels = images_of(made, sample).to(model.dtype)
+        out = model(input_ids=tokens[None], pixel_values=pixels if len(pixels) else None)
+        rows.append(out.logits)
+    return torch.cat(rows)
+
+
 def images_of(spec: Spec, sample: int) -> Tensor:
     """Return the images of a sample, [images, channels, height, width]."""
     found = build_dataset(spec).images("train", sample, "vision")
     return torch.stack([torch.from_numpy(image) for image in found]) if found else torch.empty(0)
-
-
-def _transformers() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        return transformers
-
-
-def _shaken(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    model = model.to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
-    return model

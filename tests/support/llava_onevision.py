@@ -1,12 +1,12 @@
 """A tiny LLaVA-OneVision of `transformers` with random weights, and specs for it."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.support.hugging_face import ids_of, tokens_of
 from tests.support.llava import LAYOUTS, TEXT, VOCAB
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -36,9 +36,7 @@ TEXT_KEYS: dict[str, Any] = {
 
 def tiny(dtype: torch.dtype = torch.float32, vocab: int = VOCAB) -> Any:
     """Return a model in which no weight is a constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     config = transformers.LlavaOnevisionConfig(
         vision_config=VISION,
         text_config=TEXT | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "vocab_size": vocab},
@@ -46,13 +44,7 @@ def tiny(dtype: torch.dtype = torch.float32, vocab: int = VOCAB) -> Any:
         image_grid_pinpoints=[[down * SIDE, right * SIDE] for down, right in GRIDS],
         vision_aspect_ratio="anyres_max_2",
     )
-    made = transformers.LlavaOnevisionForConditionalGeneration(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
-    return made
+    return shaken(transformers.LlavaOnevisionForConditionalGeneration(config), dtype)
 
 
 def made(

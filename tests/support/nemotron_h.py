@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tests.support.hugging_face import widen
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -51,19 +52,17 @@ MOE_CONFIG: dict[str, Any] = {
 
 def tiny(dtype: torch.dtype = torch.float32, **config: Any) -> Any:
     """Return a model in which no weight is a constant; `min_step` is in force for some heads."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import NemotronHConfig, NemotronHForCausalLM
-    made = NemotronHForCausalLM(NemotronHConfig(**{**CONFIG, **config})).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        biases = [pair for pair in made.named_buffers() if "correction_bias" in pair[0]]
-        for name, weight in [*made.named_parameters(), *biases]:
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            # Time steps near the least one, and as different decays as of a trained model.
-            start = -2.0 if "dt_bias" in name else 1.0 if "norm" in name or "A_log" in name else 0.0
-            weight.copy_(noise * (0.5 if "mixer" in name else 0.2) + start)
-    return made
+    made = theirs().NemotronHForCausalLM(theirs().NemotronHConfig(**CONFIG | config))
+    return shaken(made, dtype, start, lambda name: 0.5 if "mixer" in name else 0.2)
+
+
+def start(name: str) -> float:
+    """Return values of time steps near the least one, and of decays that differ as if trained."""
+    if "dt_bias" in name:
+        return -2.0
+    return float(
+        ("norm" in name and name.endswith("weight")) or "lambda" in name or "A_log" in name
+    )
 
 
 def loaded(folder: Path) -> Any:

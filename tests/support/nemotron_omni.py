@@ -9,6 +9,7 @@ import torch
 from tests.support import nemotron_h, radio
 from tests.support.hugging_face import ids_of, tokens_of
 from tests.support.llava import LAYOUTS
+from tests.support.random_models import shaken
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -55,19 +56,10 @@ def tiny(
         image_token_id=TOKEN,
         **more,
     )
-    made = modeling.NemotronH_Omni_Reasoning_V3(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            one = ("norm" in name and name.endswith("weight")) or "lambda" in name
-            start = -2.0 if "dt_bias" in name else float(one or "A_log" in name)
-            weight.copy_(noise * (0.5 if "mixer" in name else 0.2) + start)
-        for name, bias in made.named_buffers():
-            if name.endswith("correction_bias"):
-                # As transformers keeps it.
-                noise = torch.randn(bias.shape, generator=random, dtype=torch.float64) * 0.1
-                bias.data = noise.to(torch.promote_types(dtype, torch.float32))
+    made = shaken(
+        modeling.NemotronH_Omni_Reasoning_V3(config), dtype, nemotron_h.start,
+        lambda name: 0.1 if "correction" in name else 0.5 if "mixer" in name else 0.2,
+    )  # fmt: skip
     made.vision_model.config.dtype = dtype
     return made
 

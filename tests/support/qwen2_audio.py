@@ -1,6 +1,5 @@
 """A tiny Qwen2-Audio of `transformers` with random weights, and specs for it."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from tests.support.hugging_face import ids_of, tokens_of
 from tests.support.llava import LAYOUTS, TEXT, VOCAB
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -32,21 +32,13 @@ TEXT_KEYS: dict[str, Any] = {
 
 def tiny(dtype: torch.dtype = torch.float32) -> Any:
     """Return a model in which no weight is a constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     rope = {"rope_type": "default", "rope_theta": 50.0}
     text = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_parameters": rope}
     config = transformers.Qwen2AudioConfig(
         audio_config=AUDIO, text_config=TEXT | text, audio_token_index=TOKEN
     )
-    made = transformers.Qwen2AudioForConditionalGeneration(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
-    return made
+    return shaken(transformers.Qwen2AudioForConditionalGeneration(config), dtype)
 
 
 def made(layout: str, folder: Path, precision: str = "fp32") -> Spec:
@@ -91,9 +83,15 @@ def heard(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
 
 def logits_of(model: Any, made: Spec) -> Tensor:
     """Return the logits of each sample of the first step by itself, [samples, S, words]."""
-    rows, data = [], build_dataset(made)
+    rows, data, frames, counts = [], build_dataset(made), set(), set()
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
         clips = [np.asarray(each) for each in data.images("train", sample, "audio")]
+        counts.add(len(clips))
+        frames |= {clip.shape[1] for clip in clips}
         inputs = heard(clips, model.dtype)
         rows.append(model(input_ids=tokens[None], **inputs).logits)
+    # Some clips have a token that is no row.
+    assert counts == {0, 1, 2}
+    assert {each // 2 % 2 for each in frames} == {0, 1}
+    assert max(frames) < FRAMES
     return torch.cat(rows)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tests.support.hugging_face import widen
 from tests.support.qwen_vl import axes
+from tests.support.random_models import shaken
 from tests.support.specs import Box, box, spec
 
 from mimo_launch.checks.all_checks import check
@@ -85,13 +86,8 @@ def tiny(
             token2wav_config=_VOCODER,
         )  # fmt: skip
         # Some tensors of so small a vocoder are empty.
-        made = Qwen2_5OmniForConditionalGeneration(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name))
-    return made
+        made = Qwen2_5OmniForConditionalGeneration(config)
+    return shaken(made, dtype, lambda name: float("norm" in name))
 
 
 def made(layout: str, folder: Path, precision: str = "fp64", **more: Any) -> Spec:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tests.support.hugging_face import ids_of, tokens_of, widen
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import Box, box, spec
 from torch import Tensor
 
@@ -227,9 +229,7 @@ def tiny(
     **vision: Any,
 ) -> Any:
     """Return a model in which no weight is a constant; special `tokens` are the last ones."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     name = ALL_KINDS[kind].name
     config = getattr(transformers, f"{name}Config")(
         text_config=TEXT | ALL_KINDS[kind].text | {"vocab_size": vocab},
@@ -238,23 +238,13 @@ def tiny(
         **{f"{name}_id": vocab - 1 - i for i, name in enumerate(_SPECIAL)} | tokens,
     )
     cls = getattr(transformers, f"{name}ForConditionalGeneration")
-    made = cls(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        biases = [each for each in made.named_buffers() if each[0].endswith("correction_bias")]
-        for _, bias in biases:
-            # As transformers keeps it.
-            bias.data = bias.to(torch.promote_types(dtype, torch.float32))
-        for name, weight in (*made.named_parameters(), *biases):
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + _begins_at_1(kind, name))
-    return made
+    return shaken(cls(config), dtype, partial(_start, kind))
 
 
-def _begins_at_1(kind: str, name: str) -> bool:
-    """Return whether a weight is that of a norm, to which nothing is added."""
+def _start(kind: str, name: str) -> float:
+    """Return 1 for a weight of a norm to which nothing is added."""
     has_offset = kind in KINDS_IN_FP32 and "language_model" in name and "linear_attn" not in name
-    return ("norm" in name or "ln_q" in name) and not has_offset
+    return float(("norm" in name or "ln_q" in name) and not has_offset)
 
 
 _SPECIAL = ("image_token", "video_token", "vision_start_token", "vision_end_token")

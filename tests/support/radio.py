@@ -1,6 +1,5 @@
 """A tiny RADIO of `transformers` with random weights, specs that start from it, its features."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.support.encoder_outputs import Seen, deviations_of, seen_on_rank
 from tests.support.llava import LAYOUTS
+from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
@@ -32,30 +32,13 @@ GATED = ({"use_swiglu_ffn": True, "mlp_ratio": 1.7}, {"activation": "swiglu", "m
 
 def config_of(**more: Any) -> Any:
     """Return the configuration of `transformers`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-    return transformers.RadioConfig(**SIZES | more)
-
-
-def shaken(model: Any, dtype: torch.dtype) -> Any:
-    """Give every weight, also those that begin alike, a value of its own."""
-    random = torch.Generator().manual_seed(7)
-    model = model.to(dtype).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            is_norm = "norm" in name and name.endswith("weight")
-            weight.copy_(noise * 0.2 + (is_norm or "lambda" in name))
-    return model
+    return theirs().RadioConfig(**SIZES | more)
 
 
 def tiny(dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     """Return a model in which no weight is a constant."""
-    config = config_of(**more)
-    import transformers
-
-    return shaken(transformers.RadioModel(config), dtype)
+    model = theirs().RadioModel(config_of(**more))
+    return shaken(model, dtype, lambda name: of_norm(name) or float("lambda" in name))
 
 
 def made(

@@ -1,6 +1,5 @@
 """Tiny models of `transformers` that see, InternVL to Pixtral, and specs for them."""
 
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tests.support.hugging_face import ALIKE, ids_of, tokens_of
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
+from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -155,9 +155,7 @@ def tiny(
     kind: str, dtype: torch.dtype = torch.float32, token: int = TOKEN, vocab: int = VOCAB
 ) -> Any:
     """Return a model in which no weight is a constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     family = KINDS[kind]
     config = getattr(transformers, f"{family.name}Config")(
         vision_config=VISION | family.vision,
@@ -165,15 +163,8 @@ def tiny(
         image_token_id=token,
         **family.whole,
     )
-    made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
-            if "lambda" in name:
-                weight.add_(0.5)
-    return made
+    made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config)
+    return shaken(made, dtype, lambda name: 0.5 if "lambda" in name else of_norm(name))
 
 
 def made(

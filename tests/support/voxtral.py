@@ -1,6 +1,5 @@
 """A tiny Voxtral of `transformers` with random weights, and specs for it."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from tests.support.hugging_face import ids_of, tokens_of
 from tests.support.llava import LAYOUTS, TEXT, VOCAB
+from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
 
@@ -32,21 +32,13 @@ TEXT_KEYS: dict[str, Any] = {
 
 def tiny(dtype: torch.dtype = torch.float32) -> Any:
     """Return a model in which no weight is a constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
+    transformers = theirs()
     rope = {"rope_type": "default", "rope_theta": 50.0}
     text = {"model_type": "llama", "head_dim": 8, "rms_norm_eps": 1e-6, "rope_parameters": rope}
     config = transformers.VoxtralConfig(
         audio_config=AUDIO, text_config=TEXT | text, audio_token_id=TOKEN
     )
-    made = transformers.VoxtralForConditionalGeneration(config).to(dtype).eval()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name and name.endswith("weight")))
-    return made
+    return shaken(transformers.VoxtralForConditionalGeneration(config), dtype)
 
 
 def made(layout: str, folder: Path, precision: str = "fp32", **audio: Any) -> Spec:
@@ -71,4 +63,5 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         clips = data.images("train", sample, "audio")
         heard = torch.from_numpy(np.stack(clips)).to(model.dtype) if clips else None
         rows.append(model(input_ids=tokens[None], input_features=heard).logits)
+    assert {len(data.images("train", each, "audio")) for each in ids_of(made)} == {0, 1, 2}
     return torch.cat(rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tests.support.encoder_outputs import Seen, deviations_of, seen_on_rank
+from tests.support.random_models import shaken
 from tests.support.specs import Box, box, spec
 from torch import Tensor, nn
 
@@ -45,12 +46,7 @@ def tiny(dtype: torch.dtype = torch.float32, kind: str = "WhisperForConditionalG
         from transformers.models.whisper import modeling_whisper
 
         made = getattr(modeling_whisper, kind)(transformers.WhisperConfig(**SIZES))
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
-            weight.copy_(noise * 0.2 + ("norm" in name))
-    return made.to(dtype).eval()
+    return shaken(made, dtype, lambda name: float("norm" in name))
 
 
 def encoder_of(model: Any) -> Any:

@@ -1,21 +1,30 @@
-"""Our modules beside a whole model of `transformers`: logits, a step, and what export writes.
+"""Our modules beside a model of `transformers`: logits, a step, and what export writes.
 
-Both start from one folder; samples have several images or clips, or none.
+Both start from one folder.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.exports import bits, exported, save_on_rank, tensors, trained, with_sections
-from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, widen
-from tests.support.llava import VOCAB
+from tests.support.exports import (
+    bits,
+    exported,
+    load,
+    save_on_rank,
+    tensors,
+    trained,
+    with_sections,
+)
+from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tokens_of, widen
 from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
@@ -42,10 +51,16 @@ def deviation(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-def found_logits(asked: Spec, run: Path, words: int = VOCAB) -> Tensor:
+def found_logits(asked: Spec, run: Path) -> Tensor:
     """Return the logits of our ranks in the first step, [samples, S, words]."""
     parts = run_on_running_ranks(logits_on_rank, asked, run, world_size=world_size(asked))
-    return joined(asked, parts, words)
+    return joined(asked, parts, asked.language.model.vocab)
+
+
+def text_logits(model: Any, asked: Spec) -> Tensor:
+    """Return the logits of a model of text alone for the tokens of the first step."""
+    logits: Tensor = model(input_ids=tokens_of(asked)).logits
+    return logits
 
 
 def with_optimizer(asked: Spec, optimizer: str) -> Spec:
@@ -83,92 +98,128 @@ def decays_in(name: str, weight: Tensor) -> bool:
     return (weight.dim() > 1 and not name.endswith("bias")) or name.endswith(DECAYED)
 
 
-@dataclass(frozen=True)
-class WholeModel:
-    """A tiny whole model of `transformers`, and our specs for it.
+@dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    """A tiny model of `transformers`, our specs for it, and how both are compared.
 
-    `tiny(dtype=...)` makes it, `made(layout, folder, precision)` a spec that starts from a folder,
-    and `logits_of(model, spec)` are its logits for the samples of the first step. `section` has
-    the settings of its encoder, and `token` is the number of a placeholder, behind its keys.
-    Settings of parts that are `derived` need not be written.
+    `tiny(dtype=...)` makes it and `saved` its folder; `made(layout, folder, precision)` is a spec
+    that starts from there, with the further settings of its layout, and `logits_of(model, spec)`
+    are its logits for the samples of the first step. `widen` has it compute in float64.
+    Of layouts, exact comparisons and steps, by optimizer and precision, those that are `often` run
+    by default. Patterns name tensors that no step moves (`stays`), those that may stay or move
+    (`undecided`), and those that nothing decides (`free`). Settings of `sections` come out as they
+    were but for those that are `derived`; `token` is the number of a placeholder.
     """
 
     tiny: Callable[..., Any]
     made: Callable[..., Spec]
-    logits_of: Callable[[Any, Spec], Tensor]
-    section: str
-    token: tuple[tuple[str, ...], int]
+    logits_of: Callable[[Any, Spec], Tensor] = text_logits
+    saved: Callable[[Any, Path], object] = save
+    widen: Callable[[Any, pytest.MonkeyPatch], object] = lambda model, _: widen(model)
+    layouts: Mapping[str, Mapping[str, Any]]
+    often: Collection[str] = ()
+    exact: Mapping[str, Any] | None = field(default_factory=dict)
+    exact_often: bool = True
+    steps: Mapping[tuple[str, str], bool]
+    step_settings: Mapping[str, Any] = field(default_factory=dict)
+    loss_of: Callable[[Any, Spec], Tensor] | None = None
+    stays: str = "$^"
+    undecided: str = "$^"
+    free: str = "$^"
+    untouched: Mapping[str, Any] | None = field(default_factory=dict)
+    sections: tuple[str, ...] = ()
     derived: frozenset[str] = frozenset()
+    token: tuple[tuple[str, ...], int] | None = None
+    auto: str | None = None
 
     def wanted(self, model: Any, asked: Spec) -> Tensor:
-        """Return the logits of `transformers`, [samples, S, words]."""
+        """Return the logits of `transformers`, [samples, S, words].
+
+        A word that the file does not have gets the mean of the others' rows, so of their logits
+        before a cap.
+        """
         with torch.no_grad():
-            return self.logits_of(model, asked).double()
+            logits = self.logits_of(model, asked).double()
+        ours = asked.language.model
+        cap = getattr(ours, "logit_softcap", None)
+        mean = (logits if cap is None else (logits / cap).atanh() * cap).mean(-1, keepdim=True)
+        mean = mean if cap is None else (mean / cap).tanh() * cap
+        return torch.cat([logits, *[mean] * (ours.vocab - logits.shape[-1])], dim=-1)
+
+    def start(
+        self, layout: str, run: Path, precision: str = "fp32", **settings: Any
+    ) -> tuple[Any, Spec]:
+        """Save a model; return it and a spec that starts from its folder."""
+        model = self.tiny(dtype=DTYPES[precision])
+        self.saved(model, run / "model")
+        return model, self.made(
+            layout.split(";", maxsplit=1)[0], run / "model", precision, **settings
+        )
 
     def deviation(self, layout: str, run: Path) -> float:
         """Return how far our logits are from those of `transformers`, on a layout in float32."""
-        model = self.tiny()
-        save(model, run / "model")
-        asked = self.made(layout, run / "model")
+        model, asked = self.start(layout, run, **self.layouts[layout])
         return deviation(found_logits(asked, run), self.wanted(model, asked))
 
     def deviations_in_float64(
-        self, run: Path, change: Callable[[Any], Tensor] | None = None
+        self,
+        run: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        change: Callable[[Any], Tensor] | None = None,
     ) -> tuple[float, float]:
         """Return the same in float64 on one rank, and with one row of a weight of theirs changed.
 
         `change(model)` is that row.
         """
-        model = self.tiny(dtype=torch.float64)
-        save(model, run / "model")
-        asked = self.made("one rank", run / "model", "fp64")
+        model, asked = self.start("one rank", run, "fp64", **self.exact or {})
         found = found_logits(asked, run)
-        widen(model)
-        as_it_is = deviation(found, self.wanted(model, asked))
-        if change is None:
-            return as_it_is, 0.0
-        with torch.no_grad():
-            row = change(model)
-            row += 1e-3
-        return as_it_is, deviation(found, self.wanted(model, asked))
+        with monkeypatch.context() as patched:
+            self.widen(model, patched)
+            as_it_is = deviation(found, self.wanted(model, asked))
+            if change is None:
+                return as_it_is, 0.0
+            with torch.no_grad():
+                row = change(model)
+                row += 1e-3
+            return as_it_is, deviation(found, self.wanted(model, asked))
 
     def assert_step(
-        self,
-        optimizer: str,
-        run: Path,
-        *,
-        precision: str = "fp64",
-        bound: float = 1e-9,
-        stays: Callable[[str], bool] = lambda name: False,
-        undecided: Callable[[str], bool] = lambda name: False,
+        self, optimizer: str, precision: str, run: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Compare every tensor of an export, by name, after a step of ours and one of torch.
-
-        No step moves a tensor that `stays`; one whose gradient is zero but for rounding is
-        `undecided`.
-        """
-        model = self.tiny(dtype=DTYPES[precision])
-        save(model, run / "model")
-        asked = with_optimizer(self.made("one rank", run / "model", precision), optimizer)
+        """Compare every tensor of an export, by name, after a step of ours and one of torch."""
+        model, asked = self.start("one rank", run, precision, **self.step_settings)
+        asked = with_optimizer(asked, optimizer)
         found = exported(trained(asked, run / "run"), run / "out", dtype=precision)
-
-        if precision == "fp64":
-            widen(model)
-        step_of_torch(model, self.logits_of(model, asked), asked, optimizer)
+        with monkeypatch.context() as patched:
+            if precision == "fp64":
+                self.widen(model, patched)
+            if self.loss_of is None:
+                logits, labels = self.logits_of(model, asked), labels_of(asked)
+                F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+            else:
+                # The loss would be taken in fp32.
+                patched.setattr(torch.Tensor, "float", torch.Tensor.double)
+                self.loss_of(model, asked).backward()
+        moved_by_torch(model, optimizer)
         save(model, run / "wanted")
         wanted, start = tensors(run / "wanted"), tensors(run / "model")
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
-            assert (found[name] - tensor).abs().max() < bound, name
-            assert undecided(name) or torch.equal(tensor, start[name]) == stays(name), name
+            bound = 1e-9 if precision == "fp64" else 1e-6
+            assert re.search(self.free, name) or (found[name] - tensor).abs().max() < bound, name
+            stays = re.search(self.stays, name) is not None
+            assert re.search(self.undecided, name) or torch.equal(tensor, start[name]) == stays, (
+                name
+            )
 
     def assert_untouched(self, run: Path) -> dict[str, Any]:
         """Export a model that nothing trained: every bit and setting is there.
 
         Returns the configuration that was written.
         """
-        save(self.tiny(dtype=torch.bfloat16), run / "model")
-        asked = with_sections(self.made("tp2", run / "model"))
+        self.saved(self.tiny(dtype=torch.bfloat16), run / "model")
+        settings = dict(self.untouched or {})
+        asked = with_sections(self.made(settings.pop("layout", "tp2"), run / "model", **settings))
         run_on_running_ranks(save_on_rank, asked, run / "run", world_size=world_size(asked))
         found, wanted = exported(run / "run", run / "out"), tensors(run / "model")
         assert found.keys() == wanted.keys()
@@ -177,10 +228,13 @@ class WholeModel:
         config, source = (
             json.loads((run / each / "config.json").read_text()) for each in ("out", "model")
         )
-        keys, token = self.token
-        assert [config[key] for key in keys if key in config] == [token]
         assert config["architectures"] == source["architectures"]
-        for part in (self.section, "text_config"):
+        if self.token is not None:
+            keys, token = self.token
+            assert [config[key] for key in keys if key in config] == [token]
+        for part in self.sections:
             kept = {key: each for key, each in source[part].items() if key not in self.derived}
             assert {key: config[part].get(key) for key in kept} == kept
+        if self.auto is not None:
+            load(self.auto, run / "out")
         return config

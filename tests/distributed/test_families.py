@@ -1,0 +1,97 @@
+"""Every family is that of `transformers`, number by number, from its folder and back.
+
+The table is `tests/support/families.py`. Texts, images and clips are those of the first step:
+several in some samples, none in others.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.support.families import FAMILIES, ROWS, WRONG
+from tests.support.hugging_face import save
+from tests.support.older_folders import OLDER
+from tests.support.whole_models import deviation, found_logits
+
+
+def cases(found: Iterable[tuple[Any, bool]]) -> list[Any]:
+    """Return parameters, each with whether it is tested by default."""
+    return [
+        pytest.param(*each, marks=() if often else pytest.mark.sweep, id=", ".join(each))
+        for each, often in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    cases(((n, x), x in each.often) for n, each in FAMILIES.items() for x in each.layouts),
+)
+def test_logits_are_those_of_transformers(name: str, layout: str, tmp_path: Path) -> None:
+    assert FAMILIES[name].deviation(layout, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    cases(((n,), each.exact_often) for n, each in FAMILIES.items() if each.exact is not None),
+)
+def test_logits_in_float64(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS.get(name)
+    right, wrong = FAMILIES[name].deviations_in_float64(tmp_path, monkeypatch, row)
+    assert right < 1e-9
+    assert row is None or wrong > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "precision"),
+    cases(((n, *x), often) for n, each in FAMILIES.items() for x, often in each.steps.items()),
+)
+def test_a_step_is_that_of_plain_torch(
+    name: str, optimizer: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names of its tensors; norms, biases and layer scale do not decay."""
+    FAMILIES[name].assert_step(optimizer, precision, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in FAMILIES.items() if each.untouched is not None]
+)
+def test_an_untouched_model_comes_out_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """With its settings, those that we do not know among them."""
+    FAMILIES[name].assert_untouched(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", cases(((name,), each[-1]) for name, each in WRONG.items()))
+def test_the_bound_sees_a_wrong_setting(wrong: str, tmp_path: Path) -> None:
+    """Of ours, or of a model of theirs with the same weights."""
+    name, place, changed, _ = WRONG[wrong]
+    family = FAMILIES[name]
+    model, asked = family.start("one rank", tmp_path, **family.exact or {})
+    if place == "theirs":
+        model = family.tiny(**changed)
+    else:
+        module = asked.modules[place]
+        keys = module.model.model_dump()
+        inner = {
+            k: keys[k] | v if isinstance(v, dict) and keys[k] else v for k, v in changed.items()
+        }
+        other = type(module.model).model_validate(keys | inner)
+        module = module.model_copy(update={"model": other})
+        asked = asked.model_copy(update={"modules": {**asked.modules, place: module}})
+    assert deviation(found_logits(asked, tmp_path), family.wanted(model, asked)) > 1e-4
+
+
+@pytest.mark.parametrize("name", cases(((name,), each[-1]) for name, each in OLDER.items()))
+def test_folders_of_other_versions_are_read(name: str, tmp_path: Path) -> None:
+    kind, configured, held, settings, _ = OLDER[name]
+    family, folder = FAMILIES[kind], tmp_path / "model"
+    model = family.tiny()
+    save(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(configured(config)))
+    file = folder / "model.safetensors"
+    save_file(held(load_file(file)), file, {"format": "pt"})
+    asked = family.made("one rank", folder, **settings)
+    assert deviation(found_logits(asked, tmp_path), family.wanted(model, asked)) < 1e-5

@@ -1,0 +1,505 @@
+"""One table of families: a tiny model of each, and how it is compared with ours.
+
+`tests/distributed/test_families.py` takes every row through the same suites.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support import (
+    hugging_face,
+    llava,
+    llava_onevision,
+    nemotron_h,
+    nemotron_omni,
+    qwen2_audio,
+    qwen3_next,
+    qwen_vl,
+    seeing,
+    voxtral,
+)
+from tests.support.hugging_face import save, tokens_of, widen, widen_softmax
+from tests.support.whole_models import OPTIMIZERS, TinyModel, labels_of
+from torch import Tensor
+
+from mimo_launch.hugging_face.contents import read_contents
+from mimo_launch.spec.spec import Spec
+
+EP2: dict[str, Any] = {"experts": {"ep": 2}}
+EP2_SP: dict[str, Any] = EP2 | {"sequence_parallel": True}
+# A first step of AdamW is the sign of a gradient, which rounding may change: in float64 alone.
+FP64 = [(optimizer, "fp64") for optimizer in OPTIMIZERS]
+
+
+def steps(*often: str, of: Any = FP64) -> dict[tuple[str, str], bool]:
+    """Return steps, of which those in fp64 with some optimizers run by default."""
+    return {each: each[0] in often for each in of}
+
+
+def plain(layouts: Any) -> dict[str, dict[str, Any]]:
+    """Return layouts without further settings."""
+    return {each: {} for each in layouts}
+
+
+# Decoders.
+
+
+def own_loss(model: Any, asked: Spec) -> Tensor:
+    """Return the mean over labels that a model of `transformers` takes."""
+    tokens, labels = tokens_of(asked), labels_of(asked)
+    # Labels that are the tokens would leave out the last place, whose label is in no sequence.
+    loss: Tensor = model(input_ids=tokens, labels=tokens, shift_labels=labels).loss
+    return loss
+
+
+def exact_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute norms, angles and softmax in float64."""
+    widen(model)
+    widen_softmax(monkeypatch)
+
+
+def exact_experts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64 all that `transformers` computes in float32."""
+    exact_text(model, monkeypatch)
+    # The others have no kernel for float64, and routers say fp32 in three ways.
+    model.set_experts_implementation("eager")
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
+
+
+_OFTEN = ("llama", "qwen2", "qwen3", "mistral")
+_DECODERS = {
+    kind: TinyModel(
+        tiny=partial(hugging_face.tiny, kind),
+        made=partial(hugging_face.made, kind),
+        widen=exact_text,
+        layouts=plain(hugging_face.LAYOUTS),
+        often=hugging_face.LAYOUTS if kind in _OFTEN else ("cp2",),
+        steps={
+            (each, "fp64"): each == "adamw" and kind in ("qwen3", "gemma2", "gemma3_text", "glm4")
+            for each in OPTIMIZERS
+        },
+        loss_of=own_loss,
+        # One bias for all keys of a query changes nothing.
+        free=r"k_proj\.bias$",
+        untouched=None,
+    )
+    for kind in hugging_face.KINDS
+}
+_MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
+    "mixtral": ({"one rank": {}, "tp2": EP2}, {"one rank", "tp2"}),
+    "qwen3_moe": ({"one rank": {}, "tp2 pp2": EP2_SP}, {"one rank", "tp2 pp2"}),
+    "gpt_oss": (
+        {
+            "one rank": {}, "cp2": EP2, "tp2": {"experts": {"tp": 2}}, "tp2 pp2": EP2,
+            "colocated dp2": {}, "pp2": {},
+        },
+        {"one rank", "cp2", "tp2"},
+    ),
+    "deepseek_v3": (
+        {"one rank": {}, "tp2 pp2": EP2_SP, **plain(("tp4", "cp2", "pp2", "colocated dp2"))},
+        {"one rank", "tp2 pp2"},
+    ),
+    "glm4_moe": (
+        {"cp2": EP2, "tp2 pp2": EP2_SP, **plain(("one rank", "tp4", "pp2", "colocated dp2"))},
+        {"cp2"},
+    ),
+}  # fmt: skip
+_EXPERTS = {
+    kind: TinyModel(
+        tiny=partial(hugging_face.tiny, kind),
+        made=partial(hugging_face.made, kind),
+        widen=exact_experts,
+        layouts=layouts,
+        often=often,
+        steps=steps(*(["adamw"] if kind == "gpt_oss" else [])),
+        step_settings={"model": {"moe": {**hugging_face.model_keys(kind)["moe"], "aux_loss": 0.0}}},
+        undecided="correction_bias$",
+        untouched=EP2,
+        auto="AutoModelForCausalLM",
+    )
+    for kind, (layouts, often) in _MOE_LAYOUTS.items()
+}
+
+# A Kimi-K2 is a DeepSeek-V3 in a form of its own; both ends of its YaRN are the same.
+KIMI_SCALING = {
+    "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+KIMI_THETA = 500.0
+
+
+def kimi(dtype: torch.dtype = torch.float32) -> Any:
+    rope = {"rope_type": "yarn", **KIMI_SCALING, "rope_theta": KIMI_THETA}
+    return hugging_face.tiny("deepseek_v3", dtype, rope_parameters=rope, n_group=1, topk_group=1)
+
+
+def save_kimi(model: Any, folder: Path) -> None:
+    """Save a model in the form of the published folders."""
+    save(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    if config.pop("rope_parameters", None) is None:
+        return
+    config |= {
+        "model_type": "kimi_k2", "rope_theta": KIMI_THETA,
+        "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+        "rope_scaling": {"type": "yarn", **KIMI_SCALING}, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "moe_layer_freq": 1, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def made_kimi(layout: str, folder: Path, precision: str = "fp32", **more: Any) -> Spec:
+    """Return a spec that says of rotary embeddings and experts what the folder says."""
+    [module] = read_contents(folder).modules
+    assert (module.model_type, module.not_computed) == ("kimi_k2", ())
+    keys = {key: module.keys[key] for key in ("rope_scaling", "query_pre_attn_scalar")}
+    moe = hugging_face.model_keys("deepseek_v3")["moe"] | {"groups": 1, "top_groups": 1}
+    model = {**keys, "moe": moe}
+    return hugging_face.made("deepseek_v3", layout, folder, precision, model=model, **more)
+
+
+_KIMI = TinyModel(
+    tiny=kimi,
+    made=made_kimi,
+    saved=save_kimi,
+    widen=exact_experts,
+    layouts={"tp2": EP2, "one rank": {}, "cp2": {}, "tp2 pp2": EP2_SP},
+    often={"tp2"},
+    steps=steps(),
+    undecided="correction_bias$",
+    untouched=None,  # `test_kimi_k2.py`, with its form.
+)
+
+# Models that see or hear.
+
+_LLAVAS = {
+    f"llava of {tower} and {text}": TinyModel(
+        tiny=partial(llava.tiny_llava, tower, text, token),
+        made=partial(llava.made_llava, tower, text, placeholder=given),
+        logits_of=llava.logits_of,
+        layouts=plain(llava.LAYOUTS),
+        often=llava.LAYOUTS,
+        steps={},
+        untouched=None,
+    )
+    # The last word is the placeholder of a spec that names none.
+    for tower, text, token, given in (("clip", "llama", 7, 7), ("siglip", "qwen2", 40, None))
+}
+_SEEING_OFTEN = {
+    "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
+    "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
+}  # fmt: skip
+
+
+def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
+    """Return layouts with images of other sizes than the table's, or each of a size of its own."""
+    found: dict[str, dict[str, Any]] = {}
+    # The tower of a Gemma 3 takes images of one size.
+    if kind != "gemma3":
+        found |= {f"tp2; images of {side}": {"side": side} for side in (2, 6, 10)}
+    if kind in ("ministral3", "mistral3", "pixtral"):
+        layout = "tp2" if kind == "mistral3" else "one rank"
+        found[f"{layout}; images of any size"] = {"side": None}
+    return found
+
+
+_SEEING = {
+    f"{kind}, seeing": TinyModel(
+        tiny=partial(seeing.tiny, kind),
+        made=partial(seeing.made, kind),
+        logits_of=seeing.logits_of,
+        layouts=plain(llava.LAYOUTS) | _of_sizes(kind),
+        often=(
+            *_SEEING_OFTEN.get(kind, ("",))[:1],
+            *(f"{x}; images of any size" for x in ("one rank", "tp2")),
+        ),
+        # Images of another size than the table's, but for towers of one size.
+        exact={} if kind == "gemma3" else {"side": 6},
+        exact_often=kind not in ("idefics3", "ministral3", "pixtral"),
+        steps=steps(*_SEEING_OFTEN.get(kind, ("", ""))[1:]),
+        undecided=r"k_proj\.bias$",
+        sections=("vision_config", "text_config"),
+        derived=frozenset({"layer_types"}),
+        token=(("image_token_id", "image_token_index"), seeing.TOKEN),
+    )
+    for kind in seeing.KINDS
+}
+_QWEN_OFTEN: dict[str, tuple[Any, str]] = {
+    "qwen2_vl": (qwen_vl.LAYOUTS.keys() - {"tp4", "unequal, apart"}, ""),
+    "qwen2_5_vl": ({"one rank", "cp2, apart"}, "sgd"),
+    "qwen3_vl": ({"one rank", "pp2, apart"}, "adamw"),
+    "qwen3_vl_moe": ({"tp2"}, ""),
+    "glm4v": ({"one rank", "unequal, apart"}, ""),
+    "glm4v_moe": ({"tp2"}, ""),
+    "glm46v": (set[str](), ""),
+    "qwen3_5": ({"one rank", "cp2, apart"}, "sgd"),
+    "qwen3_5_moe": ({"tp2"}, ""),
+}
+
+
+def exact_qwen(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widen what `transformers` computes in fp32, experts and their routers as well."""
+    # The parts of a GLM-4.6V are those of a GLM-4.1V.
+    kind = "glm4v" if kind == "glm46v" else kind
+    theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    for name in ("apply_rotary_pos_emb_vision", "get_vision_interpolation_indices_and_weights"):
+        # So that what `widen_all` does to the module is undone.
+        monkeypatch.setattr(theirs, name, getattr(theirs, name, None), raising=False)
+    qwen_vl.widen_all(model)
+    if kind.endswith("moe"):
+        model.set_experts_implementation("eager")
+        widen_softmax(monkeypatch)
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
+
+
+def save_qwen(kind: str, model: Any, folder: Path) -> None:
+    """Save a model; add the tensors that published ones have and transformers leaves out."""
+    save(model, folder)
+    if kind.startswith("qwen3_5") and model.dtype != torch.bfloat16:
+        file = folder / "model.safetensors"
+        names = ("mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight")
+        more = {name: torch.ones(2, 2) for name in names}
+        save_file(load_file(file) | more, file, {"format": "pt"})
+
+
+_QWENS = {
+    kind: TinyModel(
+        tiny=partial(qwen_vl.tiny, kind=kind),
+        made=partial(qwen_vl.made, kind=kind),
+        saved=partial(save_qwen, kind),
+        logits_of=lambda model, asked: model(**qwen_vl.inputs_of(model, asked)).logits,
+        widen=partial(exact_qwen, kind),
+        layouts=plain(qwen_vl.LAYOUTS),
+        often=often,
+        # The recurrence of the others is in fp32 in transformers, whatever the type.
+        exact={} if kind in qwen_vl.KINDS else None,
+        steps=steps(step, of=FP64 if kind in qwen_vl.KINDS else [("sgd", "fp32")]),
+        undecided="correction_bias$",
+        sections=("vision_config", "text_config"),
+        # A window of 9 pixels holds whole rows of 8, and is written so.
+        derived=frozenset({"layer_types", "tie_word_embeddings", "window_size"}),
+        token=(("video_token_id",), qwen_vl.VOCAB - 2),
+    )
+    for kind, (often, step) in _QWEN_OFTEN.items()
+}
+# With one table for both ends, as folders of older versions are.
+_QWENS |= {
+    f"{kind}, tied": replace(
+        _QWENS[kind],
+        tiny=partial(qwen_vl.tiny, kind=kind, tied=True),
+        layouts={},
+        exact=None,
+        steps={},
+        untouched=None,
+    )
+    for kind in ("qwen2_vl", "qwen2_5_vl")
+}
+_ALL_STEPS = {("sgd", "fp64"): True, ("adamw", "fp64"): False, ("sgd", "fp32"): False}
+_HEARING = {
+    "voxtral": TinyModel(
+        tiny=voxtral.tiny,
+        made=voxtral.made,
+        logits_of=voxtral.logits_of,
+        layouts=plain(llava.LAYOUTS),
+        often={"cp2", "apart"},
+        steps=steps("sgd"),
+        stays="embed_positions",
+        sections=("audio_config", "text_config"),
+        token=(("audio_token_id",), voxtral.TOKEN),
+    ),
+    "qwen2_audio": TinyModel(
+        tiny=qwen2_audio.tiny,
+        made=qwen2_audio.made,
+        logits_of=qwen2_audio.logits_of,
+        layouts=plain(llava.LAYOUTS),
+        often={"cp2", "apart"},
+        steps=_ALL_STEPS,
+        stays="embed_positions",
+        sections=("audio_config", "text_config"),
+        token=(("audio_token_index",), qwen2_audio.TOKEN),
+    ),
+}
+_ONEVISION = TinyModel(
+    tiny=llava_onevision.tiny,
+    made=llava_onevision.made,
+    logits_of=llava_onevision.logits_of,
+    layouts=plain(llava.LAYOUTS),
+    often={"cp2", "apart"},
+    steps=_ALL_STEPS,
+    stays="post_layernorm",
+    # Queries see all keys moved by the same.
+    undecided=r"vision.*k_proj\.bias$",
+    sections=("vision_config", "text_config"),
+    token=(("image_token_index",), llava_onevision.TOKEN),
+)
+
+# Hybrids.
+
+
+def exact_hybrid(model: Any, monkeypatch: pytest.MonkeyPatch, *, experts: bool = True) -> None:
+    """Compute norms, scans and routers in float64."""
+    nemotron_h.widened(model)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    if experts:
+        getattr(model, "language_model", model).set_experts_implementation("eager")
+        monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
+
+
+def exact_delta(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute all in float64, the recurrence and its norm, too, which ask for float32 by `to`."""
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda x, *given, **named: to(
+            x, *(torch.float64 if each is torch.float32 else each for each in given), **named
+        ),
+    )
+    exact_experts(model, monkeypatch)
+
+
+_HYBRIDS = {
+    "nemotron_h": TinyModel(
+        tiny=nemotron_h.tiny,
+        made=nemotron_h.made,
+        widen=partial(exact_hybrid, experts=False),
+        layouts=plain(nemotron_h.LAYOUTS),
+        often=nemotron_h.LAYOUTS,
+        steps={},
+    ),
+    "nemotron_h with experts": TinyModel(
+        tiny=partial(nemotron_h.tiny, **nemotron_h.MOE_CONFIG),
+        made=partial(nemotron_h.made, **nemotron_h.MOE_MODEL),
+        widen=exact_hybrid,
+        layouts=plain(nemotron_h.MOE_LAYOUTS),
+        often={"one rank", "tp2, split experts", "pp2, ep3"},
+        steps={},
+        untouched={"layout": "ep2"},
+    ),
+    "nemotron_h_omni": TinyModel(
+        tiny=nemotron_omni.tiny,
+        made=nemotron_omni.made,
+        logits_of=nemotron_omni.logits_of,
+        widen=exact_hybrid,
+        layouts=plain(llava.LAYOUTS),
+        often={"apart"},
+        exact_often=False,
+        steps=steps("sgd"),
+        stays=r"(summary_idxs|video_embedder\.weight|correction_bias)$",
+        untouched=None,
+    ),
+    # With the norm behind the tower that layers for further tokens bring along.
+    "nemotron_h_omni that predicts": TinyModel(
+        tiny=partial(nemotron_omni.tiny, predicts=True),
+        made=partial(nemotron_omni.made, final_norm=True),
+        logits_of=nemotron_omni.logits_of,
+        widen=exact_hybrid,
+        layouts={},
+        steps={},
+        untouched=None,
+    ),
+    # With the audio tower that we leave out.
+    **{
+        f"nemotron_h_omni that hears{' and predicts' * predicts}": TinyModel(
+            tiny=partial(nemotron_omni.tiny, hears=True, predicts=predicts),
+            made=partial(nemotron_omni.made, final_norm=predicts),
+            layouts={},
+            exact=None,
+            steps={},
+            sections=("vision_config", "text_config", "audio_config"),
+            derived=frozenset({"layer_types"}),
+        )
+        for predicts in (False, True)
+    },
+    "qwen3_next": TinyModel(
+        tiny=qwen3_next.tiny,
+        made=qwen3_next.made,
+        widen=exact_delta,
+        layouts=plain(qwen3_next.LAYOUTS),
+        often={"tp2"},
+        steps=steps("adamw"),
+        untouched=None,
+    ),
+}
+FAMILIES: Mapping[str, TinyModel] = {
+    **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS, **_HEARING,
+    "llava_onevision": _ONEVISION, **_HYBRIDS,
+}  # fmt: skip
+# Settings that are wrong in our module, or in the model of transformers: each moves the logits.
+WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
+    f"{name}: {module}, {next(iter(changed))}, {number}": (name, module, changed, often)
+    for number, (name, module, changed, often) in enumerate((
+        ("llama", "language", {"norm_eps": 1e-4}, True),
+        ("llama", "language", {"rope_theta": 400.0}, True),
+        ("gemma2", "language", {"attention_softcap": None}, True),
+        ("gemma2", "language", {"logit_softcap": None}, True),
+        ("gemma2", "language", {"attention_softcap": 2.1}, True),
+        ("gemma2", "language", {"sliding_window": {"size": 5, "full": [0]}}, True),
+        *(
+            ("gemma3_text", "language", {"sliding_window": each}, each["size"] == 6)
+            for each in (
+                {"size": 6, "full": [1], "rope_theta": 20.0},
+                {"size": 5, "full": [0], "rope_theta": 20.0},
+                {"size": 5, "full": [1], "rope_theta": None},
+            )
+        ),
+        ("gemma3_text", "language", {"rope_scaling": None}, False),
+        ("gemma3_text", "language", {"activation": "silu"}, False),
+        ("gemma3_text", "language", {"norm_offset": False}, False),
+        ("gemma3_text", "language", {"embedding_scale": None}, False),
+        ("gemma3_text", "language", {"query_pre_attn_scalar": None}, False),
+        ("glm4", "language", {"rotary_interleaved": False}, True),
+        ("glm4", "language", {"rotary_factor": 1.0}, True),
+        *((kind, "theirs", {"num_experts_per_tok": 1}, True) for kind in _EXPERTS),
+        *(
+            (name, "theirs", {"sliding_window": 6}, True)
+            for name in ("gemma2", "gpt_oss")
+        ),
+        ("llava of clip and llama", "vision", {"activation": "gelu"}, True),
+        ("llava of clip and llama", "vision", {"norm_eps": 1e-4}, True),
+        ("llava of clip and llama", "vision", {"projector_activation": "gelu_tanh"}, True),
+        ("mistral3, seeing", "vision", {"rope_frequencies": "shared"}, False),
+        ("mistral3, seeing", "vision", {"projector_norm_eps": 0.1}, False),
+        ("gemma3, seeing", "vision", {"projector_norm_offset": False}, False),
+        ("gemma3, seeing", "language", {"bidirectional_images": False}, False),
+        ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
+        ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),
+        ("smolvlm, seeing", "vision", {"interpolation": "bicubic"}, False),
+        ("qwen2_vl", "language", {"mrope": [2, 1, 1]}, True),
+        ("qwen2_vl", "vision", {"positions": "sincos"}, False),
+        ("qwen2_vl", "vision", {"activation": "gelu"}, False),
+        ("qwen2_5_vl", "vision", {"windows": None}, False),
+        ("qwen2_5_vl", "vision", {"windows": {"side": 2, "full": [0]}}, True),
+        ("qwen2_5_vl", "vision", {"windows": {"side": 1, "full": [1]}}, False),
+        ("qwen3_vl", "vision", {"interpolation": "bicubic"}, True),
+        ("qwen3_vl", "vision", {"deepstack": [0, 3]}, False),
+        ("qwen3_vl", "language", {"mrope_interleaved": False}, False),
+        ("glm4v", "language", {"rotary_interleaved": False}, False),
+        ("glm4v", "vision", {"interpolation": "bilinear"}, False),
+        ("glm4v", "vision", {"projector_activation": "gelu_tanh"}, False),
+        ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
+        ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
+        ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
+        ("nemotron_h with experts", "theirs", {"routed_scaling_factor": 1.0}, True),
+        ("nemotron_h with experts", "theirs", {"num_experts_per_tok": 2}, True),
+        ("nemotron_h_omni", "vision", {"projector_activation": "gelu"}, False),
+        ("nemotron_h_omni", "vision", {"projector_norm_eps": 0.5}, False),
+        ("nemotron_h_omni", "vision", {"interpolation": "bilinear"}, False),
+    ))
+}  # fmt: skip
+# Rows of weights of theirs that a comparison in float64 sees.
+ROWS: dict[str, Any] = {
+    "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
+    "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
+    "llava_onevision": lambda model: model.model.image_newline[3:4],
+}
