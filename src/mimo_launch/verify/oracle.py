@@ -1,18 +1,18 @@
 """The one-rank run as a plain loop over samples and full tensors.
 
 Decides: the correct loss, gradients and update.
-Relies on: names, shapes and initial values of the weights, and on the data set; `oracle_encoders`
-for rows, `oracle_generators` for the images and clips that generators make of rows.
-It shares no layer, routing, schedule or scaling code with the product: rows go where the
-placeholder tokens are, the loss is one division at the end, gradients come from autograd.
+Relies on: `oracle_parts` for initial weights, and on the data set; `oracle_encoders` for rows,
+`oracle_generators` for the images and clips that generators make of rows. It shares no layer,
+routing, schedule or scaling code with the product: rows go where the placeholder tokens are, the
+loss is one division at the end, gradients come from autograd.
 Leaves: judging the differences to `compare`.
 
 Legend: S tokens of a sample, D width, H heads, K head size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,15 +23,8 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.random_draws import Split, noise_of
 from mimo_launch.data.sample_order import Sample, records_of
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Shown
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
-from mimo_launch.layers.initial_weights import initial_values
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.models.build import build_network, keep_activations
-from mimo_launch.models.custom_stages import plain_values, whole_stage
-from mimo_launch.models.encoder_inputs import reader
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
     ConnectorModel,
@@ -42,10 +35,9 @@ from mimo_launch.spec.spec import (
     Spec,
 )
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
-from mimo_launch.verify.oracle_custom import OneRankEncoder
 from mimo_launch.verify.oracle_encoders import connect, encode
 from mimo_launch.verify.oracle_generators import Draw, generator_of
-from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers
+from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, streams_ahead
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
@@ -56,15 +48,7 @@ from mimo_launch.verify.oracle_layers import (
     rms_norm,
     text_angles,
 )
-from mimo_launch.verify.oracle_mtp import losses_ahead
-
-
-class _Seen(NamedTuple):
-    """The text of a record and its tokens' angles; `local_angles` are for layers with windows."""
-
-    text: RecordText
-    angles: Tensor | None
-    local_angles: Tensor | None = None
+from mimo_launch.verify.oracle_parts import parts_of
 
 
 class Oracle:
@@ -91,37 +75,8 @@ class Oracle:
         self.right_codes = 0
         self.terms: dict[str, int] = {}
         self.loads: list[Load] = []
-        self.weights: dict[str, Tensor] = {}
-        self.custom: dict[str, OneRankEncoder] = {}
-        # Only for custom encoders: their classes define which parameters decay.
-        self.custom_decays: dict[str, bool] = {}
-        context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
-        for name, module in spec.modules.items():
-            whole = whole_stage(spec, name)
-            # A second forward would use the weights of the network, not the oracle's.
-            network = build_network(keep_activations(spec), whole, context)
-            given = plain_values(spec, name, network)
-            if kind_of(module.model).is_custom:
-                self.custom[name] = OneRankEncoder(name, network, reader(module.model), context)
-            for declared in declared_parameters(name, network):
-                for placed in declared.placed:
-                    values = initial_values(
-                        placed.name,
-                        placed.segment,
-                        spec.train.seed,
-                        randomise=randomise,
-                        given=given.get(placed.name),
-                    )
-                    is_projector = placed.name.startswith(f"{name}.projector.")
-                    trains = placed.segment.trains and (
-                        module.frozen is False
-                        or (module.frozen == "except_projector" and is_projector)
-                    )
-                    self.weights[placed.name] = values.requires_grad_(trains)
-                    if name in self.custom:
-                        self.custom_decays[placed.name] = declared.decays(
-                            embeddings=spec.optimizer.decay.embeddings
-                        )
+        parts = parts_of(spec, randomise=randomise)
+        self.weights, self.custom, self.custom_decays = parts.weights, parts.networks, parts.decays
 
     @property
     def _names_ahead(self) -> list[str]:
@@ -187,19 +142,27 @@ class Oracle:
         """Return each loss of a record, summed over its terms, and the number of its terms."""
         tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
         x_SD = self.stream(split, index, tokens, load)
-        logits = self.words(x_SD)
-        loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_LABEL, reduction="sum")
-        found = {LANGUAGE: (loss, int((targets != IGNORE_LABEL).sum()))}
+        found = {LANGUAGE: self._cross_entropy(x_SD, targets)}
         if split == "train":
-            found |= zip(self._names_ahead, self._losses_ahead(index, x_SD, load), strict=True)
+            text = self._text(split, index, load)
+            ahead = streams_ahead(self.weights, self.model, x_SD, tokens, text, self.embedded)
+            for name, (of_depth, at, has) in zip(self._names_ahead, ahead, strict=True):
+                said = torch.where(has, targets[at], IGNORE_LABEL)
+                found[name] = self._cross_entropy(of_depth, said)
         for name in self._generators:
-            total, number = loss.new_zeros(()), 0
+            total, number = torch.zeros((), dtype=torch.float64), 0
             for array, span, read, draw in self._asked(split, index, name, x_SD, step):
                 lost, right = self._lost(name, array, read, draw)
                 total, number = total + lost, number + span.rows
                 self.right_codes += right
             found[name] = total, number
         return found
+
+    def _cross_entropy(self, x_SD: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """Return the summed loss of a normed stream and the number of labels."""
+        logits = self.words(x_SD)
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_LABEL, reduction="sum")
+        return loss, int((labels != IGNORE_LABEL).sum())
 
     def made(self, index: int, num_steps: int) -> dict[str, list[np.ndarray]]:
         """Return the images and clips that each generator makes for a held-out record, in order.
@@ -236,24 +199,13 @@ class Oracle:
         sent_SD = x_SD
         if kind_of(self.spec.modules[name].model).reads_text and source == LANGUAGE:
             tokens = torch.from_numpy(self.dataset.text(split, index)[0])
-            sent_SD = x_SD + self._embedded(tokens)
+            sent_SD = x_SD + self.embedded(tokens)
         seed, heldout = self.spec.train.seed, split == "heldout"
         for place, (image, span) in enumerate(zip(images, spans, strict=True)):
             first = span.position
             read_rD = self._sent(source, sent_SD[first : first + span.num_positions])
             draw = partial(noise_of, seed, step, index, place, heldout=heldout)
             yield image, span, {source: read_rD}, draw
-
-    def _losses_ahead(self, index: int, x_SD: Tensor, load: Load) -> list[tuple[Tensor, int]]:
-        """Return the summed loss and label count of each MTP depth, from a normed stream."""
-        model, seen = self.model, self._seen("train", index, load)
-        tokens, labels = (torch.from_numpy(x) for x in self.dataset.text("train", index))
-        angles, text = (seen.angles, seen.local_angles), seen.text
-        return [
-            *losses_ahead(
-                self.weights, model, x_SD, tokens, labels, text, angles, self._embedded, self.words
-            )
-        ]
 
     def _sent(self, name: str, read_rD: Tensor) -> Tensor:
         """Return the rows that language, or a connector after it, makes of rows of language."""
@@ -291,7 +243,7 @@ class Oracle:
         because a generated token may be a placeholder.
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
-        x_SD, deep = self._embedded(tokens), dict[int, Tensor]()
+        x_SD, deep = self.embedded(tokens), dict[int, Tensor]()
         for encoder in self.spec.sources_of(LANGUAGE):
             images = self._rows_of_images(split, index, encoder)
             if images:
@@ -303,46 +255,48 @@ class Oracle:
                     added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
                     added[is_row] = rows
                     deep[layer] = added
-        model, seen = self.model, self._seen(split, index, load)
+        model, text = self.model, self._text(split, index, load)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, seen.text, seen.angles, deep)
-        elif isinstance(model, DecoderModel) and seen.angles is not None:
-            x_SD = decoder_layers(
-                *(self.weights, x_SD, model, seen.text, seen.angles, deep),
-                local_angles=seen.local_angles,
-            )
+            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
+        elif isinstance(model, DecoderModel):
+            x_SD = decoder_layers(self.weights, x_SD, model, text, deep)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         offset = model.norm_offset
         return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
 
-    def _seen(self, split: Split, index: int, load: Load) -> "_Seen":
+    def _text(self, split: Split, index: int, load: Load) -> RecordText:
         """Return the inputs of language layers for a record, besides the stream."""
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         documents = torch.from_numpy(self.dataset.documents(split, index))
-        model, numbers = self.model, None
-        if kind_of(model).bidirectional_images:
-            numbers = image_numbers(given, self._image_sizes(split, index))
-        number = self.dataset.describe(split, index).num_tokens
-        text = RecordText(documents, torch.arange(len(given)) < number, load, numbers)
-        sizes = {} if model.mrope is None else self._image_sizes(split, index)
-        spans = self.dataset.describe(split, index).spans
-        later = {
-            placeholder_id(self.spec, name): [span.later for span in spans.get(name, ())]
-            for name in self.spec.sources_of(LANGUAGE)
-        }
+        described, model, kind = (
+            self.dataset.describe(split, index),
+            self.model,
+            kind_of(self.model),
+        )
+        sizes = self._image_sizes(split, index)
+        images = image_numbers(given, sizes) if kind.bidirectional_images else None
+        is_text = torch.arange(len(given)) < described.num_tokens
+        text = RecordText(documents, is_text, load, images)
+        if model.rope_theta is None:
+            return text
 
         def angles(theta: float, scaling: RopeScaling | None) -> Tensor:
             turns = frequencies(model.rotary_size, theta, scaling)
-            return self._angles(model, turns, given, documents, sizes, later)
+            if model.mrope is None:
+                return text_angles(len(given), turns)
+            later = {
+                placeholder_id(self.spec, name): [s.later for s in described.spans.get(name, ())]
+                for name in self.spec.sources_of(LANGUAGE)
+            }
+            ids = axis_ids(given, documents, sizes, later, holding=self._holding)
+            return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)
 
-        if model.rope_theta is None:
-            return _Seen(text, None)
-        everywhere, local = angles(model.rope_theta, kind_of(model).rope_scaling), None
-        window = kind_of(model).sliding_window
+        window, local = kind.sliding_window, None
         if window is not None and window.rope_theta is not None:
             local = angles(window.rope_theta, None)
-        return _Seen(text, everywhere, local)
+        everywhere = angles(model.rope_theta, kind.rope_scaling)
+        return replace(text, angles=everywhere, local_angles=local)
 
     @property
     def _holding(self) -> list[int]:
@@ -352,7 +306,7 @@ class Oracle:
         held = (name for name, video in videos.items() if video and video.holds_text)
         return [placeholder_id(self.spec, name) for name in held]
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings of tokens, [S, D]."""
         scale = self.model.embedding_scale if isinstance(self.model, DecoderModel) else None
         return self.weights["language.embedding.weight"][tokens] * (scale or 1.0)
@@ -362,19 +316,18 @@ class Oracle:
         model, sources = self.spec.modules[encoder].model, self.spec.sources_of(encoder)
         if not isinstance(model, ConnectorModel):
             images = self.dataset.images(split, index, encoder)
+            if encoder in self.custom:
+                return [self.custom[encoder].rows(self.weights, image) for image in images]
             spans = self.dataset.describe(split, index).spans.get(encoder, ())
-            pairs = zip(images, spans, strict=True)
-            return [self._rows(encoder, image, span.shown) for image, span in pairs]
+            return [
+                encode(self.weights, encoder, model, image, span.shown)
+                for image, span in zip(images, spans, strict=True)
+            ]
         read = [self._rows_of_images(split, index, source) for source in sources]
         return [
             connect(self.weights, encoder, model, dict(zip(sources, rows, strict=True)))
             for rows in zip(*read, strict=True)
         ]
-
-    def _rows(self, encoder: str, array: np.ndarray, shown: Shown) -> Tensor:
-        if encoder in self.custom:
-            return self.custom[encoder].rows(self.weights, array)
-        return encode(self.weights, encoder, self.spec.modules[encoder].model, array, shown)
 
     def _image_sizes(self, split: Split, index: int) -> dict[int, list[tuple[int, int]]]:
         """Return height and width in rows of a record's images, by their placeholder token."""
@@ -386,18 +339,3 @@ class Oracle:
             for name, module in self.spec.encoders.items()
             if (images := kind_of(module.model).images) and name in self.spec.sources_of(LANGUAGE)
         }
-
-    def _angles(
-        self,
-        model: LanguageModel,
-        turns: Sequence[float],
-        tokens: Tensor,
-        documents: Tensor,
-        sizes: dict[int, list[tuple[int, int]]],
-        later: dict[int, list[int | None]],
-    ) -> Tensor:
-        """Return the angles of the rotary embedding for each token, [S, R/2]."""
-        if model.mrope is None:
-            return text_angles(len(tokens), turns)
-        ids = axis_ids(tokens, documents, sizes, later, holding=self._holding)
-        return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)

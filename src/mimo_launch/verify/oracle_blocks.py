@@ -50,13 +50,16 @@ class RecordText:
 
     `documents` is the document of each token, [S]. Tokens where `counts` [S] is true count in
     `load`, the others are padding. If tokens of an image attend to each other, `images` is the
-    image of each token, 0 for text.
+    image of each token, 0 for text. `angles` are those of rotary embeddings; `local_angles` replace
+    them in layers with windows, if given.
     """
 
     documents: Tensor
     counts: Tensor
     load: Load
     images: Tensor | None = None
+    angles: Tensor | None = None
+    local_angles: Tensor | None = None
 
 
 def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
@@ -71,6 +74,12 @@ def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str,
         step = (moe.bias_update_rate or 0.0) * torch.sign(tokens_E.mean() - tokens_E)
         moved[f"{layer}.router.expert_bias"] = bias + step
     return moved
+
+
+NORMS: Mapping[str, Callable[[Weights, Tensor, str, float], Tensor]] = {
+    "layer": layer_norm,
+    "rms": rms_norm,
+}
 
 
 def clamped_swiglu(gate: Tensor, inner: Tensor) -> Tensor:
@@ -158,12 +167,10 @@ def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swi
     return linear(weights, inner, f"{name}.down")
 
 
-def blocks(
-    weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks, *, eps: float
-) -> Tensor:
+def blocks(weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks) -> Tensor:
     """Return the tokens after all blocks."""
     for i in range(model.layers):
-        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, eps=eps)
+        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model)
     return x_ND
 
 
@@ -172,33 +179,32 @@ def block(
     x_ND: Tensor,
     layer: str,
     model: EncoderBlocks,
-    activation: str = "gelu",
     turn: Tensor | None = None,
-    *,
-    eps: float,
-    norm: Callable[[Weights, Tensor, str, float], Tensor] = layer_norm,
     groups: list[list[int]] | None = None,
 ) -> Tensor:
     """Return the tokens after a block; `turn` holds rotary angles.
 
     Tokens attend inside each of `groups`, or all to all.
     """
+    vit = model if isinstance(model, VitModel) else None
+    norm, eps = (NORMS[vit.norm], vit.norm_eps) if vit else (layer_norm, 1e-5)
+    activation = vit.activation if vit else "gelu"
     y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
     q, k, v = (
         linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1) for p in "qkv"
     )
-    if isinstance(model, VitModel) and model.qk_norm:
+    if vit and vit.qk_norm:
         q, k = (
             rms_norm(weights, x.flatten(1), f"{layer}.attention.{p}_norm", eps).view(x.shape)
             for x, p in ((q, "q"), (k, "k"))
         )
-    scaled = isinstance(model, VitModel) and model.layer_scale is not None
+    scaled = vit is not None and vit.layer_scale is not None
     if turn is not None:
         q, k = turned(q, turn), turned(k, turn)
-    attended = torch.zeros_like(y)
+    attended, scale = torch.zeros_like(y), q.shape[-1] ** -0.5
     for group in groups or [list(range(len(y)))]:
         attended = attended.index_add(
-            0, torch.tensor(group), attend(q[group], k[group], v[group], None)
+            0, torch.tensor(group), attend(scale * q[group], k[group], v[group])
         )
     added = linear(weights, attended, f"{layer}.attention.o")
     x_ND = x_ND + (added * weights[f"{layer}.attention_scale.weight"] if scaled else added)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mimo_launch.kinds.tiles import Frame, Shown
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, ConnectorModel, Model, VitModel
-from mimo_launch.verify.oracle_blocks import activated, block, blocks, project
+from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
 from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
 
 
@@ -45,7 +45,7 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
     # The convolution sees a frame of silence after the last token, but it makes no token.
     x_ND = x_DF.T[: clip.shape[1] // FRAMES_PER_TOKEN]
     x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
-    x_ND = blocks(weights, x_ND, encoder, model, eps=1e-5)
+    x_ND = blocks(weights, x_ND, encoder, model)
     # Consecutive tokens become a row; the last tokens make none if they do not fill one.
     starts = range(0, len(x_ND) - model.stack + 1, model.stack)
     tokens = [x_ND[i : i + model.stack] for i in starts]
@@ -74,17 +74,7 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
         groups = None
         if model.windows is not None and i not in model.windows.full:
             groups = _windows(height, width, model.windows.side * model.shuffle)
-        x_ND = block(
-            weights,
-            x_ND,
-            f"{encoder}.layers.{i}",
-            model,
-            model.activation,
-            turn,
-            eps=model.norm_eps,
-            norm=norm,
-            groups=groups,
-        )
+        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, turn, groups)
         if i in model.deepstack:
             deep.append(x_ND)
     if model.final_norm:
@@ -222,12 +212,11 @@ def connect(
     x_ND = torch.cat(mapped) if model.merge == "rows" else torch.stack(mapped).sum(dim=0)
     if model.queries is not None:
         x_ND = torch.cat([x_ND, weights[f"{name}.queries.weight"]])
-    x_ND = blocks(weights, x_ND, name, model, eps=1e-5)
+    x_ND = blocks(weights, x_ND, name, model)
     made = x_ND if model.queries is None else x_ND[-model.queries :]
     return project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
-NORMS = {"layer": layer_norm, "rms": rms_norm}
 ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
 
 

@@ -75,7 +75,7 @@ class OneRankFlow:
         x_ND = linear(weights, x_NP, f"{name}.patch") + sincos(*size, model.hidden)
         x_ND = x_ND + self._embedded(time)
         rows = [linear(weights, rows, f"{name}.reads.{source}") for source, rows in read.items()]
-        x_ND = blocks(weights, torch.cat([x_ND, *rows]), name, model, eps=1e-5)[: len(x_NP)]
+        x_ND = blocks(weights, torch.cat([x_ND, *rows]), name, model)[: len(x_NP)]
         return linear(weights, layer_norm(weights, x_ND, f"{name}.norm", 1e-5), f"{name}.velocity")
 
     def _embedded(self, time: float) -> Tensor:
@@ -134,10 +134,10 @@ class OneRankTalker:
             for each in frames
         ]
         x_SD = linear(weights, torch.cat([read_rE, torch.stack(seen)]), f"{name}.project")
-        text = RecordText(torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0, Load())
         turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
-        angles = text_angles(len(x_SD), turns)
-        x_SD = decoder_layers(weights, x_SD, model, text, angles, name=name)
+        one, all_count = torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0
+        text = RecordText(one, all_count, Load(), angles=text_angles(len(x_SD), turns))
+        x_SD = decoder_layers(weights, x_SD, model, text, name=name)
         x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
         return [linear(weights, x_ND, f"{name}.heads.{book}") for book in range(len(frames[0]))]
 

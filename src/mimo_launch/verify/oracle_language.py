@@ -1,13 +1,15 @@
 """Language models of the oracle: one sequence at a time, whole.
 
-Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition.
+Decides: what the layers of a decoder and of a hybrid pattern compute, from their definition; which
+token each depth of multi-token prediction reads.
 Relies on: `oracle_layers`, and `oracle_recurrent` for Mamba and DeltaNet.
 Leaves: embedding, the last norm and the loss of language to `oracle`.
 
 Legend: S tokens, D width, H heads of K numbers, r rows of width E, N frames.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,6 +25,7 @@ from mimo_launch.verify.oracle_layers import (
     Weights,
     attend,
     attention_factor,
+    hidden_from,
     linear,
     query_growth,
     rms_norm,
@@ -36,19 +39,13 @@ def decoder_layers(
     x_SD: Tensor,
     model: DecoderBlocks,
     text: RecordText,
-    angles: Tensor,
     deep: Mapping[int, Tensor] | None = None,
     *,
-    local_angles: Tensor | None = None,
     name: str = LANGUAGE,
 ) -> Tensor:
-    """Return the stream after the last layer, [S, D]; see `decoder_block`.
-
-    `deep` is added after layers, by their number.
-    """
+    """Return the stream after the last layer, [S, D]; `deep` is added after layers, by number."""
     for i in range(model.layers):
-        layer = f"{name}.layers.{i}"
-        x_SD = decoder_block(weights, x_SD, model, text, angles, i, layer, local_angles)
+        x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}")
         if deep and i in deep:
             x_SD = x_SD + deep[i]
     return x_SD
@@ -59,38 +56,15 @@ def decoder_block(
     x_SD: Tensor,
     model: DecoderBlocks,
     text: RecordText,
-    angles: Tensor,
     number: int,
     layer: str,
-    local_angles: Tensor | None = None,
 ) -> Tensor:
-    """Return the stream after a block like layer `number`, with weights under the name `layer`.
-
-    `angles` are for `turned`; `local_angles` replace them in layers with windows, if given.
-    """
+    """Return the stream after a block like layer `number`, with weights under the name `layer`."""
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
-    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=bool(more and more.norm_offset))
+    norm = _norm_of(weights, model)
     gate = GATES[more.activation if more else "silu"]
-    window = more.sliding_window if more else None
-    is_local = window is not None and number not in window.full
-    turns_here = local_angles is not None and is_local
-    change = _attention(
-        weights,
-        norm(x_SD, f"{layer}.attention_norm"),
-        f"{layer}.attention",
-        model,
-        text,
-        local_angles if turns_here else angles,
-        factor=1.0 if turns_here else attention_factor(model.rope_scaling),
-        head_norm=norm if model.qk_norm else None,
-        window=window.size if window is not None and is_local else None,
-        growth=query_growth(more.query_scaling, text.documents) if more else None,
-        size=more.query_pre_attn_scalar if more else None,
-        cap=more.attention_softcap if more else None,
-        sinks_H=weights[f"{layer}.attention.sinks.weight"]
-        if more and more.attention_sinks
-        else None,
-    )
+    y = norm(x_SD, f"{layer}.attention_norm")
+    change = _attention(weights, y, f"{layer}.attention", model, text, number)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_attention_norm")
     x_SD = x_SD + change
@@ -102,6 +76,12 @@ def decoder_block(
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
     return x_SD + change
+
+
+def _norm_of(weights: Weights, model: CausalModel) -> Callable[[Tensor, str], Tensor]:
+    """Return the norm of a model's layers; it takes numbers and the name of its weight."""
+    offset = isinstance(model, LanguageModel) and model.norm_offset
+    return partial(rms_norm, weights, eps=model.norm_eps, offset=offset)
 
 
 def latent_heads(
@@ -145,27 +125,20 @@ def hybrid_layers(
     x_SD: Tensor,
     model: HybridModel,
     text: RecordText,
-    angles: Tensor | None,
     deep: Mapping[int, Tensor],
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
-    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
+    norm, eps, documents = _norm_of(weights, model), model.norm_eps, text.documents
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
         if letter == "M" and model.mamba is not None:
-            change = mamba(
-                weights, y, f"{layer}.mamba", model.mamba, model.norm_eps, text.documents
-            )
+            change = mamba(weights, y, f"{layer}.mamba", model.mamba, eps, documents)
         elif letter == "G" and model.deltanet is not None:
-            change = deltanet(
-                weights, y, f"{layer}.deltanet", model.deltanet, model.norm_eps, text.documents
-            )
+            change = deltanet(weights, y, f"{layer}.deltanet", model.deltanet, eps, documents)
         elif letter == "*":
-            head_norm = norm if model.qk_norm else None
-            name = f"{layer}.attention"
-            change = _attention(weights, y, name, model, text, angles, head_norm=head_norm)
+            change = _attention(weights, y, f"{layer}.attention", model, text)
         elif letter == "E" and model.moe is not None:
             change = mixture(weights, f"{layer}.moe", model.moe, y, text, gate)
         else:
@@ -177,19 +150,13 @@ def hybrid_layers(
 
 
 def hybrid_block(
-    weights: Weights,
-    x_SD: Tensor,
-    model: HybridModel,
-    text: RecordText,
-    angles: Tensor | None,
-    name: str,
+    weights: Weights, x_SD: Tensor, model: HybridModel, text: RecordText, name: str
 ) -> Tensor:
     """Return the stream after attention and experts or an MLP, a block for further tokens."""
-    norm = partial(rms_norm, weights, eps=model.norm_eps, offset=model.norm_offset)
+    norm = _norm_of(weights, model)
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
-    head_norm, y = norm if model.qk_norm else None, norm(x_SD, f"{name}.attention_norm")
-    attention = f"{name}.attention"
-    x_SD = x_SD + _attention(weights, y, attention, model, text, angles, head_norm=head_norm)
+    y = norm(x_SD, f"{name}.attention_norm")
+    x_SD = x_SD + _attention(weights, y, f"{name}.attention", model, text)
     y = norm(x_SD, f"{name}.mlp_norm")
     if "E" in model.pattern and model.moe is not None:
         return x_SD + mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
@@ -200,23 +167,28 @@ def _attention(
     weights: Weights,
     y: Tensor,
     name: str,
-    model: CausalModel,
+    model: DecoderBlocks | HybridModel,
     text: RecordText,
-    angles: Tensor | None,
-    *,
-    head_norm: Callable[[Tensor, str], Tensor] | None,
-    factor: float = 1.0,
-    growth: Tensor | None = None,
-    window: int | None = None,
-    size: float | None = None,
-    cap: float | None = None,
-    sinks_H: Tensor | None = None,
+    number: int | None = None,
 ) -> Tensor:
-    """Return causal attention; a query head's features may be a query followed by a gate.
+    """Return causal attention, in a decoder of layer `number`.
 
-    Queries are multiplied by `growth` [S].
+    A query head's features may be a query followed by a gate. In multi-head latent attention, see
+    `latent_heads`.
     """
-    heads, kv_heads = model.heads, model.num_kv_heads
+    heads, kv_heads, norm = model.heads, model.num_kv_heads, _norm_of(weights, model)
+    angles, factor, window, size, cap, sinks = text.angles, 1.0, None, None, None, None
+    growth: Tensor | None = None
+    if isinstance(model, DecoderBlocks):
+        factor = attention_factor(model.rope_scaling)
+    if isinstance(model, DecoderModel):
+        size, cap = model.query_pre_attn_scalar, model.attention_softcap
+        growth = query_growth(model.query_scaling, text.documents)
+        sinks = weights[f"{name}.sinks.weight"] if model.attention_sinks else None
+        if model.sliding_window is not None and number not in model.sliding_window.full:
+            window = model.sliding_window.size
+            if text.local_angles is not None:
+                angles, factor = text.local_angles, 1.0
     gates: Sequence[Tensor] = ()
     if isinstance(model, DecoderModel) and model.mla and angles is not None:
         q, k, v = latent_heads(weights, y, f"{name}.latent", model, angles, factor)
@@ -225,8 +197,8 @@ def _attention(
             linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
         )
         k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
-        if head_norm is not None:
-            q, k = head_norm(q, f"{name}.q_norm"), head_norm(k, f"{name}.k_norm")
+        if model.qk_norm:
+            q, k = norm(q, f"{name}.q_norm"), norm(k, f"{name}.k_norm")
         if angles is not None:
             if isinstance(model, LanguageModel) and model.rotary_interleaved:
                 q, k = (_pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
@@ -234,14 +206,40 @@ def _attention(
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
-    attended = attend(
-        *(q, k, v, text.documents),
-        images=text.images,
-        window=window,
-        size=size,
-        cap=cap,
-        sinks_H=sinks_H,
-    )
+    scale = (size or q.shape[-1]) ** -0.5
+    hidden = hidden_from(text.documents, text.images, window)
+    attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks)
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())
     return linear(weights, attended, f"{name}.o")
+
+
+def streams_ahead(
+    weights: Weights,
+    model: LanguageModel,
+    x_SD: Tensor,
+    tokens: Tensor,
+    text: RecordText,
+    embedded: Callable[[Tensor], Tensor],
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the normed stream of each depth of multi-token prediction.
+
+    Source: arXiv:2412.19437, equations 21 to 24. With the stream come the place of the token that
+    each token reads, [S], and whether there is one: if not, any is read, and there is no loss here
+    or later in the document. `x_SD` is the stream after the last norm of language.
+    """
+    norm = _norm_of(weights, model)
+    for depth in range(1, 1 + (model.mtp.depth if model.mtp else 0)):
+        name, places = f"language.mtp.{depth - 1}", torch.arange(len(tokens))
+        ahead = (places + depth).clamp(max=len(tokens) - 1)
+        has = (places + depth < len(tokens)) & (text.documents == text.documents[ahead])
+        at = torch.where(has, ahead, places)
+        pair = norm(embedded(tokens[at]), f"{name}.token_norm"), norm(x_SD, f"{name}.hidden_norm")
+        x_SD = linear(weights, torch.cat(pair, dim=1), f"{name}.project")
+        seen = replace(text, counts=text.counts & text.counts[at] & has)
+        if isinstance(model, DecoderModel):
+            x_SD = decoder_block(weights, x_SD, model, seen, model.layers - 1, f"{name}.block")
+        elif isinstance(model, HybridModel):
+            x_SD = hybrid_block(weights, x_SD, model, seen, f"{name}.block")
+        x_SD = norm(x_SD, f"{name}.norm")
+        yield x_SD, at, has

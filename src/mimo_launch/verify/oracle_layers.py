@@ -40,37 +40,39 @@ def rms_norm(weights: Weights, x: Tensor, name: str, eps: float, *, offset: bool
     return scaled * (weights[f"{name}.weight"] + int(offset))
 
 
+def hidden_from(documents: Tensor, images: Tensor | None, window: int | None) -> Tensor:
+    """Return [S, S], true where a token does not see another: later ones, other documents.
+
+    Tokens with the same number in `images`, except 0, see each other. With `window`, tokens that
+    are `window` or more places earlier are hidden.
+    """
+    tokens = len(documents)
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    if images is not None:
+        hidden &= (images[:, None] != images) | (images == 0)
+    hidden |= documents[:, None] != documents
+    if window is not None:
+        for token in range(window, tokens):
+            hidden[token, : token + 1 - window] = True
+    return hidden
+
+
 def attend(
     q_SHK: Tensor,
     k_SHK: Tensor,
     v_SHK: Tensor,
-    documents: Tensor | None,
+    hidden: Tensor | None = None,
     *,
-    window: int | None = None,
-    size: float | None = None,
     cap: float | None = None,
     sinks_H: Tensor | None = None,
-    images: Tensor | None = None,
 ) -> Tensor:
-    """Attend to all tokens, or with `documents` to earlier tokens of the same document.
+    """Attend to all tokens that are not `hidden` (see `hidden_from`), with queries already scaled.
 
-    Tokens with the same number in `images`, except 0, also attend to each other. With `window`,
-    tokens that are `window` or more places earlier are hidden. `size` replaces the head size in the
-    scale of scores, and `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to
-    the denominator of the softmax.
+    `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to the denominator of the
+    softmax.
     """
-    size = size or q_SHK.shape[-1]
-    scores = torch.einsum("shk,thk->hst", q_SHK, k_SHK) / size**0.5
-    scores = capped(scores, cap)
-    if documents is not None:
-        tokens = scores.shape[-1]
-        hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-        if images is not None:
-            hidden &= (images[:, None] != images) | (images == 0)
-        hidden |= documents[:, None] != documents
-        if window is not None:
-            for token in range(window, tokens):
-                hidden[token, : token + 1 - window] = True
+    scores = capped(torch.einsum("shk,thk->hst", q_SHK, k_SHK), cap)
+    if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     weights = scores.softmax(dim=-1)
     if sinks_H is not None:

@@ -1,13 +1,15 @@
-"""Users' own encoders and generators in the oracle: called with one image or clip at a time.
+"""What the oracle takes from the product: initial weights by name, and users' own classes.
 
-Decides: that such a class is right by definition where every axis is 1: the proof only shows
+Decides: that a user's class is right by definition where every axis is 1: the proof only shows
 differences between a layout and one rank, and between an image among others and an image alone.
-Relies on: the class itself, and the packing of one image.
-Leaves: where rows go, and what language computes from them, to `oracle`.
+Relies on: names, shapes and initial values as `layers` declares and draws them; the class itself,
+and the packing of one image.
+Leaves: everything that is computed to the other files of the oracle, which import no layer and no
+model.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,11 +17,66 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mimo_launch.data.random_draws import Noise
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
+from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches, PatchTargets, Reader, pack
+from mimo_launch.models.build import build_network, keep_activations
+from mimo_launch.models.custom_stages import plain_values, whole_stage
+from mimo_launch.models.encoder_inputs import (
+    EncoderInput,
+    Patches,
+    PatchTargets,
+    Reader,
+    pack,
+    reader,
+)
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Full weights in float64, by name, those that train with gradients; users' own networks.
+
+    `decays` says of the parameters of users' own classes whether they decay.
+    """
+
+    weights: dict[str, Tensor]
+    networks: dict[str, "OneRankEncoder"]
+    decays: dict[str, bool]
+
+
+def parts_of(spec: Spec, *, randomise: bool) -> Parts:
+    """Draw the same initial weights as every layout of a spec."""
+    found = Parts({}, {}, {})
+    context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
+    for name, module in spec.modules.items():
+        # A second forward would use the weights of the network, not the oracle's.
+        network = build_network(keep_activations(spec), whole_stage(spec, name), context)
+        given = plain_values(spec, name, network)
+        is_custom = kind_of(module.model).is_custom
+        if is_custom:
+            how = reader(module.model)
+            found.networks[name] = OneRankEncoder(name, network, how, context)
+        for declared in declared_parameters(name, network):
+            for placed in declared.placed:
+                values = initial_values(
+                    placed.name,
+                    placed.segment,
+                    spec.train.seed,
+                    randomise=randomise,
+                    given=given.get(placed.name),
+                )
+                in_projector = placed.name.startswith(f"{name}.projector.")
+                learns = not module.frozen or (module.frozen == "except_projector" and in_projector)
+                found.weights[placed.name] = values.requires_grad_(placed.segment.trains and learns)
+                if is_custom:
+                    found.decays[placed.name] = declared.decays(
+                        embeddings=spec.optimizer.decay.embeddings
+                    )
+    return found
 
 
 class OneRankEncoder:
