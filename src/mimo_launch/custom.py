@@ -10,15 +10,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from mimo_launch.kinds.shapes import (
-    EPSILON,
-    AttentionShape,
-    ColumnShape,
-    NormShape,
-    Output,
-    ProjectorShape,
-    RowShape,
-)
+from mimo_launch.kinds.block_shapes import AttentionShape, ProjectorShape
+from mimo_launch.kinds.shapes import EPSILON, ColumnShape, NormShape, Output, RowShape
 from mimo_launch.layers import attention, linear, norms
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
@@ -112,4 +105,5 @@ def projector(
     context: ParallelContext, kind: Projector, width: int, out: int, **options: Any
 ) -> nn.Module:
     """Return the last layer of an encoder; `options` are further fields of `ProjectorShape`."""
-    return projectors.projector(context, ProjectorShape(kind=kind, width=width, out=out, **options))
+    shape = ProjectorShape(kind=kind, width=width, out=out, **options)
+    return projectors.projector(context, shape)

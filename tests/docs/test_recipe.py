@@ -26,16 +26,16 @@ class ScaledVitModel(VitModel):
 KIND = """
 from dataclasses import dataclass
 
-from mimo_launch.kinds.shapes import ScaleShape
-from mimo_launch.kinds.vision import PatchesShape, VisionKind
+from mimo_launch.kinds.block_shapes import scale_shape
+from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.scaled_vit import ScaledVitModel
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledPatchesShape(LayerShape):
-    patches: PatchesShape
-    scale: ScaleShape
+    patches: LayerShape
+    scale: LayerShape
 
     def parts(self):
         return {**self.patches.parts(), "scale": self.scale}
@@ -49,23 +49,15 @@ class ScaledVitKind(VisionKind):
     def stage(self):
         return "mimo_launch.models.scaled_vit:ScaledVisionStage"
 
-    def scale(self):
-        return ScaleShape(self.model.hidden, 0.5)
-
     def before(self, ends):
-        return ScaledPatchesShape(self.patches(), self.scale())
+        scale = scale_shape(self.model.hidden, 0.5)
+        return ScaledPatchesShape(VisionKind.before(self, ends), scale)
 """
 STAGE = """
-from mimo_launch.layers.norms import LayerScale
 from mimo_launch.models.vision_encoder import VisionStage
 
 
 class ScaledVisionStage(VisionStage):
-    def __init__(self, context, kind, stage, ends, *, recompute):
-        super().__init__(context, kind, stage, ends, recompute=recompute)
-        if stage.is_first:
-            self.scale = LayerScale(context, kind.scale())
-
     def embed(self, packed):
         return self.scale(super().embed(packed))
 """

@@ -15,7 +15,7 @@ from tests.support.shapes import block_shape
 from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.kinds.shapes import BlockShape
+from mimo_launch.kinds.block_shapes import BlockShape
 from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext

@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.kinds.shapes import ScaleShape, WholeShape
+from mimo_launch.kinds.shapes import OneShape, WholeShape
 from mimo_launch.layers import norms
 from mimo_launch.models import projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
@@ -55,7 +55,7 @@ def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
 
 def scale_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own tokens."""
-    plant(ScaleShape, terms="complete")
+    plant(OneShape, "LayerScale", terms="complete")
 
 
 def squares_of_own_heads() -> None:

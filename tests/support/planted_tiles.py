@@ -6,7 +6,7 @@ import numpy as np
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.kinds.shapes import VectorShape
+from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.models import tile_sources
 from mimo_launch.models.tiled_rows import TiledRows
@@ -52,7 +52,7 @@ def corners_averaged() -> None:
 
 def learned_row_of_one_rank() -> None:
     """The gradient of the learned row is taken for complete on each tp rank."""
-    plant(VectorShape, terms="complete")
+    plant(OneShape, "TiledRows", terms="complete")
 
 
 def own_patches_only() -> None:

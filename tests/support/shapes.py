@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.kinds.shapes import AttentionShape, BlockShape, MlpShape, NormShape
+from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 
 
@@ -47,11 +48,13 @@ def block_shape(
     )
 
 
-def plant(shape: type[LayerShape], **changes: Any) -> None:
-    """Make all layers of a shape say something else of their own weights."""
+def plant(shape: type[LayerShape], layer: str = "", **changes: Any) -> None:
+    """Make layers of a shape, or only those of one class, say something else of their weights."""
     correct = shape.own
 
     def own(self: Any, tp: int) -> Any:
+        if not self.layer.endswith(layer):
+            return correct(self, tp)
         return {
             attribute: tuple(replace(each, **changes) for each in weights)
             for attribute, weights in correct(self, tp).items()

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mimo_launch.kinds import saved_activations, transformer_encoder
+from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import HeldAtEnds
-from mimo_launch.kinds.shapes import DepthShape
 from mimo_launch.layers import score_attention
 from mimo_launch.layers.image_contexts import (
     AttentionContext,
@@ -30,9 +30,9 @@ from mimo_launch.layers.parallel_context import ParallelContext, _compiled
 from mimo_launch.layers.pointwise import soft_capped
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import sequence_context
+from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 from mimo_launch.models.mtp import MtpDepth
-from mimo_launch.models.projector import projector
 from mimo_launch.models.transformer_block import Block
 from mimo_launch.spec.encoder_blocks import Activation
 from mimo_launch.spec.layers import Mla
@@ -411,7 +411,7 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
     width, inner, out, patches = 32, 48, 40, 64
     keys = {"hidden": width, "shuffle": 2, "projector": kind, "projector_mlp": inner}
     made = model(vision=keys | {"projector_activation": activation}).encoders["vision"].model
-    layer = projector(ParallelContext(), kind_of(made).maps(out))
+    layer = built(ParallelContext(), kind_of(made).projector(out))
     for each in layer.modules():
         if hasattr(each, "weight_gradients"):
             each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]

@@ -5,10 +5,11 @@ Relies on: `transformer_encoder` for the rest.
 Leaves: cutting clips to `models.encoder_inputs`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.layer import Ends, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
+from mimo_launch.kinds.shapes import TABLE, OneShape, table
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.audio import FRAMES_PER_TOKEN
@@ -22,6 +23,8 @@ KERNEL = 3
 class WindowsShape(LayerShape):
     """A convolution over time that each tp rank holds whole."""
 
+    layer = "mimo_launch.models.audio_encoder:Convolution"
+
     channels: int
     width: int
 
@@ -34,32 +37,12 @@ class WindowsShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
-class SinusoidsShape(LayerShape):
-    """A table of sines and cosines, stored with the weights as in Whisper and never trained."""
-
-    size: int
-    width: int
-
-    def own(self, tp: int) -> Parameters:
-        """Return the table."""
-        table = Weight(
-            name="weight",
-            shape=(self.size, self.width),
-            terms="complete",
-            init="sinusoids",
-            decay=False,
-            trains=False,
-        )
-        return {"weight": (table,)}
-
-
-@dataclass(frozen=True, slots=True)
 class FramesShape(LayerShape):
     """What an audio encoder has before its layers."""
 
     conv1: WindowsShape
     conv2: WindowsShape
-    positions: SinusoidsShape
+    positions: OneShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +85,15 @@ class AudioKind(TransformerEncoderKind):
     def before(self, ends: Ends) -> FramesShape:
         """Return both convolutions, and the positions."""
         model, width = self.model, self.model.hidden
+        # Stored with the weights, as in Whisper.
+        positions = replace(
+            table(model.frames // FRAMES_PER_TOKEN, width, embeds=False).weight,
+            terms="complete",
+            init="sinusoids",
+            trains=False,
+        )
         return FramesShape(
             conv1=WindowsShape(model.mels, width),
             conv2=WindowsShape(width, width),
-            positions=SinusoidsShape(model.frames // FRAMES_PER_TOKEN, width),
+            positions=OneShape(TABLE, positions),
         )

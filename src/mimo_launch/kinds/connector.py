@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimo_launch.kinds.layer import Ends
-from mimo_launch.kinds.shapes import TableShape
+from mimo_launch.kinds.shapes import OneShape, table
 from mimo_launch.kinds.transformer_encoder import MapsShape, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import ConnectorModel
@@ -20,7 +20,7 @@ class ReadRowsShape(LayerShape):
     """What a connector has before its layers."""
 
     reads: MapsShape
-    queries: TableShape | None
+    queries: OneShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +75,5 @@ class ConnectorKind(TransformerEncoderKind):
     def before(self, ends: Ends) -> ReadRowsShape:
         """Return a linear map for each encoder, and the queries."""
         queries, width = self.model.queries, self.model.hidden
-        table = None if queries is None else TableShape(queries, width)
-        return ReadRowsShape(MapsShape(ends.sources, width), table)
+        learned = None if queries is None else table(queries, width)
+        return ReadRowsShape(MapsShape(ends.sources, width), learned)

@@ -11,20 +11,10 @@ from dataclasses import dataclass
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
-from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
+from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownShape(LayerShape):
-    """A layer with so many parameters, cut over tp."""
-
-    numel: int
-
-    def own(self, tp: int) -> Parameters:
-        """Return them as one."""
-        return {"weight": (Weight(name="weight", shape=(self.numel,), axis=0),)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +68,8 @@ class CustomKind(ModelKind):
         parameters = self.model.parameters
         if parameters is None:
             return LayerShape()
-        return UnknownShape(-(-parameters // self.model.layers))
+        share = -(-parameters // self.model.layers)
+        return OneShape("", Weight(name="weight", shape=(share,), axis=0))
 
     def before(self, ends: Ends) -> LayerShape:
         """Return nothing: all parameters are counted with the layers."""

@@ -7,6 +7,7 @@ Leaves: nothing.
 
 from dataclasses import dataclass, replace
 
+from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, DepthShape
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import LatentWidths, Widths
 from mimo_launch.kinds.saved_activations import (
@@ -24,7 +25,6 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.shapes import AttentionShape, BlockShape, DepthShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.spec import DecoderModel, QueryScaling, RopeScaling, SlidingWindow

@@ -20,6 +20,8 @@ from mimo_launch.spec.spec import FlowModel, Images
 class TimeShape(LayerShape):
     """Two linear maps of a time."""
 
+    layer = "mimo_launch.models.flow:TimeEmbedding"
+
     up: WholeShape
     down: WholeShape
 

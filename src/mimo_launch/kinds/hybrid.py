@@ -8,6 +8,13 @@ Leaves: nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mimo_launch.kinds.block_shapes import (
+    AttentionShape,
+    BlockShape,
+    DepthShape,
+    MlpShape,
+    MoeShape,
+)
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.recurrent import RECURRENT_BY_KIND, RECURRENT_LAYERS, RecurrentShape
@@ -20,14 +27,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.shapes import (
-    AttentionShape,
-    BlockShape,
-    DepthShape,
-    MlpShape,
-    MoeShape,
-    NormShape,
-)
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
     ATTENTION,

@@ -5,9 +5,11 @@ Relies on: `shapes` for their weights.
 Leaves: the layers to `decoder` and `hybrid`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
@@ -21,14 +23,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.shapes import (
-    AttentionShape,
-    DepthShape,
-    MlpShape,
-    MoeShape,
-    NormShape,
-    VocabShape,
-)
+from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import CausalModel, GateActivation
 from mimo_launch.spec.layers import Mtp
@@ -47,8 +42,13 @@ class AnswersShape(LayerShape):
     """What language has after its layers; the head may be the embedding."""
 
     norm: NormShape
-    head: VocabShape | None
+    head: HeadShape | None
     embedding: VocabShape | None
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return its layers; a single stage has the embedding before its layers."""
+        embedding = {} if self.embedding is None else {"embedding": self.embedding}
+        return {"norm": self.norm, "head": self.head, **embedding}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +261,15 @@ class LanguageKind(CausalKind):
         needs_embedding = self.embeds_at_end or bool(ends.text_readers)
         return AnswersShape(
             norm=self.norm(),
-            head=None if model.tied else VocabShape(ends.vocab, model.hidden, None),
+            head=None if model.tied else HeadShape(ends.vocab, model.hidden),
             embedding=self._embedding(ends) if needs_embedding and not ends.is_first else None,
         )
 
     def _embedding(self, ends: Ends) -> VocabShape:
         # Small if it is also the output layer: otherwise the initial loss would be far above ln V.
         width = self.model.hidden
-        return VocabShape(ends.vocab, width, width**-0.5 if self.model.tied else 0.5)
+        std = width**-0.5 if self.model.tied else 0.5
+        return VocabShape(ends.vocab, width, std, counted=ends.is_first)
 
     def _with_experts(self, number: int, layer: Widths) -> Widths:
         """Return the widths of a layer, with experts instead of the MLP if it has any."""

@@ -47,6 +47,8 @@ _DELTANET = (
 class ConvolutionShape(LayerShape):
     """A depthwise convolution over the channels of heads, and of two vectors for each group."""
 
+    layer = "mimo_launch.layers.shaped_layer:ShapedLayer"
+
     sizes: RecurrentSizes
     channels: tuple[str, str, str]
     bias: bool
@@ -80,6 +82,7 @@ class ConvolutionShape(LayerShape):
 class HeadWeightsShape(LayerShape):
     """Weights with one number per head, such as the logarithm of its decay."""
 
+    layer = "mimo_launch.layers.shaped_layer:ShapedLayer"
     names_itself: ClassVar[bool] = False
 
     heads: int
@@ -106,6 +109,7 @@ class RecurrentLayer:
 
     name: str
     kind: LayerKind
+    layer: str
     channels: tuple[str, str, str]
     steps: tuple[str, ...]
     of_heads: tuple[tuple[str, Init], ...]
@@ -122,6 +126,22 @@ class RecurrentLayer:
         return Recurrence(kind=self.kind, state=sizes.state, steps=len(self.steps), between=between)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupNormShape(WideNormShape):
+    """RMSNorm over each group of heads, times a gate."""
+
+    layer = "mimo_launch.layers.mamba:GroupNorm"
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormShape(NormShape):
+    """RMSNorm of each head, times a gate."""
+
+    layer = "mimo_launch.layers.deltanet:HeadNorm"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape(LayerShape):
     """A recurrent mixer: projections, a short convolution, a recurrence, a gated norm."""
@@ -133,40 +153,26 @@ class RecurrentShape(LayerShape):
     out_scale: float
 
     @property
-    def inputs(self) -> ColumnShape:
-        """The projections."""
-        sizes, (heads, *groups) = self.sizes, self.facts.channels
-        outputs = [Output("z", sizes.inner), Output(heads, sizes.inner)]
-        outputs += [Output(name, sizes.heads) for name in self.facts.steps]
-        outputs += [Output(name, sizes.shared, sizes.state) for name in groups]
-        return ColumnShape(self.width, tuple(outputs))
-
-    @property
-    def conv(self) -> ConvolutionShape:
-        """The convolution."""
-        return ConvolutionShape(self.sizes, self.facts.channels, self.facts.conv_bias)
-
-    @property
-    def head(self) -> HeadWeightsShape:
-        """The weights of heads."""
-        return HeadWeightsShape(self.sizes.heads, self.facts.of_heads)
-
-    @property
-    def norm(self) -> NormShape | WideNormShape:
-        """The norm of each group, or of each head."""
-        if self.facts.norms_groups:
-            return WideNormShape(self.sizes.inner, self.eps)
-        return NormShape(self.sizes.head_dim, "rms", self.eps, inside=True)
-
-    @property
-    def output(self) -> RowShape:
-        """The map to the stream."""
-        return RowShape("out", self.sizes.inner, self.width, scale=self.out_scale)
+    def layer(self) -> str:
+        """The class that computes it."""
+        return self.facts.layer
 
     def parts(self) -> Mapping[str, LayerShape]:
         """Return its layers in order."""
-        names = ("inputs", "conv", "head", "norm", "output")
-        return {name: getattr(self, name) for name in names}
+        facts, sizes, (heads, *groups) = self.facts, self.sizes, self.facts.channels
+        outputs = [Output("z", sizes.inner), Output(heads, sizes.inner)]
+        outputs += [Output(name, sizes.heads) for name in facts.steps]
+        outputs += [Output(name, sizes.shared, sizes.state) for name in groups]
+        norm: LayerShape = HeadNormShape(sizes.head_dim, "rms", self.eps, inside=True)
+        if facts.norms_groups:
+            norm = GroupNormShape(sizes.inner, self.eps, sizes.groups)
+        return {
+            "inputs": ColumnShape(self.width, tuple(outputs)),
+            "conv": ConvolutionShape(sizes, facts.channels, facts.conv_bias),
+            "head": HeadWeightsShape(sizes.heads, facts.of_heads),
+            "output": RowShape("out", sizes.inner, self.width, scale=self.out_scale),
+            "norm": norm,
+        }
 
 
 def _state_space(sizes: MambaSizes) -> float:
@@ -195,6 +201,7 @@ RECURRENT_LAYERS = {
     MAMBA: RecurrentLayer(
         name="Mamba-2",
         kind=LayerKind.MAMBA,
+        layer="mimo_launch.layers.mamba:Mamba",
         channels=("x", "B", "C"),
         steps=("dt",),
         of_heads=(("A_log", "log_decay"), ("dt_bias", "time_step"), ("D", "ones")),
@@ -211,6 +218,7 @@ RECURRENT_LAYERS = {
     DELTANET: RecurrentLayer(
         name="Gated DeltaNet",
         kind=LayerKind.DELTANET,
+        layer="mimo_launch.layers.deltanet:DeltaNet",
         channels=("v", "k", "q"),
         steps=("a", "b"),
         of_heads=(("A_log", "log_decay"), ("dt_bias", "time_step")),

@@ -5,14 +5,13 @@ Relies on: `decoder` for the blocks.
 Leaves: the loss to `models.talker`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.generator import GeneratorKind
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
-from mimo_launch.kinds.shapes import ListShape, NormShape, VocabShape, WholeShape
+from mimo_launch.kinds.shapes import HeadShape, ListShape, NormShape, VocabShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import Codes, TalkerModel
 
@@ -30,11 +29,7 @@ class HeadsShape(LayerShape):
     """What a talker has after its layers."""
 
     norm: NormShape
-    heads: tuple[VocabShape, ...]
-
-    def parts(self) -> Mapping[str, LayerShape]:
-        """Return both."""
-        return {"norm": self.norm, "heads": ListShape(self.heads)}
+    heads: ListShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
 
     def after(self, ends: Ends) -> HeadsShape:
         """Return final norm and heads."""
-        head = VocabShape(self.model.vocab, self.model.hidden, None)
-        return HeadsShape(self.norm(), (head,) * self.model.codebooks)
+        head = HeadShape(self.model.vocab, self.model.hidden)
+        return HeadsShape(self.norm(), ListShape((head,) * self.model.codebooks))
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the map before the blocks, and of the heads."""

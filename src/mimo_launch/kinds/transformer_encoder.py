@@ -10,17 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
-from mimo_launch.kinds.shapes import (
-    AttentionShape,
-    BlockShape,
-    MlpShape,
-    NormShape,
-    ProjectorShape,
-    WholeShape,
-)
+from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoder_blocks import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
@@ -59,6 +53,8 @@ class PatchWork:
 @dataclass(frozen=True, slots=True)
 class MapsShape(LayerShape):
     """A linear map to the stream for the rows of each module that is read, by its name."""
+
+    layer = "mimo_launch.models.row_places:RowReader"
 
     sources: tuple[tuple[str, int], ...]
     width: int

@@ -5,10 +5,12 @@ Relies on: `transformer_encoder` for the rest.
 Leaves: cutting images to `models.encoder_inputs`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
@@ -23,17 +25,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.shapes import (
-    AttentionShape,
-    BlockShape,
-    ListShape,
-    MlpShape,
-    NormShape,
-    ProjectorShape,
-    TableShape,
-    VectorShape,
-    WholeShape,
-)
+from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape, table
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
     BACKWARD,
@@ -44,8 +36,9 @@ from mimo_launch.kinds.transformer_encoder import (
     PatchWork,
     TransformerEncoderKind,
 )
-from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.kinds.weights import LayerShape, Parameters
 from mimo_launch.spec.spec import Images, VitModel, Windows
+from mimo_launch.spec.vit import Interpolation
 
 # Instead of queries, keys and values in their original order.
 IN_WINDOWS = (
@@ -60,14 +53,30 @@ QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
 
 @dataclass(frozen=True, slots=True)
+class PositionsShape(LayerShape):
+    """A table over a grid of places, after a row for the class token if there is one."""
+
+    layer = "mimo_launch.models.positions:LearnedPositions"
+
+    grid: tuple[int, int]
+    has_class_token: bool
+    width: int
+    interpolation: Interpolation
+
+    def own(self, tp: int) -> Parameters:
+        """Return the table."""
+        return table(self.has_class_token + math.prod(self.grid), self.width).own(tp)
+
+
+@dataclass(frozen=True, slots=True)
 class PatchesShape(LayerShape):
-    """What a ViT has before its layers; the first row of positions is the class token's."""
+    """What a ViT has before its layers."""
 
     patch: WholeShape
     patch_norm: NormShape | None
-    positions: TableShape | None
-    class_token: TableShape | None
-    registers: TableShape | None
+    positions: PositionsShape | None
+    class_token: OneShape | None
+    registers: OneShape | None
     pre_norm: NormShape | None
 
 
@@ -75,27 +84,38 @@ class PatchesShape(LayerShape):
 class DeepShape(LayerShape):
     """The projector of a layer before the last: a norm over the patches of a row, two maps."""
 
+    layer = "mimo_launch.models.projector:DeepProjector"
+
     norm: NormShape
     mlp: MlpShape
 
 
 @dataclass(frozen=True, slots=True)
-class VisionProjectorShape(LayerShape):
-    """A projector, with a norm before it, a map that merges patches, and projectors beside it.
+class BesideShape(LayerShape):
+    """What trains or is frozen with a projector of a ViT.
 
-    `newline` is the learned row that ends a line of tiles.
+    A norm before it, the learned row that ends a line of tiles, the map that merges patches, and
+    the projectors of layers before the last.
     """
 
-    maps: ProjectorShape
     norm: NormShape | None
-    newline: VectorShape | None
+    newline: OneShape | None
     merge: WholeShape | None
-    deepstack: tuple[DeepShape, ...]
+    deepstack: ListShape | None
+
+
+@dataclass(frozen=True, slots=True)
+class VisionProjectorShape(LayerShape):
+    """The projector of a ViT, with further layers in the same module."""
+
+    layer = "mimo_launch.models.projector:vision_projector"
+
+    maps: ProjectorShape
+    beside: BesideShape
 
     def parts(self) -> Mapping[str, LayerShape | None]:
-        """Return the layers of the projector, and the others."""
-        others = {name: getattr(self, name) for name in ("norm", "newline", "merge")}
-        return {**self.maps.parts(), **others, "deepstack": ListShape(self.deepstack)}
+        """Return the layers of both."""
+        return {**self.maps.parts(), **self.beside.parts()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +232,19 @@ class VisionKind(TransformerEncoderKind):
         return replace(plain, layer_scale=self.model.layer_scale)
 
     def before(self, ends: Ends) -> LayerShape:
-        """Return what the first stage has before its layers."""
-        return self.patches()
-
-    def patches(self) -> PatchesShape:
         """Return the embedding of patches, norms, positions and learned tokens."""
-        model, width = self.model, self.model.hidden
-        table = None
+        model, width, positions = self.model, self.model.hidden, None
         if (grid := self.learned_grid) is not None:
-            table = TableShape(model.class_token + grid[0] * grid[1], width)
+            positions = PositionsShape(grid, model.class_token, width, model.interpolation)
+        stage = "mimo_launch.models.vision_encoder"
+        class_token = table(width, layer=f"{stage}:ClassToken")
+        registers = table(model.registers, width, layer=f"{stage}:Registers")
         return PatchesShape(
             patch=WholeShape(model.patch_numbers, width, model.patch_bias),
             patch_norm=self.norm() if model.patch_norm else None,
-            positions=table,
-            class_token=TableShape(None, width) if model.class_token else None,
-            registers=TableShape(model.registers, width) if model.registers else None,
+            positions=positions,
+            class_token=class_token if model.class_token else None,
+            registers=registers if model.registers else None,
             pre_norm=self.norm() if model.pre_norm else None,
         )
 
@@ -241,17 +259,18 @@ class VisionKind(TransformerEncoderKind):
         if (eps := model.projector_norm_eps) is not None:
             offset = float(model.projector_norm_offset)
             norm = NormShape(row, model.projector_norm, eps, offset=offset)
+        newline = table(out, layer="mimo_launch.models.tiled_rows:TiledRows", embeds=False)
         deep = DeepShape(
             norm=NormShape(row, "layer", model.norm_eps),
             mlp=MlpShape(width=row, inner=row, out=out, bias=True),
         )
-        return VisionProjectorShape(
-            maps=maps,
+        beside = BesideShape(
             norm=norm,
-            newline=None if model.tiles is None else VectorShape(out),
+            newline=newline if model.tiles is not None else None,
             merge=WholeShape(model.merge_width, row, bias=False) if model.merge_width else None,
-            deepstack=(deep,) * model.deep_rows,
+            deepstack=ListShape((deep,) * model.deep_rows) if model.deep_rows else None,
         )
+        return VisionProjectorShape(maps, beside)
 
     def _embedded(self, work: Workload) -> int:
         """Return the number of patches, which exceeds the rows for tiles."""

@@ -2,13 +2,13 @@
 
     Weight      one tensor as users, checkpoints and proofs know it: whole, with a name
     LayerShape  a layer in numbers, without torch: the weights that it owns, by parameter, and the
-                layers inside it, by name; `shapes` has one for each kind of layer
+                layers inside it, by name; see `shapes`, `block_shapes`
     Share       the place of a rank among those that cut a module
     Parameter   several weights that a layer stores fused along dimension 0, on one rank
 
-A kind makes the shape of every layer; `models` builds the layer of that shape, which declares its
-parameters from it (`layers.parameter_segments`). Estimates, FSDP units, names and what an optimizer
-may do with a weight come from the same shapes, through `parameters`.
+A kind makes the shape of every layer. A shape names the class that computes it, which declares its
+parameters and builds the layers inside it from the shape (`layers.shaped_layer`). Estimates, FSDP
+units, names and what an optimizer may do with a weight come from the same shapes.
 
 Decides: what a weight says of itself, and which part of it a rank holds.
 Relies on: `layer` for even cuts.
@@ -59,8 +59,8 @@ class Weight:
     normal `init`. `matrix`: it maps vectors to vectors; `in_product`: its product can accumulate
     its gradient (`layers.linear`). Weight decay applies with `decay`, and to a table of the role
     `embedding` if the spec says so. One that does not train keeps its values even if its module
-    trains. If `experts` is not 0, each of so many experts has such a weight, with
-    its number in place of `{expert}`.
+    trains; one that is not `counted` is counted in norms by another stage. If `experts` is not 0,
+    each of so many experts has such a weight, with its number in place of `{expert}`.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Weight:
     in_product: bool = False
     role: Role = "body"
     trains: bool = True
+    counted: bool = True
     experts: int = 0
 
     def copies(self, tp: int) -> int:
@@ -117,6 +118,11 @@ class LayerShape:
 
     names_itself: ClassVar[bool] = True
 
+    @property
+    def layer(self) -> str:
+        """The class that computes it, as `package.module:Class`."""
+        raise NotImplementedError
+
     def own(self, tp: int) -> Parameters:
         """Return the layer's own weights by the attribute that stores them on one of `tp` ranks.
 
@@ -125,9 +131,12 @@ class LayerShape:
         return {}
 
     def parts(self) -> "Mapping[str, LayerShape | None]":
-        """Return the layers inside it by attribute; by default, its fields that are layers."""
+        """Return the layers inside it by attribute; by default, its fields that are layers.
+
+        None stands for a layer that it could have and does not have.
+        """
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: part for name, part in found.items() if isinstance(part, LayerShape)}
+        return {n: part for n, part in found.items() if isinstance(part, LayerShape | None)}
 
     def weights(self, prefix: str = "", tp: int = 1) -> Iterator[tuple[Weight, ...]]:
         """Yield the weights of every parameter of the layer, under names that begin with prefix."""

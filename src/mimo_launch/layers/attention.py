@@ -11,10 +11,10 @@ of this rank, K head size.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.shapes import AttentionShape, NormShape, WideNormShape
+from mimo_launch.kinds.block_shapes import AttentionShape
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
@@ -24,27 +24,26 @@ from mimo_launch.layers.pointwise import rotated, rotated_interleaved, sigmoid_g
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.score_attention import attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 
 
-class Attention(nn.Module):
+class Attention(ShapedLayer[AttentionShape]):
     """Multi-head, grouped-query or latent attention; gates as in arXiv:2505.06708."""
 
+    inputs: ColumnLinear
+    latent: LatentInputs | None
+    sinks: Sinks | None
+    output: RowLinear
+    q_norm: Norm | WideNorm | None
+    k_norm: Norm | WideNorm | None
+
     def __init__(self, context: ParallelContext, shape: AttentionShape) -> None:
-        super().__init__()
-        self.context, self.shape = context, shape
-        self.score_cap = shape.score_cap
+        super().__init__(context, shape)
         self.scale = None if shape.score_size is None else shape.score_size**-0.5
+        self.score_cap = shape.score_cap
         self.heads = len(context.part(shape.heads))
         self.kv_heads = max(1, shape.kv_heads // context.tp.size)
-        self.latent = context.made(LatentInputs, shape.narrow)
-        if self.latent is None:
-            self.inputs = ColumnLinear(context, shape.inputs)
-        self.sinks = context.made(Sinks, shape.sink)
-        self.output = RowLinear(context, shape.output)
-        self.q_norm, self.k_norm = (
-            _head_norm(context, shape.norm(heads)) for heads in (shape.heads, shape.kv_heads)
-        )
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens, [n, D] -> [n, D]."""
@@ -220,14 +219,6 @@ class Attention(nn.Module):
         out = self._attend(q, k, v, allowed, causal=False)
         flat = out.transpose(1, 2).reshape(-1, heads * head_size)[images.tokens]
         return F.pad(flat, (0, 0, 0, num_tokens - flat.shape[0]))
-
-
-def _head_norm(
-    context: ParallelContext, shape: NormShape | WideNormShape | None
-) -> Norm | WideNorm | None:
-    if isinstance(shape, WideNormShape):
-        return WideNorm(context, shape)
-    return context.made(Norm, shape)
 
 
 def _at(x_NhK: Tensor, places: Tensor) -> Tensor:

@@ -15,36 +15,25 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.recurrent import RecurrentShape
-from mimo_launch.kinds.shapes import NormShape, WideNormShape
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.layers.delta_rule_kernels import delta_rule
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import gated_head_norm, widened
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.recurrent import HeadShare, RecurrentMixer
 from mimo_launch.layers.sequence_contexts import Documents, SequenceContext
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
-class HeadNorm(SegmentedModule):
+class HeadNorm(ShapedLayer[NormShape]):
     """RMSNorm of each head, times silu(z): [N, f] -> [N, f], in at least fp32 inside."""
-
-    def __init__(self, context: ParallelContext, shape: NormShape | WideNormShape) -> None:
-        super().__init__()
-        self.context, self.eps = context, shape.eps
-        context.declare(self, shape)
 
     def forward(self, x_Nf: Tensor, z_Nf: Tensor) -> Tensor:
         """Return the normalised and gated x, in the dtype of x."""
-        return self.context.fused(gated_head_norm, x_Nf, z_Nf, self.weight, self.eps)
+        return self.context.fused(gated_head_norm, x_Nf, z_Nf, self.weight, self.shape.eps)
 
 
 class DeltaNet(RecurrentMixer):
     """Gated DeltaNet: projections, a short convolution, the delta rule, a gated norm."""
-
-    def __init__(self, context: ParallelContext, shape: RecurrentShape) -> None:
-        super().__init__(context, shape)
-        self.norm = HeadNorm(context, shape.norm)
 
     def _mix(
         self,

@@ -31,11 +31,11 @@ from mimo_launch.comm.autograd_collectives import (
     scatter_uneven_tokens,
 )
 from mimo_launch.comm.torch_internals import grouped_matmul
+from mimo_launch.kinds.block_shapes import ExpertsShape
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.kinds.shapes import ExpertsShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import GATED, squared_relu
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 # In a grouped product, the row size of each factor must be a multiple of this many bytes.
 ALIGNMENT = 16
@@ -44,7 +44,7 @@ ALIGNMENT = 16
 GROUPED_ON = 9
 
 
-class Experts(SegmentedModule):
+class Experts(ShapedLayer[ExpertsShape]):
     """This rank's experts, [M, D] -> [M, D]; the caller sums over the ranks that split them.
 
     A separate module, because its weights have different replicas from the layers around it. An
@@ -59,14 +59,13 @@ class Experts(SegmentedModule):
     output_bias: Tensor
 
     def __init__(self, context: ParallelContext, shape: ExpertsShape) -> None:
-        super().__init__()
-        self.context, self.width, self.has_bias = context, shape.width, shape.moe.bias
+        super().__init__(context, shape)
+        self.width, self.has_bias = shape.width, shape.moe.bias
         self.between = squared_relu if shape.gate is None else GATED[shape.gate]
         split = context.expert_tp
         self.num_own = len(even_cut(shape.moe.experts, context.ep.size, context.ep.index))
         self.inner = len(even_cut(shape.moe.width, split.size, split.index))
         self.part = even_cut(shape.width, split.size, split.index)
-        context.declare(self, shape)
 
     def forward(self, x_MD: Tensor, runs: "ExpertRuns") -> Tensor:
         """Return the answers to the tokens, which are ordered by `runs`."""

@@ -12,27 +12,24 @@ rank, K size of a query or key, R size of its rotating part, V size of a value.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mimo_launch.kinds.shapes import LatentShape
+from mimo_launch.kinds.block_shapes import LatentShape
 from mimo_launch.layers.linear import ColumnLinear
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.whole_linear import WholeLinear
 
 
-class LatentInputs(nn.Module):
+class LatentInputs(ShapedLayer[LatentShape]):
     """Keys and values from a narrow width, queries too with `q_rank`: [n, D] -> [N, h, K or V]."""
 
-    def __init__(self, context: ParallelContext, shape: LatentShape) -> None:
-        super().__init__()
-        self.context, self.shape = context, shape
-        self.q_down = context.made(WholeLinear, shape.q_down)
-        self.q_norm = context.made(Norm, shape.q_norm)
-        self.kv_down = WholeLinear(context, shape.kv_down)
-        self.kv_norm = Norm(context, shape.kv_norm)
-        self.queries = ColumnLinear(context, shape.queries)
-        self.keys = ColumnLinear(context, shape.keys)
+    q_down: WholeLinear | None
+    q_norm: Norm | None
+    kv_down: WholeLinear
+    kv_norm: Norm
+    queries: ColumnLinear
+    keys: ColumnLinear
 
     def forward(self, x_nD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of this rank's heads; keys share their rotating part."""

@@ -22,8 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
 from mimo_launch.kinds.shapes import ColumnShape, RowShape
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
 class GradAccumulator:
@@ -95,7 +94,7 @@ def accumulate_in_products(unit: FSDPModule) -> None:
             parameter.owner.weight_gradients = GradAccumulator(parameter)  # type: ignore[assignment]
 
 
-class ColumnLinear(SegmentedModule):
+class ColumnLinear(ShapedLayer[ColumnShape]):
     """Fused linear layers that share an input, with outputs cut over tp: [N, D] -> [N, f].
 
     The input must have entered the region (`context.enter`). Several ranks may hold the same unit
@@ -106,11 +105,6 @@ class ColumnLinear(SegmentedModule):
     shared_weight: Tensor | None
     shared_bias: Tensor | None
     weight_gradients: GradAccumulator | None = None
-
-    def __init__(self, context: ParallelContext, shape: ColumnShape) -> None:
-        super().__init__()
-        self.context, self.shape = context, shape
-        context.declare(self, shape)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
@@ -135,15 +129,10 @@ class ColumnLinear(SegmentedModule):
         )
 
 
-class RowLinear(SegmentedModule):
+class RowLinear(ShapedLayer[RowShape]):
     """A linear layer with input features cut over tp; it ends the region: [N, f] -> [n, D]."""
 
     weight_gradients: GradAccumulator | None = None
-
-    def __init__(self, context: ParallelContext, shape: RowShape) -> None:
-        super().__init__()
-        self.context = context
-        context.declare(self, shape)
 
     def forward(self, x_Nf: Tensor) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.kinds.weights import LayerShape, Share, Terms, Weight
-from mimo_launch.layers.parameter_segments import Segment, SegmentedModule, TpGrad
+from mimo_launch.kinds.weights import Share, Terms, Weight
+from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.spec.values import NumberType
 
@@ -27,7 +27,6 @@ SINGLE = Group((0,), 0, None)
 
 
 Result = TypeVar("Result")
-S = TypeVar("S", bound=LayerShape)
 
 
 @cache
@@ -86,23 +85,6 @@ class ParallelContext:
             self.tp.size, self.tp.index, ep.size, expert_tp.size, ep.index, expert_tp.index
         )
 
-    def made(
-        self, layer: Callable[["ParallelContext", S], Result], shape: S | None
-    ) -> Result | None:
-        """Return a layer of this shape; None for None."""
-        return None if shape is None else layer(self, shape)
-
-    def declare(self, layer: SegmentedModule, shape: LayerShape) -> None:
-        """Add the parameters and buffers that a layer of this shape owns, with values unset."""
-        layer.names_itself = shape.names_itself
-        for attribute, weights in shape.own(self.tp.size).items():
-            if not weights:
-                setattr(layer, attribute, None)
-            elif weights[0].role == "buffer":
-                layer.declare_buffer(attribute, *self.segments(weights), dtype=self.dtype)
-            else:
-                layer.declare(attribute, *self.segments(weights), dtype=self.dtype)
-
     def segments(self, weights: Iterable[Weight]) -> tuple[Segment, ...]:
         """Return this rank's parts of weights that are fused; of experts, those of its own."""
         own, found = list(weights), []
@@ -118,7 +100,8 @@ class ParallelContext:
         """Return the kind of a weight's gradient, and whether this rank counts it in norms."""
         if weight.axis is not None:
             copies = weight.copies(self.tp.size)
-            return "partial" if copies > 1 else "sharded", self.tp.index % copies == 0
+            first = self.tp.index % copies == 0
+            return "partial" if copies > 1 else "sharded", weight.counted and first
         if weight.role == "buffer":
             return "complete", self.counts and self.replicas.index == 0
         of_terms: dict[Terms, TpGrad] = {

@@ -21,22 +21,13 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import exchange
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.kinds.recurrent import RecurrentShape
-from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.kinds.recurrent import ConvolutionShape, HeadWeightsShape, RecurrentShape
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.sequence_contexts import Documents, SequenceContext, in_order, in_shards
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.ssd_kernels import causal_conv
-
-
-class Declared(SegmentedModule):
-    """Weights that the mixer uses: of its convolution over x, B and C, or one number per head."""
-
-    def __init__(self, context: ParallelContext, shape: LayerShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
 
 
 class HeadShare(NamedTuple):
@@ -46,20 +37,20 @@ class HeadShare(NamedTuple):
     groups: range
 
 
-class RecurrentMixer(nn.Module):
+class RecurrentMixer(ShapedLayer[RecurrentShape]):
     """Projections, a short convolution, a recurrence along sequences, a gated norm."""
 
+    inputs: ColumnLinear
+    conv: ShapedLayer[ConvolutionShape]
+    head: ShapedLayer[HeadWeightsShape]
     norm: nn.Module
+    output: RowLinear
 
     def __init__(self, context: ParallelContext, shape: RecurrentShape) -> None:
-        super().__init__()
-        self.context, self.shape, self.sizes = context, shape, shape.sizes
+        super().__init__(context, shape)
+        self.sizes = shape.sizes
         self.heads = len(context.part(shape.sizes.heads))
         self.groups = max(1, shape.sizes.groups // context.tp.size)
-        self.inputs = ColumnLinear(context, shape.inputs)
-        self.conv = Declared(context, shape.conv)
-        self.head = Declared(context, shape.head)
-        self.output = RowLinear(context, shape.output)
 
     def recur(
         self,

@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.kinds.shapes import ExpertBiasShape, RouterShape
+from mimo_launch.kinds.block_shapes import ExpertBiasShape, RouterShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
 class AuxLoss:
@@ -107,14 +107,10 @@ class Choice:
     weights: Tensor
 
 
-class Router(SegmentedModule):
+class Router(ShapedLayer[RouterShape]):
     """Chooses `top_k` experts for each token, in at least fp32."""
 
-    def __init__(self, context: ParallelContext, shape: RouterShape) -> None:
-        super().__init__()
-        self.context, self.model = context, shape.moe
-        context.declare(self, shape)
-        self.expert_bias = context.made(ExpertBias, shape.expert_bias)
+    expert_bias: "ExpertBias | None"
 
     def forward(
         self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
@@ -123,17 +119,17 @@ class Router(SegmentedModule):
         wide = widened(x_nD)
         bias = None if self.bias is None else self.bias.to(wide.dtype)
         logits = F.linear(wide, self.weight.to(wide.dtype), bias)
-        is_softmax = self.model.score == "softmax"
+        is_softmax = self.shape.moe.score == "softmax"
         scores_nE = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
         ranked_nE = scores_nE.detach() if self.expert_bias is None else self.expert_bias(scores_nE)
-        if self.model.groups > self.model.top_groups:
-            ranked_nE = _in_best_groups(ranked_nE, self.model.groups, self.model.top_groups)
-        experts = ranked_nE.topk(self.model.top_k, dim=-1).indices
+        if self.shape.moe.groups > self.shape.moe.top_groups:
+            ranked_nE = _in_best_groups(ranked_nE, self.shape.moe.groups, self.shape.moe.top_groups)
+        experts = ranked_nE.topk(self.shape.moe.top_k, dim=-1).indices
         weights = scores_nE.gather(-1, experts)
-        if self.model.normalize:
+        if self.shape.moe.normalize:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        weights = weights * self.model.scale
-        balances = self.model.aux_loss and scores_nE.requires_grad
+        weights = weights * self.shape.moe.scale
+        balances = self.shape.moe.aux_loss and scores_nE.requires_grad
         if tokens is not None and loss is not None and balances:
             balance = self._balance(scores_nE, experts, tokens, loss.samples)
             weights = add_aux_loss(weights, balance, loss)
@@ -151,7 +147,7 @@ class Router(SegmentedModule):
         shares_Bn = torch.where(is_of, tokens.share, 0.0).to(scores_nE.dtype)
         f_BE = all_reduce(all_reduce(shares_Bn @ chosen, self.context.tp), self.context.cp)
         parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
-        factor = self.model.aux_loss / samples * self.model.experts / self.model.top_k
+        factor = self.shape.moe.aux_loss / samples * self.shape.moe.experts / self.shape.moe.top_k
         return factor * (f_BE * (shares_Bn @ parts_nE)).sum()
 
 
@@ -181,21 +177,19 @@ class _CountLoad(torch.autograd.Function):
         return grad, None, None
 
 
-class ExpertBias(SegmentedModule):
+class ExpertBias(ShapedLayer[ExpertBiasShape]):
     """A bias on the scores of E experts, only for the choice, not for the weights of answers.
 
     It has no gradient: after each step it moves by `rate` towards an even load. Every rank of a
     layer holds all of it, in the dtype of stored weights even if FSDP2 computes in another.
     """
 
-    names_itself = False
     values: Tensor
     load: Tensor
 
     def __init__(self, context: ParallelContext, shape: ExpertBiasShape) -> None:
-        super().__init__()
+        super().__init__(context, shape)
         self.rate = shape.rate
-        context.declare(self, shape)
         # Integers, so that every rank computes the same sign. Zero at the start of a step.
         load = torch.zeros(shape.experts, dtype=torch.int64)
         self.register_buffer("load", load, persistent=False)

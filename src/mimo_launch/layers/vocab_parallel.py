@@ -10,7 +10,6 @@ Legend: N tokens, D width, V vocabulary; lower case means this rank's share. Sou
 arXiv:1909.08053, section 3.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,29 +18,24 @@ from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce, all_reduce_max
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.kinds.shapes import VocabShape
+from mimo_launch.kinds.shapes import HeadShape, VocabShape
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.linear import GradAccumulator, linear
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
-class VocabEmbedding(SegmentedModule):
+class VocabEmbedding(ShapedLayer[VocabShape]):
     """Token embedding with the vocabulary cut evenly over tp: [N] -> [n or N, D].
 
     For ids [N, K], the embeddings of a token's K ids are summed.
     """
 
-    def __init__(
-        self, context: ParallelContext, shape: VocabShape, *, counted: bool = True
-    ) -> None:
-        """`counted` is False on the second stage that holds a tied embedding."""
-        super().__init__()
-        self.context, self.part = context, context.part(shape.vocab)
-        context.declare(self, shape)
-        if not counted:
-            self.segments["weight"] = (replace(self.segments["weight"][0], counted=False),)
+    @property
+    def part(self) -> range:
+        """The ids of this rank."""
+        return self.context.part(self.shape.vocab)
 
     def forward(self, ids_N: Tensor) -> Tensor:
         """Return the embeddings; each rank looks up its own ids and adds zeros for the others."""
@@ -52,15 +46,15 @@ class VocabEmbedding(SegmentedModule):
         return self.context.leave(rows if ids_N.dim() == 1 else rows.sum(dim=1))
 
 
-class VocabHead(SegmentedModule):
+class VocabHead(ShapedLayer[HeadShape]):
     """Output layer with the vocabulary cut over tp: [N, D] -> this rank's logits [N, v]."""
 
     weight_gradients: GradAccumulator | None = None
 
-    def __init__(self, context: ParallelContext, shape: VocabShape) -> None:
-        super().__init__()
-        self.part = context.part(shape.vocab)
-        context.declare(self, shape)
+    @property
+    def part(self) -> range:
+        """The ids of this rank."""
+        return self.context.part(self.shape.vocab)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's logits."""

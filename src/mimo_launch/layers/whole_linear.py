@@ -10,33 +10,23 @@ Legend: n tokens of this rank, D width.
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.shapes import WholeShape
-from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.kinds.shapes import OneShape, WholeShape
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
-class WholeTable(SegmentedModule):
+class WholeTable(ShapedLayer[OneShape]):
     """A table of vectors: places [n] -> [n, D]."""
 
-    def __init__(self, context: ParallelContext, shape: LayerShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
-
     def __len__(self) -> int:
-        return self.segments["weight"][0].shape[0]
+        return self.shape.weight.shape[0]
 
     def forward(self, places_n: Tensor) -> Tensor:
         """Return the vectors at these places."""
         return F.embedding(places_n, self.weight)
 
 
-class WholeLinear(SegmentedModule):
+class WholeLinear(ShapedLayer[WholeShape]):
     """One linear map per token: [n, inputs] -> [n, outputs]."""
-
-    def __init__(self, context: ParallelContext, shape: WholeShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
 
     def forward(self, x_n: Tensor) -> Tensor:
         """Return the map of each token."""

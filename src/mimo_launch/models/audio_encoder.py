@@ -20,24 +20,20 @@ from mimo_launch.kinds.audio import KERNEL, AudioKind, WindowsShape
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
 from mimo_launch.layers.pointwise import gelu
+from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Patches, own_share
-from mimo_launch.models.projector import owned, projector
+from mimo_launch.models.projector import owned
 
 
-class Convolution(SegmentedModule):
+class Convolution(ShapedLayer[WindowsShape]):
     """A convolution over time, held whole on every tp rank; its input is already cut into windows.
 
     Shapes: [..., C, 3] -> [..., D].
     """
-
-    def __init__(self, context: ParallelContext, shape: WindowsShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
 
     def forward(self, windows: Tensor) -> Tensor:
         """Return one output per window."""
@@ -46,6 +42,12 @@ class Convolution(SegmentedModule):
 
 class AudioStage(nn.Module):
     """Consecutive layers; the first stage embeds frames, the last stage projects rows."""
+
+    conv1: Convolution
+    conv2: Convolution
+    positions: WholeTable
+    norm: Norm
+    projector: nn.Module
 
     def __init__(
         self,
@@ -59,15 +61,11 @@ class AudioStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            before = kind.before(ends)
-            self.conv1 = Convolution(context, before.conv1)
-            self.conv2 = Convolution(context, before.conv2)
-            self.positions = WholeTable(context, before.positions)
+            add_parts(self, context, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, kind.norm())
-            self.projector = projector(context, kind.maps(ends.row_width))
+            add_parts(self, context, kind.after(ends))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from mimo_launch.kinds.shapes import BlockShape
+from mimo_launch.kinds.block_shapes import BlockShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.te_block import te_blocks
 from mimo_launch.models.transformer_block import Block

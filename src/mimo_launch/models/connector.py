@@ -18,16 +18,22 @@ from mimo_launch.kinds.connector import ConnectorKind
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.models.projector import owned, projector
+from mimo_launch.models.projector import owned
 from mimo_launch.models.row_places import RowReader
 
 
 class ConnectorStage(nn.Module):
     """Consecutive layers; the first stage takes rows in, the last stage projects rows."""
+
+    reads: RowReader
+    queries: WholeTable | None
+    norm: Norm
+    projector: nn.Module
 
     def __init__(
         self,
@@ -41,14 +47,11 @@ class ConnectorStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            before = kind.before(ends)
-            self.reads = RowReader(context, before.reads)
-            self.queries = context.made(WholeTable, before.queries)
+            add_parts(self, context, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, kind.norm())
-            self.projector = projector(context, kind.maps(ends.row_width))
+            add_parts(self, context, kind.after(ends))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.

@@ -22,6 +22,7 @@ from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
@@ -33,28 +34,31 @@ from mimo_launch.models.row_places import RowReader
 TIME_SCALE = 1000.0
 
 
-class TimeEmbedding(nn.Module):
+class TimeEmbedding(ShapedLayer[TimeShape]):
     """Sines and cosines of a time, and two linear maps: [n] -> [n, D]."""
 
-    def __init__(self, context: ParallelContext, shape: TimeShape) -> None:
-        super().__init__()
-        self.width = shape.up.inputs
-        self.up = WholeLinear(context, shape.up)
-        self.down = WholeLinear(context, shape.down)
+    up: WholeLinear
+    down: WholeLinear
 
     def forward(self, times_n: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the embedding of each time, in `dtype`."""
-        half = self.width // 2
+        half = self.shape.up.inputs // 2
         steps = torch.arange(half, device=times_n.device, dtype=times_n.dtype)
         angles = TIME_SCALE * times_n[:, None] * torch.exp(-math.log(10000.0) * steps / half)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
-        waves = F.pad(waves, (0, self.width - 2 * half)).to(dtype)
+        waves = F.pad(waves, (0, self.shape.up.inputs - 2 * half)).to(dtype)
         made: Tensor = self.down(F.silu(self.up(waves)))
         return made
 
 
 class FlowStage(nn.Module):
     """Consecutive layers; the first stage embeds noised patches, the last computes the loss."""
+
+    patch: WholeLinear
+    time: TimeEmbedding
+    reads: RowReader
+    norm: Norm
+    velocity: WholeLinear
 
     def __init__(
         self,
@@ -68,16 +72,11 @@ class FlowStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            before = kind.before(ends)
-            self.patch = WholeLinear(context, before.patch)
-            self.time = TimeEmbedding(context, before.time)
-            self.reads = RowReader(context, before.reads)
+            add_parts(self, context, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            after = kind.after(ends)
-            self.norm = Norm(context, after.norm)
-            self.velocity = WholeLinear(context, after.velocity)
+            add_parts(self, context, kind.after(ends))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.

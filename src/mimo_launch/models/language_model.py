@@ -31,6 +31,7 @@ from mimo_launch.layers.sequence_contexts import (
     with_images,
     zigzag_positions,
 )
+from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     VocabHead,
@@ -92,6 +93,10 @@ class LanguageStage(nn.Module):
     Each kind of model has a subclass that makes the layers.
     """
 
+    embedding: VocabEmbedding
+    norm: Norm
+    head: VocabHead
+
     def __init__(
         self,
         context: ParallelContext,
@@ -103,17 +108,13 @@ class LanguageStage(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        self.ends, after = ends, kind.after(ends)
+        self.ends = ends
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
         if stage.is_first:
-            self.embedding = VocabEmbedding(context, kind.before(ends).embedding)
-        elif stage.is_last and after.embedding is not None:
-            self.embedding = VocabEmbedding(context, after.embedding, counted=False)
+            add_parts(self, context, kind.before(ends))
         self.layers = self.make_layers(recompute=recompute)
         if stage.is_last:
-            self.norm = Norm(context, after.norm)
-            if after.head is not None:
-                self.head = VocabHead(context, after.head)
+            add_parts(self, context, kind.after(ends))
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)[len(stage.layers) :]
         self.mtp = nn.ModuleList(
             MtpDepth(context, kind.depth(number), recompute=recompute) for number in numbers

@@ -12,11 +12,11 @@ otherwise every token would travel once per tp rank.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
+from mimo_launch.kinds.block_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.kinds.shapes import MlpShape, MoeShape
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
@@ -25,17 +25,18 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
-class Mlp(nn.Module):
+class Mlp(ShapedLayer[MlpShape]):
     """MLP, gated or with an activation, with its inner width cut over tp: [n, D] -> [n, D]."""
 
+    inputs: ColumnLinear
+    output: RowLinear
+
     def __init__(self, context: ParallelContext, shape: MlpShape) -> None:
-        super().__init__()
-        self.context = context
+        super().__init__(context, shape)
         self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
-        self.inputs = ColumnLinear(context, shape.inputs)
-        self.output = RowLinear(context, shape.output)
 
     def forward(self, x_nD: Tensor) -> Tensor:
         """Return the MLP of every token."""
@@ -46,16 +47,13 @@ class Mlp(nn.Module):
         return out
 
 
-class MoeMlp(nn.Module):
+class MoeMlp(ShapedLayer[MoeShape]):
     """Experts for each token, and one MLP shared by all tokens if the model has it: [n, D]."""
 
-    def __init__(self, context: ParallelContext, shape: MoeShape) -> None:
-        super().__init__()
-        self.context, self.num_experts = context, shape.moe.experts
-        self.router = Router(context, shape.router)
-        self.experts = Experts(context, shape.experts)
-        self.shared = None if shape.shared is None else Mlp(context, shape.shared)
-        self.shared_gate = context.made(TokenGate, shape.shared_gate)
+    router: Router
+    experts: Experts
+    shared: Mlp | None
+    shared_gate: TokenGate | None
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the weighted answers of every token's experts.
@@ -68,7 +66,7 @@ class MoeMlp(nn.Module):
         tokens = None if routing is None else self._tokens(routing.shares)
         own_nD, sizes = self._own(x_nD)
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
-        planned = PlannedDispatch(self.context, choice.experts, self.num_experts)
+        planned = PlannedDispatch(self.context, choice.experts, self.shape.moe.experts)
         # While the host waits for the sizes of the dispatch, the device computes this.
         shared = None if self.shared is None else self.shared(x_nD)
         if shared is not None and self.shared_gate is not None:
@@ -101,8 +99,3 @@ class MoeMlp(nn.Module):
         weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
         per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
         return torch.bmm(weights_n1k, per_token).squeeze(1)
-
-
-def mlp(context: ParallelContext, shape: MlpShape | MoeShape) -> Mlp | MoeMlp:
-    """Return the MLP or the experts of a block."""
-    return Mlp(context, shape) if isinstance(shape, MlpShape) else MoeMlp(context, shape)

@@ -11,29 +11,30 @@ Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mimo_launch.kinds.shapes import DepthShape
+from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.models.transformer_block import Block
 
 
-class MtpDepth(nn.Module):
+class MtpDepth(ShapedLayer[DepthShape]):
     """One depth: [n, D] from the depth before and embeddings -> [n, D] for the output layer."""
 
+    token_norm: Norm
+    hidden_norm: Norm
+    project: RowLinear
+    block: Block
+    norm: Norm
+
     def __init__(self, context: ParallelContext, shape: DepthShape, *, recompute: bool) -> None:
-        super().__init__()
-        self.context, self.recompute = context, recompute
-        self.token_norm = Norm(context, shape.block.norm)
-        self.hidden_norm = Norm(context, shape.block.norm)
-        self.part = context.part(shape.project.features)
-        self.project = RowLinear(context, shape.project)
-        self.block = Block(context, shape.block, recompute=False)
-        self.norm = Norm(context, shape.block.norm)
+        super().__init__(context, shape)
+        self.recompute, self.part = recompute, context.part(2 * shape.block.width)
 
     def forward(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return each token's state, from its state at the depth before and the token ahead."""

@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.shapes import TableShape
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
-from mimo_launch.spec.vit import Interpolation
+from mimo_launch.kinds.vision import PositionsShape
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 # The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
 CUBIC = -0.75
@@ -34,25 +32,12 @@ def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Te
     return torch.cat(parts, dim=1).to(dtype)
 
 
-class LearnedPositions(SegmentedModule):
+class LearnedPositions(ShapedLayer[PositionsShape]):
     """A table over a grid of places, interpolated for images of other sizes: [n, 4] -> [n, D].
 
     An image of the size of the grid reads the table unchanged. If the table has one row more than
     the grid has places, the first one belongs to the class token.
     """
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        shape: TableShape,
-        grid: tuple[int, int],
-        interpolation: Interpolation,
-    ) -> None:
-        super().__init__()
-        self.grid, self.first = grid, (shape.rows or 0) - grid[0] * grid[1]
-        self.cropped = interpolation == "cropped"
-        self.weights_along = _WEIGHTS[interpolation]
-        context.declare(self, shape)
 
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position embeddings of patches, given (y, x, height, width) in their images.
@@ -61,14 +46,13 @@ class LearnedPositions(SegmentedModule):
         A cropped table is resized to the longer side of the image in both directions.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
+        grid, weights_along = self.shape.grid, _WEIGHTS[self.shape.interpolation]
         y_n, x_n, *sides = places_n4.unbind(dim=1)
-        if self.cropped:
+        if self.shape.interpolation == "cropped":
             sides = [torch.maximum(*sides)] * 2
-        axes = [
-            self.weights_along(*given) for given in zip((y_n, x_n), sides, self.grid, strict=True)
-        ]
+        axes = [weights_along(*given) for given in zip((y_n, x_n), sides, grid, strict=True)]
         (y_nk, across_nk), (x_nk, along_nk) = axes
-        rows = self.first + y_nk[:, :, None] * self.grid[1] + x_nk[:, None, :]
+        rows = int(self.shape.has_class_token) + y_nk[:, :, None] * grid[1] + x_nk[:, None, :]
         shares = across_nk[:, :, None] * along_nk[:, None, :]
         found: Tensor = F.embedding_bag(
             rows.flatten(1),

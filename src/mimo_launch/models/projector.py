@@ -11,24 +11,25 @@ projector, L width of the language model.
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import split_rows
-from mimo_launch.kinds.shapes import ProjectorShape
-from mimo_launch.kinds.vision import DeepShape
+from mimo_launch.kinds.block_shapes import ProjectorShape
+from mimo_launch.kinds.vision import DeepShape, VisionProjectorShape
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS
+from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.mlp import Mlp
 
 
-class LinearProjector(nn.Module):
+class LinearProjector(ShapedLayer[ProjectorShape]):
     """One linear map to the language width, with its input features cut over tp."""
 
+    output: RowLinear
+
     def __init__(self, context: ParallelContext, shape: ProjectorShape) -> None:
-        super().__init__()
-        self.context = context
+        super().__init__(context, shape)
         self.part = context.part(shape.width)
-        self.output = RowLinear(context, shape.output)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
@@ -37,25 +38,25 @@ class LinearProjector(nn.Module):
         return rows
 
 
-class GatedProjector(nn.Module):
+class GatedProjector(ShapedLayer[ProjectorShape]):
     """Two linear maps, LayerNorm, an activation and a gated MLP with its inner width cut over tp.
 
     The first map is a convolution over the `patches` of a row: it reads channel after channel.
     """
 
+    convolution: WholeLinear
+    middle: WholeLinear
+    middle_norm: Norm
+    mlp: Mlp
+
     def __init__(self, context: ParallelContext, shape: ProjectorShape) -> None:
-        super().__init__()
-        self.context, self.patches = context, shape.patches
+        super().__init__(context, shape)
         self.activation = ACTIVATIONS[shape.activation]
-        self.convolution = WholeLinear(context, shape.convolution)
-        self.middle = WholeLinear(context, shape.middle)
-        self.middle_norm = Norm(context, shape.middle_norm)
-        self.mlp = Mlp(context, shape.mlp)
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
         # No -1 in the shape: there may be no rows.
-        shape = len(x_nW), self.patches, x_nW.shape[1] // self.patches
+        shape = len(x_nW), self.shape.patches, x_nW.shape[1] // self.shape.patches
         by_channel = x_nW.reshape(shape).mT.flatten(1)
         normed = self.middle_norm(self.middle(self.convolution(by_channel)))
         rows: Tensor = self.mlp(self.context.fused(self.activation, normed))
@@ -66,23 +67,26 @@ def projector(context: ParallelContext, shape: ProjectorShape) -> nn.Module:
     """Return the last layer of an encoder, [n, W] -> [n, L]."""
     if shape.kind == "linear":
         return LinearProjector(context, shape)
-    if shape.kind == "gated":
-        return GatedProjector(context, shape)
-    return Mlp(context, shape.mlp)
+    return GatedProjector(context, shape) if shape.kind == "gated" else Mlp(context, shape.mlp)
 
 
-class DeepProjector(nn.Module):
+class DeepProjector(ShapedLayer[DeepShape]):
     """The rows of a layer before the last: a norm over the patches of a row, two linear maps."""
 
-    def __init__(self, context: ParallelContext, shape: DeepShape) -> None:
-        super().__init__()
-        self.norm = Norm(context, shape.norm)
-        self.mlp = Mlp(context, shape.mlp)
+    norm: Norm
+    mlp: Mlp
 
     def forward(self, x_nW: Tensor) -> Tensor:
         """Return the rows [n, L]."""
         rows: Tensor = self.mlp(self.norm(x_nW))
         return rows
+
+
+def vision_projector(context: ParallelContext, shape: VisionProjectorShape) -> nn.Module:
+    """Return a projector with further layers, so that they train or are frozen with it."""
+    found = projector(context, shape.maps)
+    add_parts(found, context, shape.beside)
+    return found
 
 
 def owned(rows_nL: Tensor, sizes: tuple[int, ...], context: ParallelContext) -> Tensor:

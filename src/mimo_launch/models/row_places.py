@@ -10,12 +10,12 @@ Legend: n tokens of this rank, D width, R rows at this rank's tokens, r rows tha
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.transformer_encoder import MapsShape
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.whole_linear import WholeLinear
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.models.projector import owned
 
 
@@ -52,18 +52,14 @@ def rows_at(x_nD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:
     return rows if context.sequence_parallel else owned(rows, where.sizes, context)
 
 
-class RowReader(nn.ModuleDict):
+class RowReader(ShapedLayer[MapsShape]):
     """A linear map for the rows of each source module; adds them to tokens at their places."""
-
-    def __init__(self, context: ParallelContext, shape: MapsShape) -> None:
-        super().__init__({name: WholeLinear(context, part) for name, part in shape.parts().items()})
-        self.context = context
 
     def forward(
         self, x_nD: Tensor, rows: Mapping[str, Tensor], places: Mapping[str, RowPlaces]
     ) -> Tensor:
         """Return the tokens [n, D] with the mapped rows of each source, [r, its width], added."""
-        for source, linear in self.items():
+        for source, linear in self.named_children():
             here = all_rows(rows[source], places[source], self.context)
             x_nD = x_nD.index_add(0, places[source].places, linear(here).to(x_nD.dtype))
         return x_nD

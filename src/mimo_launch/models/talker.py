@@ -20,9 +20,9 @@ from mimo_launch.kinds.talker import TalkerKind
 from mimo_launch.layers.image_contexts import turned_in_order
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
-    VocabHead,
     greedy_choice,
     vocab_cross_entropy,
 )
@@ -37,6 +37,11 @@ from mimo_launch.models.stage_losses import StageLosses
 class TalkerStage(nn.Module):
     """Consecutive layers; the first stage embeds codes and rows, the last computes the loss."""
 
+    codes: VocabEmbedding
+    project: WholeLinear
+    norm: Norm
+    heads: nn.ModuleList
+
     def __init__(
         self,
         context: ParallelContext,
@@ -50,16 +55,12 @@ class TalkerStage(nn.Module):
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         ((self.source, _),) = ends.sources
         if stage.is_first:
-            before = kind.before(ends)
-            self.codes = VocabEmbedding(context, before.codes)
-            self.project = WholeLinear(context, before.project)
+            add_parts(self, context, kind.before(ends))
         shapes = {number: kind.block(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            after = kind.after(ends)
-            self.norm = Norm(context, after.norm)
-            self.heads = nn.ModuleList(VocabHead(context, head) for head in after.heads)
-            self.part = context.part(kind.model.vocab)
+            add_parts(self, context, kind.after(ends))
+        self.part = context.part(kind.model.vocab)
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.shapes import BlockShape, MlpShape, NormShape
+from mimo_launch.kinds.block_shapes import BlockShape, MlpShape
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.shapes import VectorShape
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.kinds.shapes import OneShape
+from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,8 @@ class RowSources:
     weights: Tensor
 
 
-class TiledRows(SegmentedModule):
+class TiledRows(ShapedLayer[OneShape]):
     """Makes rows from patches; holds the learned row."""
-
-    def __init__(self, context: ParallelContext, shape: VectorShape) -> None:
-        super().__init__()
-        self.context = context
-        context.declare(self, shape)
 
     def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
         """Return the rows [r, L].

@@ -8,22 +8,23 @@ their replicas to `fsdp`.
 Legend: n tokens of this tp rank, D width.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mimo_launch.kinds.shapes import BlockShape
+from mimo_launch.kinds.block_shapes import BlockShape
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.norms import LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
-from mimo_launch.models.mlp import MoeMlp, mlp
+from mimo_launch.layers.shaped_layer import S, ShapedLayer
+from mimo_launch.models.mlp import Mlp, MoeMlp
 
 
-class Layer(nn.Module):
+class Layer(ShapedLayer[S]):
     """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(self, *, recompute: bool) -> None:
-        super().__init__()
+    def __init__(self, context: ParallelContext, shape: S, *, recompute: bool = False) -> None:
+        super().__init__(context, shape)
         self.recompute = recompute
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
@@ -37,20 +38,17 @@ class Layer(nn.Module):
         raise NotImplementedError
 
 
-class Block(Layer):
-    """Pre-norm transformer block."""
+class Block(Layer[BlockShape]):
+    """Pre-norm transformer block; further norms and scales are of what is added to the stream."""
 
-    def __init__(self, context: ParallelContext, shape: BlockShape, *, recompute: bool) -> None:
-        super().__init__(recompute=recompute)
-        self.attention_norm = Norm(context, shape.norm)
-        self.attention = Attention(context, shape.attention)
-        self.mlp_norm = Norm(context, shape.norm)
-        # Norms of the outputs that are added to the stream.
-        self.post_attention_norm = context.made(Norm, shape.post_norm)
-        self.post_mlp_norm = context.made(Norm, shape.post_norm)
-        self.attention_scale = context.made(LayerScale, shape.scale)
-        self.mlp_scale = context.made(LayerScale, shape.scale)
-        self.mlp = mlp(context, shape.mlp)
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    post_attention_norm: Norm | None
+    post_mlp_norm: Norm | None
+    attention_scale: LayerScale | None
+    mlp_scale: LayerScale | None
+    mlp: Mlp | MoeMlp
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         attended = self.attention(self.attention_norm(x_nD), attention_context)

@@ -18,27 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.layer import Ends
-from mimo_launch.kinds.shapes import TableShape
-from mimo_launch.kinds.vision import VisionKind, VisionProjectorShape
+from mimo_launch.kinds.shapes import OneShape
+from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import SegmentedModule
+from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.encoder_inputs import EncoderInput, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
-from mimo_launch.models.projector import DeepProjector, owned, projector
-from mimo_launch.models.tiled_rows import TiledRows
+from mimo_launch.models.projector import owned
 
 
-class ClassToken(SegmentedModule):
+class ClassToken(ShapedLayer[OneShape]):
     """A learned token of every image, in addition to its patches."""
-
-    def __init__(self, context: ParallelContext, shape: TableShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
 
     def forward(self, number: int, position_D: Tensor | None) -> Tensor:
         """Return the class tokens of `number` images, [number, D]; even 0 stay on the graph."""
@@ -46,12 +41,8 @@ class ClassToken(SegmentedModule):
         return token.expand(number, -1)
 
 
-class Registers(SegmentedModule):
+class Registers(ShapedLayer[OneShape]):
     """Learned tokens of every image, without positions, in addition to its patches."""
-
-    def __init__(self, context: ParallelContext, shape: TableShape) -> None:
-        super().__init__()
-        context.declare(self, shape)
 
     def forward(self, numbers_n: Tensor, token_1D: Tensor) -> Tensor:
         """Return the learned tokens with these numbers, [n, D]; the class token is number 0."""
@@ -60,6 +51,15 @@ class Registers(SegmentedModule):
 
 class VisionStage(nn.Module):
     """Consecutive layers of a ViT; the first stage embeds patches, the last projects rows."""
+
+    patch: WholeLinear
+    patch_norm: Norm | None
+    positions: LearnedPositions | None
+    class_token: ClassToken | None
+    registers: Registers | None
+    pre_norm: Norm | None
+    norm: Norm | None
+    projector: nn.Module
 
     def __init__(
         self,
@@ -73,38 +73,11 @@ class VisionStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
         if stage.is_first:
-            before = kind.patches()
-            self.patch = WholeLinear(context, before.patch)
-            self.patch_norm = context.made(Norm, before.patch_norm)
-            self.positions = context.made(self._positions, before.positions)
-            self.class_token = context.made(ClassToken, before.class_token)
-            self.registers = context.made(Registers, before.registers)
-            self.pre_norm = context.made(Norm, before.pre_norm)
+            add_parts(self, context, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            self.norm = context.made(Norm, kind.after(ends).norm)
-            self.projector = self._projector(kind.projector(ends.row_width))
-
-    def _positions(self, context: ParallelContext, shape: TableShape) -> LearnedPositions:
-        return LearnedPositions(
-            context, shape, self.model.image or (0, 0), self.model.interpolation
-        )
-
-    def _projector(self, shape: VisionProjectorShape) -> nn.Module:
-        """Return the projector, with all modules that train or are frozen with it."""
-        found = projector(self.context, shape.maps)
-        # Inside the projector, so that they train or are frozen with it.
-        if shape.norm is not None:
-            found.norm = Norm(self.context, shape.norm)
-        if shape.newline is not None:
-            found.newline = TiledRows(self.context, shape.newline)
-        if shape.merge is not None:
-            found.merge = WholeLinear(self.context, shape.merge)
-        if shape.deepstack:
-            deep = (DeepProjector(self.context, each) for each in shape.deepstack)
-            found.deepstack = nn.ModuleList(deep)
-        return found
+            add_parts(self, context, kind.after(ends))
 
     def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.

@@ -1,0 +1,384 @@
+"""The shapes of attention, MLPs, experts, blocks and projectors, made of simpler ones.
+
+Decides: the layers inside each, by name.
+Relies on: `shapes` for the weights of these.
+Leaves: which model has which layers to its kind, what a layer computes to the class that it names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from mimo_launch.kinds.shapes import (
+    EPSILON,
+    NORMS,
+    ColumnShape,
+    NormShape,
+    OneShape,
+    Output,
+    RowShape,
+    WholeShape,
+    WideNormShape,
+)
+from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
+from mimo_launch.spec.encoder_blocks import Activation, Projector, ProjectorActivation
+from mimo_launch.spec.language_models import GateActivation
+from mimo_launch.spec.layers import Mla, Moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpShape(LayerShape):
+    """An MLP with its inner width cut over tp: with a `gate`, or else an activation."""
+
+    layer = "mimo_launch.models.mlp:Mlp"
+
+    width: int
+    inner: int
+    out: int
+    gate: GateActivation | None = None
+    activation: Activation | Literal["squared_relu"] = "gelu"
+    bias: bool = False
+    out_scale: float = 1.0
+
+    @property
+    def output(self) -> RowShape:
+        """The last map."""
+        return RowShape("down", self.inner, self.out, self.bias, self.out_scale)
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its maps."""
+        names = ("up",) if self.gate is None else ("gate", "up")
+        outputs = tuple(Output(name, self.inner, bias=self.bias) for name in names)
+        return {"inputs": ColumnShape(self.width, outputs), "output": self.output}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape(LayerShape):
+    """The maps of latent attention from narrow widths to queries, keys and values."""
+
+    layer = "mimo_launch.layers.latent_attention:LatentInputs"
+
+    sizes: Mla
+    width: int
+    heads: int
+    head_size: int
+
+    @property
+    def query_width(self) -> int:
+        """The width that queries are made of."""
+        return self.sizes.q_rank or self.width
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return maps to narrow widths, norms of these, and maps from them."""
+        sizes, heads, rank = self.sizes, self.heads, self.sizes.q_rank
+        keys = self.head_size - sizes.rope_head_dim + sizes.v_head_dim
+        narrow = sizes.kv_rank + sizes.rope_head_dim
+        return {
+            "q_down": None if rank is None else WholeShape(self.width, rank, bias=False),
+            "q_norm": None if rank is None else NormShape(rank, "rms", sizes.norm_eps),
+            "kv_down": WholeShape(self.width, narrow, bias=False),
+            "kv_norm": NormShape(sizes.kv_rank, "rms", sizes.norm_eps),
+            "queries": ColumnShape(self.query_width, (Output("q_up", heads * self.head_size),)),
+            "keys": ColumnShape(sizes.kv_rank, (Output("kv_up", heads * keys),)),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape(LayerShape):
+    """Multi-head, grouped-query or latent attention.
+
+    `qkv_bias` gives queries, keys and values biases, except keys without `key_bias` (Whisper);
+    `bias` is that of the output. `qk_norm` normalises each head of queries and keys, with
+    `wide_norm` all of them together. Scores are divided by the square root of `score_size` (None:
+    of the head size), and stay below `score_cap`; learned `sinks` join their softmax. If `gated`,
+    each head's output is multiplied by the sigmoid of a gate, which follows the query of the head.
+    `interleaved`: numbers of a head that rotate together are neighbours. `latent` makes queries,
+    keys and values of narrow widths.
+    """
+
+    layer = "mimo_launch.layers.attention:Attention"
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    bias: bool = False
+    qkv_bias: bool = False
+    key_bias: bool = True
+    qk_norm: bool = False
+    wide_norm: bool = False
+    eps: float = EPSILON
+    norm_offset: float = 0.0
+    score_size: float | None = None
+    score_cap: float | None = None
+    sinks: bool = False
+    gated: bool = False
+    interleaved: bool = False
+    latent: Mla | None = None
+    out_scale: float = 1.0
+
+    @property
+    def query_parts(self) -> int:
+        """Vectors of a query head: the query, and perhaps a gate."""
+        return 1 + self.gated
+
+    @property
+    def output(self) -> RowShape:
+        """The map to the stream."""
+        value_size = self.head_size if self.latent is None else self.latent.v_head_dim
+        return RowShape("o", self.heads * value_size, self.width, self.bias, self.out_scale)
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return maps, sinks, and norms of heads."""
+        width, heads, head = self.width, self.heads, self.head_size
+        narrow, inputs = None, None
+        if self.latent is not None:
+            narrow = LatentShape(sizes=self.latent, width=width, heads=heads, head_size=head)
+        else:
+            query, bias = head * self.query_parts, self.qkv_bias
+            outputs = (
+                Output("q", heads * query, query, bias),
+                Output("k", self.kv_heads * head, head, bias and self.key_bias),
+                Output("v", self.kv_heads * head, head, bias),
+            )
+            inputs = ColumnShape(width, outputs)
+        logits = Weight(name="weight", shape=(heads,), axis=0, init="zeros", decay=False)
+        return {
+            "latent": narrow,
+            "inputs": inputs,
+            "sinks": OneShape(f"{NORMS}:Sinks", logits) if self.sinks else None,
+            "output": self.output,
+            "q_norm": self._norm(heads),
+            "k_norm": self._norm(self.kv_heads),
+        }
+
+    def _norm(self, heads: int) -> NormShape | WideNormShape | None:
+        if not self.qk_norm:
+            return None
+        if self.wide_norm:
+            return WideNormShape(heads * self.head_size, self.eps)
+        return NormShape(self.head_size, "rms", self.eps, inside=True, offset=self.norm_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiasShape(LayerShape):
+    """A bias on the scores of experts that moves by `rate` after each step."""
+
+    layer = "mimo_launch.layers.router:ExpertBias"
+    names_itself: ClassVar[bool] = False
+
+    experts: int
+    rate: float
+
+    def own(self, tp: int) -> Parameters:
+        """Return the biases."""
+        values = Weight(
+            name="expert_bias",
+            shape=(self.experts,),
+            terms="complete",
+            init="zeros",
+            decay=False,
+            trains=False,
+            role="buffer",
+        )
+        return {"values": (values,)}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterShape(LayerShape):
+    """The map of a token to the scores of experts; each tp rank routes different tokens."""
+
+    layer = "mimo_launch.layers.router:Router"
+
+    moe: Moe
+    width: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return its weight and its bias, if it has one."""
+        shape, std = (self.moe.experts, self.width), self.width**-0.5
+        weight = Weight(name="weight", shape=shape, terms="region", std=std, matrix=True)
+        bias = Weight(name="bias", shape=shape[:1], terms="region", init="zeros", decay=False)
+        return {"weight": (weight,), "bias": (bias,) if self.moe.bias else ()}
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return the bias that balances the load, if there is one."""
+        rate = self.moe.bias_update_rate
+        return {"expert_bias": None if rate is None else ExpertBiasShape(self.moe.experts, rate)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsShape(LayerShape):
+    """The experts of a layer, each an MLP, distributed over ep and split over their own tp."""
+
+    layer = "mimo_launch.layers.experts:Experts"
+
+    moe: Moe
+    width: int
+    gate: GateActivation | None
+    out_scale: float
+
+    def own(self, tp: int) -> Parameters:
+        """Return the weights of one expert, as all have them."""
+        mlp = MlpShape(
+            width=self.width,
+            inner=self.moe.width,
+            out=self.width,
+            gate=self.gate,
+            bias=self.moe.bias,
+            out_scale=self.out_scale,
+        )
+        ups, downs = (part.own(1) for part in mlp.parts().values())
+        found = {
+            "inputs": ups["weight"],
+            "outputs": downs["weight"],
+            "input_bias": ups["bias"],
+            # Each rank that splits an expert adds a part of the last bias.
+            "output_bias": tuple(replace(each, axis=0) for each in downs["bias"]),
+        }
+        return {attribute: self._of_each(weights) for attribute, weights in found.items()}
+
+    def _of_each(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        return tuple(
+            replace(
+                each,
+                name=f"{{expert}}.{each.name}",
+                in_product=False,
+                role="experts",
+                experts=self.moe.experts,
+            )
+            for each in weights
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape(LayerShape):
+    """Experts for each token, and perhaps one MLP `shared` by all tokens."""
+
+    layer = "mimo_launch.models.mlp:MoeMlp"
+
+    moe: Moe
+    width: int
+    gate: GateActivation | None
+    shared: MlpShape | None
+    out_scale: float
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return router, experts, the shared MLP and its gate."""
+        moe, width, gate = self.moe, self.width, None
+        if moe.gates_shared:
+            weight = Weight(name="weight", shape=(1, width), std=width**-0.5)
+            gate = OneShape(f"{NORMS}:TokenGate", weight)
+        experts = ExpertsShape(moe=moe, width=width, gate=self.gate, out_scale=self.out_scale)
+        router = RouterShape(moe, width)
+        return {
+            "router": router,
+            "experts": experts,
+            "shared": self.shared,
+            "shared_gate": gate,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape(LayerShape):
+    """Attention, then an MLP or experts, each after a norm like `norm`.
+
+    `post_norms` follow both. `layer_scale` is the initial value of factors on what both add to the
+    stream.
+    """
+
+    layer = "mimo_launch.models.transformer_block:Block"
+
+    norm: NormShape
+    attention: AttentionShape
+    mlp: MlpShape | MoeShape
+    post_norms: bool = False
+    layer_scale: float | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of the stream."""
+        return self.norm.width
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return its layers in order."""
+        post_norm, start = self.norm if self.post_norms else None, self.layer_scale
+        scale = None if start is None else scale_shape(self.width, start)
+        return {
+            "attention_norm": self.norm,
+            "attention": self.attention,
+            "mlp_norm": self.norm,
+            "post_attention_norm": post_norm,
+            "post_mlp_norm": post_norm,
+            "attention_scale": scale,
+            "mlp_scale": scale,
+            "mlp": self.mlp,
+        }
+
+
+def scale_shape(width: int, start: float) -> OneShape:
+    """Return a factor per channel of what a layer adds to the stream, at first `start`."""
+    factors = Weight(name="weight", shape=(width,), std=start, init="constant", decay=False)
+    return OneShape(f"{NORMS}:LayerScale", factors)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthShape(LayerShape):
+    """One depth of multi-token prediction: a block after a product of two streams."""
+
+    layer = "mimo_launch.models.mtp:MtpDepth"
+
+    block: BlockShape
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its layers in order."""
+        norm, width = self.block.norm, self.block.width
+        project = RowShape("project", 2 * width, width)
+        norms = {"token_norm": norm, "hidden_norm": norm}
+        return {**norms, "project": project, "block": self.block, "norm": norm}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorShape(LayerShape):
+    """The map of rows of `width` to `out` numbers.
+
+    A gated projector has an `inner` width, by default `width`, and reads the `patches` of a row.
+    Two maps have an `inner` width between them, by default `out`; a merger always has `width`.
+    """
+
+    layer = "mimo_launch.models.projector:projector"
+
+    kind: Projector
+    width: int
+    out: int
+    activation: ProjectorActivation = "gelu"
+    bias: bool = True
+    inner: int | None = None
+    patches: int = 1
+
+    @property
+    def mlp(self) -> MlpShape:
+        """Its MLP, if it is not `linear`."""
+        if self.kind == "gated":
+            inner = self.inner or self.width
+            return MlpShape(width=self.out, inner=inner, out=self.out, gate="silu")
+        inner = self.width if self.kind == "merger" else self.inner or self.out
+        return MlpShape(
+            width=self.width,
+            inner=inner,
+            out=self.out,
+            activation=self.activation,
+            bias=self.bias,
+        )
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its layers in order."""
+        if self.kind == "linear":
+            return {"output": RowShape("linear", self.width, self.out, self.bias)}
+        if self.kind != "gated":
+            return self.mlp.parts()
+        return {
+            "convolution": WholeShape(self.width, self.out, self.bias),
+            "middle": WholeShape(self.out, self.out, bias=False),
+            "middle_norm": NormShape(self.out, "layer"),
+            "mlp": self.mlp,
+        }
