@@ -13,9 +13,9 @@ from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.layout.rank_groups import tied_ranks
-from mimo_launch.schedule.actions import Action, Kind, Program
+from mimo_launch.schedule.actions import STEP, Action, Kind, Program
 from mimo_launch.schedule.data_flow import exchanges, fills_bubbles
-from mimo_launch.schedule.step_end import END_OF, Team
+from mimo_launch.schedule.step_end import END_OF
 from mimo_launch.spec.base import Axis
 
 
@@ -160,9 +160,9 @@ class Meetings:
         every action. The exception is an encoder that fills bubbles: its replicas are at different
         places of the pipeline, and meet only at its first forward and its last backward.
         """
+        module = self.layout.language if action.module == STEP else self.layout[action.module]
         if (end := END_OF.get(action.kind)) is not None:
-            return self._team_of_end(end.team, rank, action)
-        module = self.layout[action.module]
+            return end.team(self, module, rank)
         if action.kind is Kind.SHARE:
             return self.whole_replica(module, rank)
         num_groups = self.layout.num_groups(module)
@@ -170,13 +170,6 @@ class Meetings:
         if fills_bubbles(self.layout, module) and action.index != edge:
             return self.replica(module, rank)
         return self.stage(module, action.stage or 0)
-
-    def _team_of_end(self, team: Team, rank: int, action: Action) -> Sequence[int]:
-        if team is Team.REPLICA:
-            return self.replica(self.layout[action.module], rank)
-        if team is Team.TIED:
-            return self.tied(rank)
-        return self.ranks if team is Team.WORLD else (rank,)
 
     def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the ranks that hold the same stages of the same replica of a module as `rank`."""

@@ -6,10 +6,10 @@ Relies on: `layout` for the ranks.
 Leaves: the work of an action to `optimizer.step_end`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import groupby
+from typing import Protocol
 
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.rank_groups import tied_ranks
@@ -17,13 +17,19 @@ from mimo_launch.schedule.actions import STEP, Action, Kind
 from mimo_launch.spec.base import Axis
 
 
-class Team(Enum):
-    """The ranks that meet in an action, seen from one of them."""
+class Teams(Protocol):
+    """Finds the ranks that meet in an action, seen from one of them; see `channels.Meetings`."""
 
-    REPLICA = auto()  # All that hold the same stages of the same replica of the module.
-    TIED = auto()  # The two that hold the same part of a tied embedding.
-    WORLD = auto()
-    ALONE = auto()
+    ranks: Sequence[int]
+
+    def replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return all that hold the same stages of the same replica."""
+
+    def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
+        """Return all that hold a stage."""
+
+    def tied(self, rank: int) -> Sequence[int]:
+        """Return the two that hold the same part of a tied embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +37,12 @@ class End:
     """A kind of action at the end of a step.
 
     It occurs once in a step, or once for each module that trains and for which it `applies` on a
-    rank. It comes after the last backwards (of its module), or after the step's action `after`.
+    rank. It comes after the last backwards (of its module), or after the step's action `after`. The
+    `team` of a rank may depend on the module, if the action has one.
     """
 
     kind: Kind
-    team: Team
+    team: Callable[[Teams, ModuleLayout, int], Sequence[int]]
     applies: Callable[[Layout, ModuleLayout, int], bool] | None = None
     after: Kind | None = None
 
@@ -50,10 +57,10 @@ def _is_tied(layout: Layout, module: ModuleLayout, rank: int) -> bool:
 
 # In the order of a program; the actions of modules between two of the step go module by module.
 ENDS = (
-    End(Kind.SUM_TP, Team.REPLICA, _has_tp),
-    End(Kind.SUM_TIED, Team.TIED, _is_tied),
-    End(Kind.NORM, Team.WORLD),
-    End(Kind.UPDATE, Team.ALONE, after=Kind.NORM),
+    End(Kind.SUM_TP, lambda teams, module, rank: teams.replica(module, rank), _has_tp),
+    End(Kind.SUM_TIED, lambda teams, module, rank: teams.tied(rank), _is_tied),
+    End(Kind.NORM, lambda teams, module, rank: teams.ranks),
+    End(Kind.UPDATE, lambda teams, module, rank: (rank,), after=Kind.NORM),
 )
 END_OF = {end.kind: end for end in ENDS}
 

@@ -25,7 +25,8 @@ from mimo_launch.spec.custom import CustomModel
 from mimo_launch.spec.generators import GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
-from mimo_launch.spec.sections import Fp8Spec, ModuleOptimizer
+from mimo_launch.spec.optimizers import ModuleOptimizer
+from mimo_launch.spec.sections import Fp8Spec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
 

@@ -1,14 +1,19 @@
-"""What each optimizer needs, without torch: a table, one entry per update rule.
+"""Optimizers: the keys of their section, and what each update rule needs, as a table.
 
-Decides: the tensors that a rule keeps for each weight, its passes over memory, the weights that it
-takes, and the rules of each `optimizer.kind`, in the order in which they choose weights.
-Relies on: nothing.
+Decides: keys, defaults and limits; the tensors that a rule keeps for each weight, its passes over
+memory, the weights that it takes, and the rules of each `kind`, in the order in which they choose
+weights.
+Relies on: `base`; no torch.
 Leaves: the update itself to the file of `optimizer` that `made_by` names.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import CountFrom0, NonNegative, Strict
 
 OptimizerName = Literal["adamw", "sgd"]
 
@@ -51,3 +56,66 @@ STATE = tuple(dict.fromkeys(n for rules in RULES.values() for rule in rules for 
 def rule_for(rules: Iterable[UpdateRule], *, is_matrix: bool) -> UpdateRule:
     """Return the first rule that takes a weight."""
     return next(rule for rule in rules if is_matrix or not rule.matrices_only)
+
+
+class ModuleOptimizer(Strict):
+    """Optimizer settings of one module that differ from the common ones."""
+
+    lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
+    weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
+    warmup: CountFrom0 | None = Field(None, description="Warmup steps of this module.")
+
+
+class LrSchedule(Strict):
+    """Learning rate over the run, as a factor of `lr`."""
+
+    kind: Literal["constant", "cosine", "wsd"] = Field(
+        "constant", description="`wsd` is warmup, stable, decay (linear over `decay` steps)."
+    )
+    warmup: CountFrom0 = Field(0, description="Linear warmup steps.")
+    decay: CountFrom0 = Field(0, description="Decay steps at the end of `wsd`.")
+    min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
+
+
+class DecaySpec(Strict):
+    """Weight decay beyond matrices."""
+
+    embeddings: bool = Field(
+        False,
+        description="Also decay embeddings of tokens (a `tied` output layer with them; any other "
+        "one always decays) and of codes, tables of positions, class tokens and queries.",
+    )
+
+
+class OptimizerSpec(Strict):
+    """The update rule, common to all modules unless a module overrides it."""
+
+    kind: OptimizerName = Field("adamw", description="Update rule.")
+    lr: NonNegative = Field(3e-4, description="Peak learning rate.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
+    )
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        1e-8, description="AdamW's epsilon, added to the denominator."
+    )
+    weight_decay: NonNegative = Field(
+        0.0,
+        description="Decoupled weight decay; never applied to norms, biases and the `A_log`, `D` "
+        "and `dt_bias` of Mamba heads; applied to embeddings as `decay` says.",
+    )
+    decay: DecaySpec = Field(
+        DecaySpec(), description="What weight decay applies to besides matrices."
+    )
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Clip gradients to this norm, over all modules; `null`: no clipping.",
+    )
+    schedule: LrSchedule = Field(
+        LrSchedule(),
+        description="Learning rate over the run.",
+    )
+
+    @property
+    def rules(self) -> tuple[UpdateRule, ...]:
+        """The update rules; each weight follows the first that takes it."""
+        return RULES[self.kind]

@@ -1,4 +1,4 @@
-"""Every section of the spec except its modules: batch, data, optimizer, train and the rest.
+"""Every section of the spec except modules, data and optimizer: batch, train and the rest.
 
 Decides: keys, defaults and limits of these sections.
 Relies on: `base`.
@@ -12,10 +12,8 @@ from pydantic import Field
 from mimo_launch.spec.base import (
     MAX_INTEGER,
     Count,
-    CountFrom0,
     Layers,
     Microbatches,
-    NonNegative,
     Samples,
     Size,
     Strict,
@@ -23,16 +21,7 @@ from mimo_launch.spec.base import (
     num_bytes,
 )
 from mimo_launch.spec.gpus import GPUS, GpuName, NetworkName
-from mimo_launch.spec.optimizers import RULES, OptimizerName, UpdateRule
 from mimo_launch.spec.values import PRECISIONS, Precision, PrecisionName
-
-
-class ModuleOptimizer(Strict):
-    """Optimizer settings of one module that differ from the common ones."""
-
-    lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
-    weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
-    warmup: CountFrom0 | None = Field(None, description="Warmup steps of this module.")
 
 
 class Fp8Spec(Strict):
@@ -90,61 +79,6 @@ class BatchSpec(Strict):
     seq: Tokens = Field(
         description="Tokens per sample, embedded rows included; padded.", examples=[64]
     )
-
-
-class LrSchedule(Strict):
-    """Learning rate over the run, as a factor of `lr`."""
-
-    kind: Literal["constant", "cosine", "wsd"] = Field(
-        "constant", description="`wsd` is warmup, stable, decay (linear over `decay` steps)."
-    )
-    warmup: CountFrom0 = Field(0, description="Linear warmup steps.")
-    decay: CountFrom0 = Field(0, description="Decay steps at the end of `wsd`.")
-    min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
-
-
-class DecaySpec(Strict):
-    """Weight decay beyond matrices."""
-
-    embeddings: bool = Field(
-        False,
-        description="Also decay embeddings of tokens (a `tied` output layer with them; any other "
-        "one always decays) and of codes, tables of positions, class tokens and queries.",
-    )
-
-
-class OptimizerSpec(Strict):
-    """The update rule, common to all modules unless a module overrides it."""
-
-    kind: OptimizerName = Field("adamw", description="Update rule.")
-    lr: NonNegative = Field(3e-4, description="Peak learning rate.")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
-    )
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        1e-8, description="AdamW's epsilon, added to the denominator."
-    )
-    weight_decay: NonNegative = Field(
-        0.0,
-        description="Decoupled weight decay; never applied to norms, biases and the `A_log`, `D` "
-        "and `dt_bias` of Mamba heads; applied to embeddings as `decay` says.",
-    )
-    decay: DecaySpec = Field(
-        DecaySpec(), description="What weight decay applies to besides matrices."
-    )
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None,
-        description="Clip gradients to this norm, over all modules; `null`: no clipping.",
-    )
-    schedule: LrSchedule = Field(
-        LrSchedule(),
-        description="Learning rate over the run.",
-    )
-
-    @property
-    def rules(self) -> tuple[UpdateRule, ...]:
-        """The update rules; each weight follows the first that takes it."""
-        return RULES[self.kind]
 
 
 class TrainSpec(Strict):

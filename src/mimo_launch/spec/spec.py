@@ -41,19 +41,16 @@ from mimo_launch.spec.images import Images, Tiles, Videos, Windows
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.layers import Moe, QueryScaling, RopeScaling, SlidingWindow
 from mimo_launch.spec.module import Balance, Model, ModuleSpec
+from mimo_launch.spec.optimizers import DecaySpec, LrSchedule, ModuleOptimizer, OptimizerSpec
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
-    DecaySpec,
     EvalSpec,
     Fp8Spec,
     HeldOut,
     LogSpec,
-    LrSchedule,
     MlflowSpec,
-    ModuleOptimizer,
     NodesSpec,
-    OptimizerSpec,
     ScheduleKind,
     ScheduleSpec,
     TrainSpec,
