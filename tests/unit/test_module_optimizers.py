@@ -1,6 +1,7 @@
 """Every setting of an optimizer, and the seed, reaches the weights of a module on one rank."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import RankModule, build_modules
 from mimo_launch.optimizer.module_optimizers import Updates, rate_at
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.optimizers import ADAMW, RULES, SGD
 from mimo_launch.spec.spec import Spec
 
 LR = 0.5
@@ -117,3 +119,41 @@ def test_a_step_without_a_gradient_is_one_with_a_gradient_of_0(kind: str) -> Non
         right = right * (1 - LR * decay) - LR * (moved if kind == "adamw" else gradient)
     assert torch.allclose(after[name], right)
     assert not torch.allclose(after[name], before[name] - LR * gradients[0])
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_weight_keeps_the_state_that_its_rule_names(kind: str) -> None:
+    """Before the first update, too: a checkpoint of step 0 has it."""
+    made = asked(kind=kind)
+    modules = built(made)
+    updates = Updates(made, modules)
+    [optimizer] = updates.by_module["language"]
+    for _ in range(2):
+        kept = optimizer.states().values()
+        assert len(kept) == (len(list(modules["language"].parameters())) if kept else 0)
+        for state in kept:
+            assert tuple(name for name in state if name != "step") == optimizer.rule.state
+        for parameter in modules["language"].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        updates.apply(0)
+
+
+def test_a_rule_for_matrices_leaves_all_other_weights_to_the_next_one() -> None:
+    made = asked(kind="sgd")
+    modules = built(made)
+    matrices = replace(SGD, matrices_only=True)
+    layout = replace(modules["language"].layout, rules=(matrices, ADAMW))
+    first, second = Updates(
+        made, {"language": replace(modules["language"], layout=layout)}
+    ).by_module["language"]
+    names = {
+        id(each.parameter): each.placed[0].name.rpartition("layers.0.")[2]
+        for each in modules["language"].declared()
+    }
+    held = [
+        {names[id(weight)] for group in each.torch.param_groups for weight in group["params"]}
+        for each in (first, second)
+    ]
+    assert (first.rule, second.rule) == (matrices, ADAMW)
+    assert "attention.o.weight" in held[0]
+    assert {"attention_norm.weight", "language.embedding.weight"} <= held[1]

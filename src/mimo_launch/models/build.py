@@ -125,7 +125,8 @@ def build_modules(
 def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContext:
     """Return the parallelism of one module on this rank."""
     name, written, numbers = module.name, spec.modules[module.name], spec.train.numbers
-    tp, replicas = grids.group(name, Axis.TP), grids.group(name, Axis.DP, Axis.CP)
+    tp, cut = grids.group(name, Axis.TP), module.sharding
+    replicas = grids.group(name, *cut.replicate, *cut.shard)
     compiled = written.compile
     if compiled == "auto":
         # Compile where it pays: on GPUs, but not in fp64, the precision of proofs.

@@ -132,14 +132,16 @@ def _optimizers_of(
 ) -> list[RuleOptimizer]:
     """Return an optimizer for each rule of a module; `Updates.apply` sets the rates of steps."""
     rate = common.weight_decay if own.weight_decay is None else own.weight_decay
-    taken: dict[UpdateRule, tuple[list[Tensor], list[Tensor]]] = {}
+    taken = {rule: (list[Tensor](), list[Tensor]()) for rule in module.layout.rules}
     for each in module.declared():
         if each.parameter.requires_grad:
             decays = each.decays(embeddings=common.decay.embeddings)
             rule = rule_for(module.layout.rules, is_matrix=each.is_matrix)
-            taken.setdefault(rule, ([], []))[not decays].append(each.parameter)
+            taken[rule][not decays].append(each.parameter)
     optimizers = []
     for rule, (decayed, others) in taken.items():
+        if not decayed and not others:
+            continue
         file, _, name = rule.made_by.partition(":")
         make = getattr(import_module(file), name)
         groups = [
