@@ -67,7 +67,7 @@ def test_a_folder_and_the_spec_that_starts_from_it(llama: Path, run_cli: Cli) ->
 
 
 def test_every_tensor_of_a_folder_is_accounted_for(llama: Path, run_cli: Cli) -> None:
-    """Taken, left out for a reason, or nobody's: then `validate` says so before `train` would."""
+    """Taken, left out for a reason, or unknown: then `validate` says so before `train` would."""
     strange = {"strange.weight": (2,), "model.layers.0.self_attn.strange.weight": (2,)}
     layer = {"model.layers.0.input_layernorm.weight": (64,)}
     header_only(llama / "model.safetensors", TENSORS | layer | strange)
@@ -78,7 +78,7 @@ def test_every_tensor_of_a_folder_is_accounted_for(llama: Path, run_cli: Cli) ->
     assert found["left_out"] == {"lm_head.weight": "the output layer is the embedding"}
     assert found["unknown"] == sorted(strange)
     _, out, _ = run_cli(f"inspect '{llama}'")
-    assert "  nobody's: model.layers.0.self_attn.strange.weight and 1 more: no module" in out
+    assert "  unknown: model.layers.0.self_attn.strange.weight and 1 more: no module" in out
     text = REST + out[out.index("modules:") :]
     [refused] = check_text(text).diagnostics
     assert refused.code == "init-from-not-supported"

@@ -43,7 +43,7 @@ class DataCommand:
     """Say what the data of a spec are like, and how fast they are read."""
 
     ctx: typer.Context
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec whose data to read.")]
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec with the data to read.")]
     overrides: Overrides = None
     records: Annotated[
         int, typer.Option(min=1, metavar="N", help="Look at the index of at most N records.")

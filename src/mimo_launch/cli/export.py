@@ -98,7 +98,7 @@ class ExportCommand:
         except CannotExport as error:
             console.refuse(*error.reasons, help_="--module NAME exports what can be")
         except (OSError, CheckpointError) as error:
-            help_ = "nothing was left behind; free some space, or choose another place"
+            help_ = "no file is left; free some space, or choose another place"
             console.refuse(f"cannot write {self.to}: {error}", help_=help_, code=1)
         for plan in plans:
             types = sorted({str(each.dtype).removeprefix("torch.") for each in plan.tensors})

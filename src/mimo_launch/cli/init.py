@@ -31,7 +31,7 @@ Write a commented spec that validates. Models come from Hugging Face folders, wi
 there are any: config.json is enough for a plan, and may be named itself. Without a folder, a small
 model reads the handwritten digits of this package. All modules share all ranks, and the language
 model gets the smallest tp * pp. With --gpu or --gpu-memory, other grids, settings and placements
-are estimated too, encoders on ranks of their own among them, and the fastest that fits is written.
+are estimated too, also with encoders on separate ranks, and the fastest that fits is written.
 On a terminal, without flags, it asks. Exits with 0, or with 2 when a folder cannot be used or
 nothing fits.
 """

@@ -7,7 +7,7 @@ Leaves: checking a spec against a folder to `validate`.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -91,6 +91,13 @@ def inspect(
         raise typer.Exit(2) from None
 
 
+# What JSON says of a module as `hugging_face.contents` says it.
+_OF_MODULE = (
+    "parameters", "tensors", "not_computed", "placeholder", "video", "images", "depths", "untied",
+    "missing",
+)  # fmt: skip
+
+
 def _answer(found: "_Families | _Model | _Saved", console: Console, *, as_json: bool) -> None:
     if as_json:
         import json
@@ -151,15 +158,7 @@ class _Model:
                     "kind": part.kind,
                     "model_type": part.model_type,
                     "model": {"kind": part.kind, **part.keys},
-                    "parameters": part.parameters,
-                    "tensors": part.tensors,
-                    "not_computed": part.not_computed,
-                    "placeholder": part.placeholder,
-                    "video": part.video,
-                    "images": part.images,
-                    "depths": part.depths,
-                    "untied": part.untied,
-                    "missing": part.missing,
+                    **{key: getattr(part, key) for key in _OF_MODULE},
                 }
                 for part in found.modules
             ],
@@ -191,7 +190,7 @@ class _Model:
                 yield f"    {part.images}"
             if part.depths:
                 keys = f"{{depth: {part.depths}}}"
-                yield f"    left out without `mtp: {keys}` in `model`: further tokens"
+                yield f"    left out without `mtp: {keys}` in `model`: multi-token prediction"
             if part.untied:
                 yield (
                     "    its output layer is not the embedding, though config.json has "
@@ -207,7 +206,7 @@ class _Model:
             yield f"  left out: {_named(names)}: {why}"
         if found.unknown:
             yield (
-                f"  nobody's: {_named(found.unknown)}: no module takes it, and `train` starts only "
+                f"  unknown: {_named(found.unknown)}: no module has it, and `train` starts only "
                 "with `init_partial: true`"
             )
         for each in found.unread:
@@ -219,17 +218,18 @@ class _Model:
         """Return `modules:` for a spec that starts from the folder, on one rank."""
         found = self.found
         computed = [part for part in found.modules if not part.not_computed]
-        lines = ["modules:"] if computed else []
-        for part in computed:
-            keys = {"kind": part.kind, **part.keys}
-            lines += [f"  {part.name}:", f"    model: {flow(keys)}", "    ranks: 0"]
-            if part.reads:
-                lines.append(f"    reads: {flow(list(part.reads))}")
-            if part.placeholder is not None:
-                lines.append(f"    placeholder: {part.placeholder}")
-            if found.files:
-                lines.append(f"    init_from: {flow(str(found.folder))}")
-        return "\n".join(lines)
+        return _fragment(
+            {
+                part.name: {
+                    "model": {"kind": part.kind, **part.keys},
+                    "ranks": 0,
+                    "reads": list(part.reads) or None,
+                    "placeholder": part.placeholder,
+                    "init_from": str(found.folder) if found.files else None,
+                }
+                for part in computed
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,17 +298,27 @@ class _Saved:
 
     def fragment(self) -> str:
         """Return `modules:` for a spec that starts from the checkpoint, with its placement."""
-        lines = ["modules:"]
+        modules = {}
         for name, module in self.found.spec.modules.items():
             model = module.model.model_dump(mode="json", exclude_defaults=True)
             grid = {axis: size for axis, size in module.grid.model_dump().items() if size > 1}
-            lines += [f"  {name}:", f"    model: {flow({'kind': module.model.kind, **model})}"]
-            lines.append(f"    ranks: {module.ranks}")
-            lines += [f"    grid: {flow(grid)}"] if grid else []
-            if module.placeholder is not None:
-                lines.append(f"    placeholder: {module.placeholder}")
-            lines.append(f"    init_from: {flow(str(self.found.path))}")
-        return "\n".join(lines)
+            modules[name] = {
+                "model": {"kind": module.model.kind, **model},
+                "ranks": int(module.ranks) if module.ranks.isdecimal() else module.ranks,
+                "grid": grid or None,
+                "placeholder": module.placeholder,
+                "init_from": str(self.found.path),
+            }
+        return _fragment(modules)
+
+
+def _fragment(modules: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the section `modules` of a spec, without keys that are None; "" if it has none."""
+    lines = ["modules:"] if modules else []
+    for name, module in modules.items():
+        keys = (f"    {key}: {flow(value)}" for key, value in module.items() if value is not None)
+        lines += [f"  {name}:", *keys]
+    return "\n".join(lines)
 
 
 def _tensors(number: int) -> str:

@@ -22,7 +22,7 @@ Examples:
   mimo-launch logs runs/quickstart --rank 0,5-7 --follow
   mimo-launch logs runs/quickstart --attempt 0
 
-Print what ranks have written to their standard output and error, each line behind its rank; by
+Print what ranks have written to their standard output and error, each line after its rank; by
 default those of all ranks in the newest attempt. With --follow, go on until the run ends. Exits
 with 0, or with 2 when there are no such logs.
 """
@@ -72,11 +72,11 @@ def logs(
         )
         console.refuse(f"{run} has no logs{asked}{which}", help_=help_)
 
-    def behind(number: int) -> Callable[[str], None]:
+    def printer_of(number: int) -> Callable[[str], None]:
         return lambda line: console.answer(f"[rank {number}] {line}")
 
     files = {
-        rank_folder(run, number, each) / name: behind(each)
+        rank_folder(run, number, each) / name: printer_of(each)
         for each in shown
         for name in (STDOUT, STDERR)
     }

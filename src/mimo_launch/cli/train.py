@@ -46,7 +46,7 @@ Examples:
   torchrun --nproc-per-node 8 -m mimo_launch train spec.yaml
   srun --ntasks-per-node 1 mimo-launch train spec.yaml
 
-Validate and plan the spec, start one worker per rank and train: each on a GPU of its own where the
+Validate and plan the spec, start one worker per rank and train: each on its own GPU where the
 host has any (see --device), else on its processors. Under torchrun the process joins as the rank
 it is given; under srun one task per rank does the same, and one task per host starts the workers of
 that host. The run folder holds the resolved spec, the plan, metrics.jsonl and the workers' logs. A

@@ -11,9 +11,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,6 @@ class _JoinedRank:
         closes both.
         """
         from mimo_launch.launcher.gpus import gpu_settings
-        from mimo_launch.launcher.run_lock import FolderLost
         from mimo_launch.launcher.signals import JoinedStop
         from mimo_launch.launcher.worker import Links, run_worker
         from mimo_launch.launcher.worker_logs import RECORDER, attempt_folder
@@ -154,18 +154,9 @@ class _JoinedRank:
         signals.install()
         if watched is not None:
             watched.begin(beginning, job.run)
-
-        def stop() -> int:
-            number = signals()
-            if lock is not None and number:
-                lock.stopping()
-            if lock is not None and lock.lost:
-                raise FolderLost(lock.lost)
-            return number
-
         links = Links(
             progress=Progress() if watched is None else watched.cells.progress,
-            stop=stop,
+            stop=partial(_stop, signals, lock),
             report_error_and_stay=self._report_error_and_stay,
             group=world.group,
         )
@@ -202,3 +193,15 @@ class _JoinedRank:
                 write_error(error, file)
         if cause_of(error) in (Cause.LOST, Cause.TIMEOUT):
             time.sleep(STAY_SECONDS)
+
+
+def _stop(signals: Callable[[], int], lock: "RunLock | None") -> int:
+    """Return the signal that asks this rank to stop, or 0. Raises: FolderLost."""
+    from mimo_launch.launcher.run_lock import FolderLost
+
+    number = signals()
+    if lock is not None and number:
+        lock.stopping()
+    if lock is not None and lock.lost:
+        raise FolderLost(lock.lost)
+    return number

@@ -82,8 +82,8 @@ class _Launcher:
         others = f"node {place.node} of {place.num_nodes}: meeting the others"
         console.note(f"{others} at {place.endpoint}")
         try:
-            told = f"{request.device} {request.task.in_common}"
-            hosts = ManyHosts(place, request.plan, told, request.run, self.stop)
+            in_common = f"{request.device} {request.task.in_common}"
+            hosts = ManyHosts(place, request.plan, in_common, request.run, self.stop)
             folder: RunFolder | int | None = 2
             try:
                 folder = custom_classes_fail(request.spec, console, self.stop)

@@ -52,7 +52,7 @@ def no_gradient_line(step: int, module: str) -> str:
     """Return a line about a module that gets no gradient from any sample of a step."""
     return (
         f"note: step {step} has no gradient for {module}: weight decay and moments act all the "
-        "same (said once; `grad_norms` in metrics.jsonl is 0 in each such step)"
+        "same (shown once; `grad_norms` in metrics.jsonl is 0 in each such step)"
     )
 
 

@@ -119,11 +119,11 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     from mimo_launch.cli.shared.bars import Bars, rich_on
 
     rich = rich_on(sys.stderr, console)
-    told: set[tuple[str, str]] = set()
+    shown: set[tuple[str, str]] = set()
 
     def tell(progress: "IndexProgress") -> None:
-        if (progress.split, progress.why) not in told:
-            told.add((progress.split, progress.why))
+        if (progress.split, progress.why) not in shown:
+            shown.add((progress.split, progress.why))
             shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
             console.note(f"data: indexing {shards} ({progress.split}): {progress.why}")
 

@@ -2,8 +2,7 @@
 
 Decides: which words are options, values and settings of the spec; that a command line is suggested
 only if the command accepts it, and otherwise an explanation.
-Relies on: `foreign_usage` for words of other launchers; `spec.overrides`, through a `--set` of the
-same name, for settings of the spec.
+Relies on: `foreign_usage` for words of other launchers, `wrong_settings` for settings of the spec.
 Leaves: printing to `app`, which imports this file only after an error.
 """
 
@@ -21,11 +20,9 @@ from mimo_launch.cli.shared.foreign_usage import (
     OPTIONS,
     VALUES,
 )
-from mimo_launch.spec.load import load_spec, load_text
+from mimo_launch.cli.shared.wrong_settings import Settings
 from mimo_launch.spec.meant import meant
 
-# Replaces a spec that cannot be read.
-_NO_SPEC = "version: 1\nmodules: {language: {}}\n"
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
 
 
@@ -34,23 +31,25 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
 
     `commands` are click's commands, by name.
     """
-    here = _Line(commands)
+    found = Settings({})
+    here = _Line(commands, found)
     try:
         # Values in another unit depend on other settings of the line, which a reading finds.
         for _ in range(3):
-            here = _Line(commands, known=here.settings)
+            found = Settings(found.lines)
+            here = _Line(commands, found)
             here.read(list(args))
     except _OnlyWords as words:
         return str(words)
-    if here.words or here.unknown:
-        said = dict.fromkeys([*here.words, *here.renamed()])
-        return "; ".join([*said, *dict.fromkeys(here.unknown)] if said else [])
-    if twice := here.set_twice():
+    if found.words or found.unknown:
+        said = dict.fromkeys([*found.words, *found.renamed()])
+        return "; ".join([*said, *dict.fromkeys(found.unknown)] if said else [])
+    if twice := found.set_twice():
         return twice
     written = [*here.front, here.command, *here.rest]
     if not here.command or written == list(args) or not here.is_taken():
         return ""
-    return " ".join([f"write `mimo-launch {shlex.join(written)}`", *dict.fromkeys(here.why)])
+    return " ".join([f"write `mimo-launch {shlex.join(written)}`", *dict.fromkeys(found.why)])
 
 
 class _OnlyWords(Exception):
@@ -59,22 +58,13 @@ class _OnlyWords(Exception):
 
 @dataclass(slots=True)
 class _Line:
-    """A command line during its translation: options in front, a command, and the rest.
-
-    `words` explain what no option can express, `why` what differs slightly, and `unknown` lists
-    words of no known trainer. `settings` map settings as the user wrote them to `--set` lines;
-    `known` are the settings from an earlier reading.
-    """
+    """A command line during its translation: options in front, a command, and the rest."""
 
     commands: Mapping[str, Any]
-    known: Mapping[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: Settings
     front: list[str] = field(default_factory=list)
     command: str = ""
     rest: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    why: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
     plans_only: bool = False
 
     def is_taken(self) -> bool:
@@ -105,7 +95,7 @@ class _Line:
             elif word.startswith("-") and len(word) > 1:
                 self._translate(word, args, spec)
             elif (setting := _SETTING.fullmatch(word)) and not Path(word).exists():
-                self._set(setting[1], setting[2], spec)
+                self._set(f"{setting[1]}={setting[2]}", spec)
             else:
                 self.rest.append(word)
         if self.plans_only:
@@ -180,13 +170,13 @@ class _Line:
         self.rest += [] if ours is None else [name, ours]
         if ours is not None and name in ("--set", "--steps"):
             line = ours if name == "--set" else f"train.steps={ours}"
-            self.settings[line] = line
+            self.settings.lines[line] = line
 
     def _value_of(self, name: str, args: list[str]) -> str:
         """Take the next word as the value of an option; note if the value is missing."""
         if args and not args[0].startswith("--"):
             return args.pop(0)
-        self.words.append(f"`{name}` takes a value")
+        self.settings.words.append(f"`{name}` takes a value")
         return "..."
 
     def _translate(self, word: str, args: list[str], spec: str) -> None:
@@ -198,7 +188,7 @@ class _Line:
         if template is None:
             is_value = bool(args) and not args[0].startswith("-") and args[0] != spec
             value = value if equals else args.pop(0) if is_value else "true"
-            self._set(name.lstrip("-").replace("-", "_"), value, spec)
+            self._set(f"{name.lstrip('-').replace('-', '_')}={value}", spec)
             return
         if "{}" in template and not equals:
             # The name of a format without a file, as in `--html`, asks for a file of any name.
@@ -211,13 +201,13 @@ class _Line:
         elif head == "@plan":
             self.plans_only = True
         elif head == "--set" and tail == value:
-            self._set(*value.partition("=")[::2], spec)
+            self._set(value if "=" in value else f"{value}=", spec)
         elif head in ("{}", "RUN"):
             self.rest.append(value)
         elif head.startswith("--"):
             self.rest += [head, tail] if tail else [head]
         elif head != "#":
-            self.words.append(template.replace("{}", shlex.quote(value)))
+            self.settings.words.append(template.replace("{}", shlex.quote(value)))
 
     def _first_of(self, templates: Sequence[str]) -> str | None:
         """Return the first template that the command accepts; None if it accepts none."""
@@ -250,70 +240,11 @@ class _Line:
             if option is None or self._our_option(word):
                 self.rest += [word, *value]
 
-    def renamed(self) -> list[str]:
-        """Return the `--set` for each setting that the user wrote in another way."""
-        changed = [each for each in self.settings.items() if each[0] != each[1]]
-        return [f"`{asked}` is `--set {shlex.quote(line)}`" for asked, line in changed] + self.why
-
-    def set_twice(self) -> str:
-        """Return a message if two words set one setting to different values, else ""."""
-        found: dict[str, tuple[str, str]] = {}
-        for asked, line in self.settings.items():
-            path = line.partition("=")[0]
-            other, before = found.setdefault(path, (asked, line))
-            if before != line and (asked != line or other != before):
-                return f"`{other}` means `{before}` and `{asked}` means `{line}`: write one of them"
-        return ""
-
-    def _set(self, path: str, value: str, spec: str, asked: str = "") -> None:
-        """Translate a setting of the spec into a `--set`, or explain it.
-
-        `asked` is the setting as the user wrote it, if different.
-        """
+    def _set(self, line: str, spec: str) -> None:
+        """Translate a setting of the spec, `path=value`. Raises: _OnlyWords."""
         if "--set" not in self._options():
             raise _OnlyWords("")
-        line = f"{path}={value}"
-        asked = asked or line
-        # Settings from an earlier reading may decide what this one means. Words of other trainers
-        # are set in `train`, too: it has no such keys, so they stay for that decision.
-        lines = [
-            each
-            for theirs, ours in self.known.items()
-            if theirs != asked
-            for each in (ours, f"train.{theirs}")
-            if each == ours or "." not in theirs.partition("=")[0]
-        ]
-        lines.append(line)
-        loaded = (
-            load_spec(spec, lines) if Path(spec).is_file() else load_text(_NO_SPEC, overrides=lines)
-        )
-        faults = [
-            item
-            for item in loaded.diagnostics
-            if item.is_error and loaded.source.place_of(item).override == line
-        ]
-        if not faults:
-            self.rest += [] if line in self.settings.values() else ["--set", line]
-            self.settings[asked] = line
-            return
-        said = min((item.help for item in faults), key=lambda each: each.startswith("add "))
-        if said.startswith("add "):  # Another key is missing.
-            self.words.append(f"`--set {shlex.quote(line)}` is meant, and another key: {said}")
-            return
-        offers = re.findall(r"`--set ([^`]+)`", said)
-        meant_for = shlex.split(offers[0])[0] if len(offers) == 1 else line
-        if meant_for != line:
-            self.why += re.findall(r"` (\([^`]+\))$", said)
-            self._set(*meant_for.partition("=")[::2], spec, asked)
-            return
-        if said.startswith(("none of", "did you mean")):  # Probably a misspelt option.
-            self.unknown.append(f"nothing here is sure to mean `{path}`")
-            return
-        if said.startswith("delete it: "):
-            self.why.append(f"(without `{line}`: {said.removeprefix('delete it: ')})")
-            return
-        each = "each module has its own: " if said.startswith("write `--set modules.") else ""
-        self.words.append(each + said)
+        self.rest += self.settings.options_for(line, spec)
 
 
 def _is_file(word: str) -> bool:
