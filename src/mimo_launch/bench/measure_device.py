@@ -168,17 +168,11 @@ def _own_experts(spec: Spec) -> Spec:
     if moe is None:
         return spec
     own = moe.experts // grid.ep
-    mine = moe.model_copy(
-        update={
-            "experts": own,
-            "top_k": min(moe.top_k, own),
-            "width": moe.width // grid.tp,
-            "groups": 1,
-            "top_groups": 1,
-        }
+    mine = moe.replace(
+        experts=own, top_k=min(moe.top_k, own), width=moe.width // grid.tp, groups=1, top_groups=1
     )
-    changed = language.model_copy(update={"model": model.model_copy(update={"moe": mine})})
-    return spec.model_copy(update={"modules": {**spec.modules, LANGUAGE: changed}})
+    changed = language.replace(model=model.replace(moe=mine))
+    return spec.replace(modules={**spec.modules, LANGUAGE: changed})
 
 
 def head_rate(session: RankSession, module: RankModule) -> float:

@@ -200,16 +200,16 @@ def _grids(spec: Spec, name: str) -> Iterator[Offer]:
         yield f"`{show_grid(grid)}` for `{name}`", _changed(spec, name, grid=grid)
     unit = module.grid.num_ranks // module.grid.dp
     for dp in range(min(module.grid.dp - 1, len(ranks) // unit), 0, -1):
-        grid = module.grid.model_copy(update={"dp": dp})
+        grid = module.grid.replace(dp=dp)
         fewer = rank_text(ranks[: dp * unit])
         line = f"`ranks: {fewer}` for `{name}` with `{show_grid(grid)}`"
         yield line, _changed(spec, name, ranks=fewer, grid=grid)
 
 
 def _scheduled(spec: Spec, settings: dict[str, Any]) -> Spec:
-    return spec.model_copy(update={"schedule": spec.schedule.model_copy(update=settings)})
+    return spec.replace(schedule=spec.schedule.replace(**settings))
 
 
 def _changed(spec: Spec, name: str, **settings: Any) -> Spec:
-    module = spec.modules[name].model_copy(update=settings)
-    return spec.model_copy(update={"modules": {**spec.modules, name: module}})
+    module = spec.modules[name].replace(**settings)
+    return spec.replace(modules={**spec.modules, name: module})

@@ -56,7 +56,7 @@ def placement_ideas(spec: Spec, work: Mapping[str, float]) -> Ideas:
         sizes = [n for n in divisors(spec.batch.global_) if n * unit < world]
         sizes.sort(key=lambda n: abs(n * unit - share * world))
         for dp in sizes[:3]:
-            grid = shape.model_copy(update={"dp": dp})
+            grid = shape.replace(dp=dp)
             yield from _apart(spec, grid, world, others)
             if len(others) == len(spec.encoders) > 1:
                 # One separate encoder, the one with most work first.
@@ -103,7 +103,7 @@ def _narrowest(now: Grid, num_ranks: int, samples: int) -> Grid | None:
     for tp in (1, *sizes):
         dp = num_ranks // (tp * unit)
         if samples % dp == 0:
-            return now.model_copy(update={"tp": tp, "dp": dp})
+            return now.replace(tp=tp, dp=dp)
     return None
 
 
@@ -112,7 +112,7 @@ def _as_now(spec: Spec, num_ranks: int) -> Iterator[Grid]:
     grid = spec.language.grid
     dp, rest = divmod(num_ranks, grid.tp * grid.cp * grid.pp)
     if rest == 0 and dp and spec.batch.global_ % dp == 0:
-        yield grid.model_copy(update={"dp": dp})
+        yield grid.replace(dp=dp)
 
 
 def nearest_grids(spec: Spec, name: str, num_ranks: int) -> list[Grid]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 from pydantic.fields import FieldInfo
@@ -55,6 +55,10 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    def replace(self, **values: Any) -> Self:
+        """Return this section with other values, which are not checked."""
+        return self.model_copy(update=values)
 
     if not TYPE_CHECKING:
 

@@ -3,7 +3,7 @@
 Decides: the rows of an image or a clip.
 Relies on: `oracle_blocks` and `oracle_layers`.
 Leaves: where rows go, and what language computes from them, to `oracle`; generators to
-`oracle_generators`; users' own encoders to `oracle_custom`.
+`oracle_generators`; users' own encoders to `oracle_parts`.
 
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """

@@ -3,7 +3,7 @@
 Decides: the velocity of a flow and its loss, and the image that it makes from noise in Euler steps
 (arXiv:2209.03003, section 2); the logits of a talker, its loss, and the codes that it generates.
 Relies on: `oracle_blocks`, `oracle_layers`, and `oracle_language` for the layers of a talker.
-Leaves: the rows that a generator reads to `oracle`; users' own generators to `oracle_custom`.
+Leaves: the rows that a generator reads to `oracle`; users' own generators to `oracle_parts`.
 
 Legend: N patches or frames, P numbers of a patch, D width, r rows of width E, S tokens.
 """

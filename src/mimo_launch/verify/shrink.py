@@ -39,18 +39,16 @@ from mimo_launch.spec.spec import (
     WebdatasetData,
 )
 from mimo_launch.verify.coverage import differing, num_stages, relations
-from mimo_launch.verify.shrink_encoders import (
+from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
+from mimo_launch.verify.shrink_models import (
     MAX_CLIP_ROWS,
     shrink_audio,
     shrink_blocks,
-    shrink_encoder,
-    shrink_vit,
-)
-from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
-from mimo_launch.verify.shrink_language import (
     shrink_decoder,
+    shrink_encoder,
     shrink_hybrid,
     shrink_talker,
+    shrink_vit,
 )
 
 MAX_LAYERS = 2
@@ -84,41 +82,31 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
         if deep := (model := module.model).deep_rows:
             # The first layers, as many as both models allow, without the last layer of language.
             number = min(deep, model.layers, modules[LANGUAGE].model.layers - 1)
-            small_model = model.model_copy(update={"deepstack": tuple(range(number))})
-            modules[name] = module.model_copy(update={"model": small_model})
+            small_model = model.replace(deepstack=tuple(range(number)))
+            modules[name] = module.replace(model=small_model)
     data = _shrink_data(spec)
     # Placeholders that the user set become low ids among the random words of synthetic text; with
     # digits they become the last ids, like placeholders that the user did not set.
     given = [name for name, module in modules.items() if module.placeholder is not None]
     for number, name in enumerate(given, 2):
         placeholder = number if isinstance(data, SyntheticData) else None
-        modules[name] = modules[name].model_copy(update={"placeholder": placeholder})
-    small = small.model_copy(
-        update={
-            "modules": modules,
-            "data": data,
-            # Large, clipped steps: a wrong norm or gradient shows in the weights.
-            "optimizer": small.optimizer.model_copy(
-                update={
-                    "kind": "sgd",
-                    "lr": 0.5,
-                    "clip": 0.5,
-                    "weight_decay": 0.0,
-                    "schedule": LrSchedule.model_validate({}),
-                }
-            ),
-            "train": small.train.model_copy(update={"precision": precision, "steps": NUM_STEPS}),
-            "init_from": None,
-            "eval": None,
-            "checkpoint": None,
-        }
+        modules[name] = modules[name].replace(placeholder=placeholder)
+    small = small.replace(
+        modules=modules,
+        data=data,
+        # Large, clipped steps: a wrong norm or gradient shows in the weights.
+        optimizer=small.optimizer.replace(
+            kind="sgd", lr=0.5, clip=0.5, weight_decay=0.0, schedule=LrSchedule.model_validate({})
+        ),
+        train=small.train.replace(precision=precision, steps=NUM_STEPS),
+        init_from=None,
+        eval=None,
+        checkpoint=None,
     )
     # The shortest sequence that holds every sample (several if packed) and that tp and cp divide.
     unit, least = seq_unit(small), longest_sample(small) * (3 if small.data.packing else 1)
-    batch = small.batch.model_copy(
-        update={"global_": _global_batch(small), "seq": -(-least // unit) * unit}
-    )
-    small = small.model_copy(update={"batch": batch})
+    batch = small.batch.replace(global_=_global_batch(small), seq=-(-least // unit) * unit)
+    small = small.replace(batch=batch)
     for what, before, after in differing(relations(spec), relations(small)):
         # The proof would be of another layout.
         raise ValueError(f"{what} would change from {before} to {after}")
@@ -163,7 +151,7 @@ def _shrink_data(spec: Spec) -> Data:
     if data.image is not None:  # Whole squares of patches.
         (height, width), unit = data.image, lcm(*shuffles)
         update["image"] = min(height, 2 * unit), min(width, 3 * unit)
-    return data.model_copy(update=update)
+    return data.replace(**update)
 
 
 def _shrink_module(
@@ -173,22 +161,16 @@ def _shrink_module(
     # One or two layers per stage as before; an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
     layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
-    optimizer = module.optimizer.model_copy(
-        update={"lr": None, "weight_decay": None, "warmup": None}
-    )
-    return module.model_copy(
-        update={
-            "model": _shrink_model(model, module, layers),
-            "optimizer": optimizer,
-            "init_from": None,
-            "init_partial": False,
-            # The tests of other backends compare them with this backend.
-            "backend": "torch",
-            "fp8": None,
-            "compile": (
-                False if precision == "fp64" and module.compile == "auto" else module.compile
-            ),
-        }
+    optimizer = module.optimizer.replace(lr=None, weight_decay=None, warmup=None)
+    return module.replace(
+        model=_shrink_model(model, module, layers),
+        optimizer=optimizer,
+        init_from=None,
+        init_partial=False,
+        # The tests of other backends compare them with this backend.
+        backend="torch",
+        fp8=None,
+        compile=(False if precision == "fp64" and module.compile == "auto" else module.compile),
     )
 
 
@@ -238,26 +220,16 @@ def short_run(asked: Spec, small: Spec) -> Spec:
     for name, module in small.modules.items():
         asked_warmup = own[name].warmup
         update = {"warmup": None if asked_warmup is None else few[asked_warmup]}
-        modules[name] = module.model_copy(update={"optimizer": own[name].model_copy(update=update)})
-    schedule = common.model_copy(
-        update={"warmup": few[common.warmup], "decay": min(MAX_DECAY, common.decay)}
-    )
-    return small.model_copy(
-        update={
-            "modules": modules,
-            "optimizer": asked.optimizer.model_copy(
-                update={"eps": max(MIN_EPS, asked.optimizer.eps), "schedule": schedule}
-            ),
-            "train": small.train.model_copy(
-                update={"steps": RUN_STEPS, "max_skipped": max(2, asked.train.max_skipped)}
-            ),
-            # Two batches, which may differ in their labels.
-            "eval": asked.eval
-            and EvalSpec(
-                every=EVAL_EVERY if asked.eval.every else None, samples=small.batch.global_ + 1
-            ),
-            "checkpoint": (asked.saving or CheckpointSpec()).model_copy(
-                update={"every": SAVE_EVERY}
-            ),
-        }
+        modules[name] = module.replace(optimizer=own[name].replace(**update))
+    schedule = common.replace(warmup=few[common.warmup], decay=min(MAX_DECAY, common.decay))
+    return small.replace(
+        modules=modules,
+        optimizer=asked.optimizer.replace(eps=max(MIN_EPS, asked.optimizer.eps), schedule=schedule),
+        train=small.train.replace(steps=RUN_STEPS, max_skipped=max(2, asked.train.max_skipped)),
+        # Two batches, which may differ in their labels.
+        eval=asked.eval
+        and EvalSpec(
+            every=EVAL_EVERY if asked.eval.every else None, samples=small.batch.global_ + 1
+        ),
+        checkpoint=(asked.saving or CheckpointSpec()).replace(every=SAVE_EVERY),
     )

@@ -240,13 +240,11 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     for name, module in spec.modules.items():
         start, stop = (cuts[end] for end in placing.ends[name])
         grid = choices[name].grid
-        modules[name] = module.model_copy(
-            update={
-                "grid": grid,
-                "ranks": rank_text(range(start, stop)),
-                "experts": choices[name].experts,
-                "model": _regrid_model(module, grid),
-            }
+        modules[name] = module.replace(
+            grid=grid,
+            ranks=rank_text(range(start, stop)),
+            experts=choices[name].experts,
+            model=_regrid_model(module, grid),
         )
     # A batch that every dp size and group size divides, with two samples per microbatch.
     share = lcm(*(module.grid.dp for module in modules.values()))
@@ -256,20 +254,13 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
         old, group = spec.language.grid.pp, schedule.encoder_microbatches
         turns = schedule.microbatches // old
         together = max(n for n in divisors(turns) if n <= max(1, (group or old) // old))
-        update = {
-            "microbatches": pp * turns,
-            "encoder_microbatches": None if group is None else pp * together,
-        }
-        schedule = schedule.model_copy(update=update)
+        schedule = schedule.replace(
+            microbatches=pp * turns, encoder_microbatches=None if group is None else pp * together
+        )
     size = 2 * share * schedule.microbatches
     idle = placing.idle and rank_text(range(*(cuts[end] for end in placing.idle)))
-    return spec.model_copy(
-        update={
-            "modules": modules,
-            "schedule": schedule,
-            "idle_ranks": idle,
-            "batch": spec.batch.model_copy(update={"global_": size}),
-        }
+    return spec.replace(
+        modules=modules, schedule=schedule, idle_ranks=idle, batch=spec.batch.replace(global_=size)
     )
 
 
@@ -278,12 +269,12 @@ def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
     model = module.model
     if isinstance(model, CausalModel) and model.num_kv_heads < module.grid.tp:
         heads = kv_heads_on(model.num_kv_heads, module.grid, grid)
-        model = model.model_copy(update={"kv_heads": heads})
+        model = model.replace(kv_heads=heads)
     for key, sizes in kind_of(model).recurrent.items():
         # Whether tp ranks, and cp ranks inside each of them, share a group or have several.
         old, groups = module.grid, 1
         if sizes.groups >= old.tp:
             local = sizes.groups // old.tp
             groups = grid.tp * (grid.cp * min(2, local // old.cp) if local >= old.cp else 1)
-        model = model.model_copy(update={key: sizes.with_groups(groups)})
+        model = model.replace(**{key: sizes.with_groups(groups)})
     return model

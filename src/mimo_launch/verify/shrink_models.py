@@ -1,4 +1,4 @@
-"""Makes language models small, but keeps all that can go wrong when a grid cuts them.
+"""Makes models small, but keeps all that can go wrong when a grid cuts them.
 
 Decides: their sizes in proofs.
 Relies on: the spec only.
@@ -10,15 +10,21 @@ from math import lcm
 from typing import TypeVar
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.encoder_blocks import EncoderBlocks
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (
+    AudioModel,
     DecoderModel,
     ExpertGrid,
     Grid,
     HybridModel,
     ModuleSpec,
     TalkerModel,
+    Tiles,
+    TransformerEncoder,
+    VitModel,
+    Windows,
 )
 
 HEAD_SIZE, PART_HEAD_SIZE = 8, 12
@@ -39,7 +45,11 @@ MIN_BETA, MAX_LENGTH = 0.5, 3
 # About the size of scores and logits of small models.
 MAX_CAP = 2.0
 
+MAX_CLIP_ROWS = 4
+
 Language = TypeVar("Language", DecoderModel, HybridModel)
+Blocks = TypeVar("Blocks", bound=EncoderBlocks)
+Encoder = TypeVar("Encoder", bound=TransformerEncoder)
 
 
 def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> DecoderModel:
@@ -55,23 +65,23 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         # Smaller than small sequences.
         size = min(model.sliding_window.size, MAX_WINDOW)
         full = full_layers(model.sliding_window.full, model.layers, layers)
-        window = model.sliding_window.model_copy(update={"size": size, "full": full})
+        window = model.sliding_window.replace(size=size, full=full)
         update["sliding_window"] = window
     if model.mla is not None:
         q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
         sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
-        update["mla"] = model.mla.model_copy(update=sizes)
+        update["mla"] = model.mla.replace(**sizes)
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
     if (scaling := model.query_scaling) is not None:
         # Shorter than documents, and large enough to show wrong positions.
         small_one = {"beta": max(scaling.beta, MIN_BETA), "length": min(scaling.length, MAX_LENGTH)}
-        update["query_scaling"] = scaling.model_copy(update=small_one)
+        update["query_scaling"] = scaling.replace(**small_one)
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that capped values differ from uncapped ones.
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
-    small = _shrink_language(model, module.grid.tp).model_copy(update=update)
+    small = _shrink_language(model, module.grid.tp).replace(**update)
     return _with_experts(small, module, model)
 
 
@@ -94,25 +104,25 @@ def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> Talker
     """
     codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
     blocks = _small_blocks(model, module.grid.tp)
-    return model.model_copy(update={**blocks, "layers": layers, **codes})
+    return model.replace(**blocks, layers=layers, **codes)
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
     vocab = model.vocab if model.vocab == "digits" else min(model.vocab, 61)
     words = {"vocab": vocab, "vocab_multiple": 16}
-    small = model.model_copy(update={**_small_blocks(model, tp), **words})
+    small = model.replace(**_small_blocks(model, tp), **words)
     update: dict[str, object] = {}
     if model.mtp is not None:
-        update["mtp"] = model.mtp.model_copy(update={"depth": min(model.mtp.depth, MAX_DEPTH)})
+        update["mtp"] = model.mtp.replace(depth=min(model.mtp.depth, MAX_DEPTH))
     if model.rotary_factor < 1:
         # Enough pairs for three axes, and as many dimensions that do not rotate.
         update |= {"head_dim": PART_HEAD_SIZE, "rotary_factor": 0.5}
     if model.mrope is not None:
         # One pair turns with time, so that height and width get fast pairs, which show bugs.
-        pairs = small.model_copy(update=update).rotary_size // 2
+        pairs = small.replace(**update).rotary_size // 2
         height = (pairs - 1) // 2
         update["mrope"] = 1, height, pairs - 1 - height
-    return small.model_copy(update=update)
+    return small.replace(**update)
 
 
 def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
@@ -143,10 +153,10 @@ def shrink_hybrid(model: HybridModel, module: ModuleSpec, layers: int) -> Hybrid
     missing = [kind for kind in kinds if kind not in pattern]
     if missing:
         pattern = "".join([*kinds, *pattern[: layers - len(kinds)]])
-    small = _shrink_language(model, module.grid.tp).model_copy(update={"pattern": pattern})
+    small = _shrink_language(model, module.grid.tp).replace(pattern=pattern)
     recurrent = kind_of(model).recurrent
     sizes = {key: _small_sizes(each, module.grid) for key, each in recurrent.items()}
-    return _with_experts(small.model_copy(update=sizes), module, model)
+    return _with_experts(small.replace(**sizes), module, model)
 
 
 def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
@@ -167,7 +177,7 @@ def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
         update["min_step"] = min(MAX_MIN_STEP, sizes.min_step)
     else:
         update["key_dim"] = min(6, sizes.key_dim)
-    return sizes.with_groups(groups).model_copy(update=update)
+    return sizes.with_groups(groups).replace(**update)
 
 
 def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Language:
@@ -201,7 +211,46 @@ def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Langu
     found = []
     for every, first in ((min(moe.every, 2), min(moe.first_dense, 1)), (3, 0), (1, 0)):
         places = {"every": every, "first_dense": first}
-        small = model.model_copy(update={"moe": moe.model_copy(update={**update, **places})})
+        small = model.replace(moe=moe.replace(**update, **places))
         if any(map(small.has_experts, layers)):
             found.append(small)
     return next((each for each in found if each.has_experts(layers[-1]) == ends_sparse), found[0])
+
+
+def shrink_blocks(model: Blocks, module: ModuleSpec, layers: int) -> Blocks:
+    """Return a model with small blocks; a rank that has several heads keeps two."""
+    heads = module.grid.tp * min(2, model.heads // module.grid.tp)
+    hidden = HEAD_SIZE * heads
+    return model.replace(layers=layers, heads=heads, hidden=hidden, mlp=2 * hidden)
+
+
+def shrink_encoder(model: Encoder, module: ModuleSpec, layers: int) -> Encoder:
+    """Return a model with small blocks and a small projector."""
+    small = shrink_blocks(model, module, layers)
+    if model.projector_mlp is None:
+        return small
+    return small.replace(projector_mlp=3 * small.hidden)
+
+
+def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
+    """Return a small ViT with a small table of positions, small tiles and small windows."""
+    update: dict[str, object] = {}
+    if model.image is not None:
+        update["image"] = min(3, model.image[0]), min(4, model.image[1])
+    if model.tiles is not None:
+        # If grids were averaged before, one grid is.
+        most = None if model.tiles.most is None else 2
+        update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most)
+    if model.windows is not None:
+        # A small image has several windows; a window of one patch has nothing to attend to.
+        side = 2 if model.shuffle == 1 else min(2, model.windows.side)
+        full = full_layers(model.windows.full, model.layers, layers)
+        update["windows"] = Windows(side=side, full=full)
+    return shrink_encoder(model, module, layers).replace(**update)
+
+
+def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioModel:
+    """Return a small encoder of short clips with few mel bands."""
+    frames = min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
+    small = shrink_encoder(model, module, layers)
+    return small.replace(mels=min(3, model.mels), frames=frames)
