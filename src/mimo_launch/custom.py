@@ -19,7 +19,7 @@ from mimo_launch.models import projector as projectors
 from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage
 from mimo_launch.models.custom_generator import GeneratorFactory, GeneratorStage
 from mimo_launch.models.encoder_inputs import EncoderInput, PatchTargets
-from mimo_launch.spec.encoder_blocks import Projector
+from mimo_launch.spec.encoders import Projector
 
 __all__ = [
     "Attention",

@@ -14,7 +14,7 @@ from tests.support.whole_models import deviation, found_logits
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.webdataset import readers
+from mimo_launch.data.samples import readers
 from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 

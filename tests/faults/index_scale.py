@@ -20,7 +20,7 @@ from tests.support.shards import image_bytes, tokenizer_folder
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.webdataset.index_columns import ColumnWriter, write_bad
+from mimo_launch.data.index.columns import ColumnWriter, write_bad
 from mimo_launch.spec.spec import Spec
 
 PER_SHARD = 10_000

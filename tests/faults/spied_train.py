@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.cli.app import main
-from mimo_launch.data.webdataset.samples import ShardSamples
+from mimo_launch.data.shard_samples import ShardSamples
 
 
 def spy(folder: Path) -> None:

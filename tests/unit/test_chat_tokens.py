@@ -20,12 +20,11 @@ from tests.support.specs import box, spec
 from tokenizers import Tokenizer, models
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.chat_template import TemplateRefused
-from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
-from mimo_launch.data.webdataset.media_rows import ShardInputs
-from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
-from mimo_launch.data.webdataset.text_tokens import EncodedSample
+from mimo_launch.data.samples.chat_template import TemplateRefused
+from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.records import read_record
+from mimo_launch.data.samples.sample_encoder import SampleEncoder
+from mimo_launch.data.samples.text_tokens import EncodedSample, LiteralMarkers
 from mimo_launch.spec.spec import Spec
 
 TEMPLATES = {

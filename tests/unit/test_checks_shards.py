@@ -16,7 +16,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.checks.packages import SHARD_PACKAGES
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
-from mimo_launch.data.webdataset.shard_names import shard_files
+from mimo_launch.data.sources.shard_names import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.processors.tokenizer import num_tokens, token_id

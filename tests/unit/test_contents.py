@@ -12,7 +12,7 @@ from tests.support.shards import image_bytes, write_shard
 
 from mimo_launch.checkpoint.folder import complete, read_marker
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.contents import Contents, FileContents, changed_files, contents_from
+from mimo_launch.data.dataset import Contents, FileContents, changed_files, contents_from
 
 
 def said(answer: str, question: str = "?") -> dict[str, Any]:

@@ -28,7 +28,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import longest_sample
-from mimo_launch.data.webdataset.decode_media import process, process_cut
+from mimo_launch.data.samples.decode_media import process, process_cut
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.processors.cut_rules import grid_of, images_of
 from mimo_launch.processors.files import ProcessorError

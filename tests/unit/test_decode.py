@@ -12,14 +12,14 @@ import soundfile
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import (
+from mimo_launch.data.index.indexer import header_size
+from mimo_launch.data.samples.decode_media import (
     clip_length,
     decode_clip,
     decode_image,
     image_size,
 )
-from mimo_launch.data.webdataset.indexer import header_size
-from mimo_launch.data.webdataset.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.data.sources.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
 
 # A directory of five EXIF entries that ends inside the first one.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"

@@ -33,7 +33,7 @@ from tests.support.videos import frames, zipped
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.data.webdataset.decode_video import video_groups
+from mimo_launch.data.samples.decode_video import video_groups
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.processors.files import ProcessorError

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
-from mimo_launch.data.webdataset.braces import PatternError, num_names
-from mimo_launch.data.webdataset.shard_names import MAX_FILES, shard_files
+from mimo_launch.data.sources.shard_names import MAX_FILES, PatternError, num_names, shard_files
 from mimo_launch.diag.diagnostic import to_json
 from mimo_launch.diag.text import render
 
@@ -204,7 +203,7 @@ def test_a_search_without_end_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert named("a/*/*.tar") == named("a/b/[0-9].tar") == ["a/b/1.tar"]
     assert named(f"{tmp_path}/.h*/*") == [f"{tmp_path}/.hidden/4.tar"]
     assert named("*/nothing.tar") == []
-    monkeypatch.setattr("mimo_launch.data.webdataset.shard_names.MAX_FILES", 3)
+    monkeypatch.setattr("mimo_launch.data.sources.shard_names.MAX_FILES", 3)
     with pytest.raises(PatternError, match="more than 3 files and folders"):
         named("**/*.tar")
     assert MAX_FILES == 200_000

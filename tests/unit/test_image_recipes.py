@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mimo_launch.data.webdataset.decode_media import decode_image, process
+from mimo_launch.data.samples.decode_media import decode_image, process
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import ImageRecipe, read_recipe
 from mimo_launch.processors.resize_rules import ImageTooThin, ShortEdge, Smart

@@ -34,7 +34,7 @@ from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.transformer_block import Block
-from mimo_launch.spec.encoder_blocks import Activation
+from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.layers import Mla
 
 

@@ -9,8 +9,8 @@ import soxr
 from tests.support.shards import clip_bytes
 from transformers import WhisperFeatureExtractor
 
+from mimo_launch.data.samples.decode_media import decode_clip
 from mimo_launch.data.torch_media import RATE, ClipTooLong, log_mel, num_frames
-from mimo_launch.data.webdataset.decode_media import decode_clip
 from mimo_launch.spec.spec import AudioModel
 
 SECONDS = 2.345

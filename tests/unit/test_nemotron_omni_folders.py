@@ -15,7 +15,7 @@ from PIL import Image
 from tests.support.nemotron_h import CONFIG
 from tests.support.shards import tokenizer_folder
 
-from mimo_launch.data.webdataset.decode_media import process
+from mimo_launch.data.samples.decode_media import process
 from mimo_launch.hugging_face.contents import read_contents
 from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.registry import part_of

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 from tests.support.videos import frames, zipped
 
-from mimo_launch.data.webdataset.decode_video import video_groups
+from mimo_launch.data.samples.decode_video import video_groups
 from mimo_launch.hugging_face import qwen2_5_omni
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layout.step_data import ImageSpan

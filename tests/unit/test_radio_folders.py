@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tests.unit.test_earlier_runs import saved, starting
 
-from mimo_launch.data.webdataset.decode_media import process
+from mimo_launch.data.samples.decode_media import process
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.radio import VISION
 from mimo_launch.hugging_face.registry import part_of

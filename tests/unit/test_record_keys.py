@@ -12,7 +12,7 @@ from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.records import read_record
+from mimo_launch.data.samples.records import read_record
 from mimo_launch.survey.reading_speed import survey
 
 ASKED = {"role": "user", "content": "What?"}
@@ -254,7 +254,7 @@ def test_the_text_that_a_caption_is_not_taken_from_is_counted(tmp_path: Path) ->
 def test_counts_of_keys_that_differ_in_every_record_stay_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mimo_launch.data.webdataset.shard_rows._MOST_IGNORED", 3)
+    monkeypatch.setattr("mimo_launch.data.index.columns._MOST_IGNORED", 3)
     records = [(f"{n}", {"json": {"messages": [ASKED, SECOND], f"key{n}": 1}}) for n in range(9)]
     write_shard(tmp_path / "0.tar", records)
     ignored = opened(shard_spec(tmp_path)).splits["train"].index.ignored

@@ -33,9 +33,9 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.index import IndexProgress
-from mimo_launch.data.webdataset.open_split import NotTrainable
-from mimo_launch.data.webdataset.samples import ShardSamples
+from mimo_launch.data.index.open_index import IndexProgress
+from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_views import Reads
 from mimo_launch.spec.spec import Spec
@@ -400,7 +400,7 @@ def test_processes_make_the_same_index_as_one(tmp_path: Path, monkeypatch: Any) 
     want = {name: column.copy() for name, column in alone.columns.items()}
     bad = list(alone.bad())
     shutil.rmtree(alone.folder)
-    monkeypatch.setattr("mimo_launch.data.webdataset.index_pool.SMALL", 0)
+    monkeypatch.setattr("mimo_launch.data.index.indexer.SMALL", 0)
     together = opened(made).splits["train"].index
     assert list(together.bad()) == bad
     for name, column in together.columns.items():

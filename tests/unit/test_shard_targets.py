@@ -13,8 +13,8 @@ from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.open_split import NotTrainable
-from mimo_launch.data.webdataset.samples import ShardSamples
+from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.spec import Spec, WebdatasetData

@@ -21,12 +21,12 @@ from tests.support.shards import CHATML, image_bytes, tokenizer_folder, write_sh
 from tests.unit.test_shard_samples import opened, shard_spec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mimo_launch.data.webdataset import guards, tar_files
-from mimo_launch.data.webdataset.chat_template import Program, TemplateRefused
-from mimo_launch.data.webdataset.index import IndexProgress
-from mimo_launch.data.webdataset.index_columns import TYPES
-from mimo_launch.data.webdataset.shard_rows import IndexedSample, ShardRows
-from mimo_launch.data.webdataset.tar_files import (
+from mimo_launch.data.index.columns import TYPES, IndexedSample, ShardRows
+from mimo_launch.data.index.open_index import IndexProgress
+from mimo_launch.data.samples import guards
+from mimo_launch.data.samples.chat_template import Program, TemplateRefused
+from mimo_launch.data.sources import tar_files
+from mimo_launch.data.sources.tar_files import (
     BrokenShard,
     Member,
     MemberPlace,
@@ -172,7 +172,7 @@ import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from tests.support.specs import box, spec
-from mimo_launch.data.webdataset.index_pool import _start
+from mimo_launch.data.index.indexer import _start
 
 if __name__ == "__main__":
     made = spec({"vision": box(0)})

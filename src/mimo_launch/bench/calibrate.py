@@ -34,8 +34,7 @@ from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.runtime.progress import Phase
-from mimo_launch.spec.gpus import BF16_PEAKS
-from mimo_launch.spec.values import PRECISIONS
+from mimo_launch.spec.values import BF16_PEAKS, PRECISIONS
 from mimo_launch.train.events import Listener
 from mimo_launch.train.rank_session import RankSession
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.data.contents import Contents, changed_files, contents_from
+from mimo_launch.data.dataset import Contents, changed_files, contents_from
 from mimo_launch.spec.base import MAX_INTEGER
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import MARKER

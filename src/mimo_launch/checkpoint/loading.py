@@ -46,8 +46,7 @@ from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.contents import Contents
-from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase

@@ -12,7 +12,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.space import divisors
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
 _DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")

@@ -15,8 +15,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
 from mimo_launch.spec.base import LANGUAGE, Axis, num_bytes, rank_text
-from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
+from mimo_launch.spec.values import GPUS
 from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
-from mimo_launch.data.webdataset.braces import PatternError
-from mimo_launch.data.webdataset.shard_names import shard_files
-from mimo_launch.data.webdataset.tar_files import (
+from mimo_launch.data.sources.shard_names import PatternError, shard_files
+from mimo_launch.data.sources.tar_files import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
     FRAMES_SUFFIX,

@@ -43,7 +43,7 @@ _DOUBLINGS = 6
 
 def _gpus(incomplete: str) -> list[str]:
     """Return shell completions for the beginning of a GPU's name."""
-    from mimo_launch.spec.gpus import GPUS
+    from mimo_launch.spec.values import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
 

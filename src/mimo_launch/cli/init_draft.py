@@ -21,9 +21,9 @@ from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.tokenizer import num_tokens, token_id
 from mimo_launch.search.first_spec import NothingFits, first_spec, on_all_ranks, placed
-from mimo_launch.spec.gpus import GPUS
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Grid
+from mimo_launch.spec.values import GPUS
 from mimo_launch.spec.wording import did_you_mean
 
 DIGITS: dict[str, dict[str, Any]] = {

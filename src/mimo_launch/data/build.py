@@ -23,7 +23,7 @@ def build_dataset(spec: Spec) -> Dataset:
         return DigitStrips(spec, spec.data)
     if isinstance(spec.data, WebdatasetData):
         # Imported here because tokenizers and decoders are optional packages.
-        from mimo_launch.data.webdataset.samples import ShardSamples
+        from mimo_launch.data.shard_samples import ShardSamples
 
         return ShardSamples(spec, spec.data)
     return SyntheticSamples(spec, spec.data)

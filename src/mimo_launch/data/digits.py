@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.contents import Contents
-from mimo_launch.data.dataset import Media
+from mimo_launch.data.dataset import Contents, Media
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
     PIXEL_MEAN,

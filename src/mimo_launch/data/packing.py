@@ -1,9 +1,11 @@
-"""Packing of records into sequences with little padding, and their joined texts.
+"""Packing of records into sequences with little padding; their joined texts; the tokens ahead.
 
 Decides: the heuristic. Each record is one document or several; padding and skipped records belong
 to the document before them; a gap at the start is a separate document, to which no token attends.
+Multi-token prediction reads padding and no label where a document ends before the token ahead.
 Relies on: the StepData for the start of each record.
-Leaves: which records are packed together, and the order of packs, to `sample_order`.
+Leaves: which records are packed together, and the order of packs, to `sample_order`; cutting texts
+over ranks to `runtime`.
 
 Packing is best fit decreasing: the longest record first, each into the fullest sequence that has
 room. Asymptotically it needs at most 11/9 of the minimum number of sequences (Johnson et al., 1974,
@@ -20,6 +22,7 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
@@ -81,3 +84,33 @@ def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> 
         documents[record.first :] = num_documents + own[: seq - record.first]
         num_documents = int(documents[record.first + record.num_tokens - 1]) + 1
     return documents
+
+
+def has_ahead(documents: Int64s, depth: int) -> Bools:
+    """Return which positions have a token `depth` ahead in their document, [..., seq]."""
+    found = np.zeros(documents.shape, dtype=np.bool_)
+    found[..., :-depth] = documents[..., depth:] == documents[..., :-depth]
+    return found
+
+
+def ahead(values: npt.NDArray[np.int64], has: Bools, depth: int, other: int) -> Int64s:
+    """Return the value `depth` ahead of each position, `other` where there is none, [..., seq]."""
+    return np.where(has, np.roll(values, -depth, axis=-1), other)
+
+
+def tokens_ahead(tokens: Int64s, has: Bools, depth: int) -> Int64s:
+    """Return the token `depth` ahead of each position."""
+    return ahead(tokens, has, depth, PAD)
+
+
+def labels_ahead(labels: Int64s, has: Bools, depth: int) -> Int64s:
+    """Return the label `depth` ahead of each position: the token after the one there."""
+    return ahead(labels, has, depth, IGNORE_LABEL)
+
+
+def count_labels(labels: Int64s, documents: Int64s, depths: int) -> tuple[int, ...]:
+    """Return the number of labels of each depth, starting at 1."""
+    found = (
+        labels_ahead(labels, has_ahead(documents, depth), depth) for depth in range(1, depths + 1)
+    )
+    return tuple(int((each != IGNORE_LABEL).sum()) for each in found)

@@ -1,19 +1,22 @@
-"""The rows that several modules make of the same image or clip, and their places in a text.
+"""The rows that several modules make of the same image, clip or video, and their places in a text.
 
-Decides: which modules see the same image; the rows that connectors make of encoder rows.
+Decides: which modules see the same image; the rows that connectors make of encoder rows; that the
+temporal patches of a synthetic video follow each other without a gap, about a second apart where
+time is in seconds, and that an image of one temporal patch is not a video.
 Relies on: `kinds` for the rows of one module.
-Leaves: image sizes to `sample_sizes` and the data sets.
+Leaves: sizes of images to `sample_sizes` and the data sets, videos of shards to `samples`.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from math import ceil
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Frame, Shown, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Spec, Videos, VitModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +134,40 @@ def shown_together(spec: Spec) -> dict[str, str]:
             together.update(*(seen[name] for name in more))
             more = [name for name in seen if name not in found and seen[name] & together]
     return found
+
+
+def temporal_patches(
+    spec: Spec, name: str, number: int, size_of: Callable[[str], ImageSize]
+) -> Iterator[dict[str, ImageSpan]]:
+    """Yield the spans of an image or video for a module that language reads and modules upstream.
+
+    Yields one mapping per temporal patch if one of these modules reads videos, else one in all.
+    """
+    reader = video_reader_behind(spec, name)
+    model = spec.modules[reader or name].model
+    video = model.video if isinstance(model, VitModel) else None
+    if reader is None or video is None:
+        yield dict(spans_behind(spec, name, 0, size_of))
+        return
+    rule = kind_of(model).tile_rule
+    for place in range(number):
+        # A video has frames instead of tiles.
+        frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None
+        sized = size_of if frame is None else partial(_framed, size_of, reader, frame)
+        spans = dict(spans_behind(spec, name, 0, sized, _later(video, place)))
+        if video.holds_text and name == reader:
+            spans[name] = replace(spans[name], holds_text=True)
+        yield spans
+
+
+def _framed(
+    size_of: Callable[[str], ImageSize], reader: str, frame: ImageSize, name: str
+) -> ImageSize:
+    return frame if name == reader else size_of(name)
+
+
+def _later(video: Videos, place: int) -> int | None:
+    """Return how much later a temporal patch is than the first, None for the first."""
+    if not (video.on_axis and place):
+        return None
+    return ceil(place * (video.per_second or 1)) if video.in_seconds else place

@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.contents import Contents
-from mimo_launch.data.dataset import Media
+from mimo_launch.data.dataset import Contents, Media
+from mimo_launch.data.packing import count_labels
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,
@@ -32,15 +32,14 @@ from mimo_launch.data.shared_images import (
     makers,
     shown_together,
     spans_to_make,
+    temporal_patches,
 )
-from mimo_launch.data.temporal_patches import temporal_patches
-from mimo_launch.data.tokens_ahead import count_labels
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData, input_shape
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20

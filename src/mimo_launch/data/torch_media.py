@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.processors.images import BICUBIC, BILINEAR, LANCZOS
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips
 
 RATE = 16_000

@@ -25,9 +25,8 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.gpus import BF16_PEAKS
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.values import Precision
+from mimo_launch.spec.values import BF16_PEAKS, Precision
 
 
 def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:

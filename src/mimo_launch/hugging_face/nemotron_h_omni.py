@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.internvl import RATIO_REFUSED, shuffle_of
 from mimo_launch.hugging_face.refusals import left_out, refusals
 from mimo_launch.hugging_face.settings import PLAIN_PROJECTOR
 from mimo_launch.hugging_face.whole_models import TowerAndDecoder
-from mimo_launch.spec.encoder_blocks import EncoderModel
+from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.spec import VitModel
 
 MODEL_TYPE = "nemotron_h_omni"

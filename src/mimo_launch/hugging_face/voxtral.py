@@ -16,7 +16,7 @@ from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals, where
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.whole_models import TowerAndDecoder, tied_by_default
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel
 
 _ENCODER, _SECTION = "voxtral_encoder", "audio_config"

@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.folder import number
 from mimo_launch.hugging_face.names import Names, in_layers
 from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 
 WHISPER = "whisper"
 # The decoder, and the layers after the encoder in models that classify sounds.

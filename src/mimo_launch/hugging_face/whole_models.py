@@ -14,7 +14,7 @@ from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Place
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.refusals import Refusals, where
 from mimo_launch.hugging_face.settings import applied
-from mimo_launch.spec.encoder_blocks import EncoderModel
+from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel
 
 Keys = tuple[str, ...]

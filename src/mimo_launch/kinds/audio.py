@@ -12,7 +12,7 @@ from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
 from mimo_launch.kinds.shapes import TABLE, OneShape, table
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Clips
 
 # The frames that a convolution reads at a time.

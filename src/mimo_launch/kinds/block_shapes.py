@@ -21,7 +21,7 @@ from mimo_launch.kinds.shapes import (
     WideNormShape,
 )
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
-from mimo_launch.spec.encoder_blocks import Activation, Projector, ProjectorActivation
+from mimo_launch.spec.encoders import Activation, Projector, ProjectorActivation
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Mla, Moe
 

@@ -16,7 +16,7 @@ from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.spec.encoder_blocks import EncoderBlocks
+from mimo_launch.spec.encoders import EncoderBlocks
 from mimo_launch.spec.spec import TransformerEncoder
 
 INPUT = (

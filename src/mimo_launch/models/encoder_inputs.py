@@ -26,7 +26,7 @@ from mimo_launch.layers.image_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.tiled_rows import RowSources
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images, Model
 
 Tokens = TypeVar("Tokens", Tensor, range)

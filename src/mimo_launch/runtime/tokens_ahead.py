@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.data.tokens_ahead import has_ahead, labels_ahead, tokens_ahead
+from mimo_launch.data.packing import has_ahead, labels_ahead, tokens_ahead
 from mimo_launch.layers.router import AuxLoss, RoutingContext
 from mimo_launch.layout.replica_views import LanguageView
 from mimo_launch.models.language_model import TextAhead

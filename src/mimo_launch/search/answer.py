@@ -12,7 +12,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.search.advice import MAX_WASTES, Advice, Planned, Search, advise
 from mimo_launch.search.wastes import TimeShares, modules_of, time_shares, wastes
-from mimo_launch.spec.gpus import GPUS, MEASURED
+from mimo_launch.spec.values import GPUS, MEASURED
 
 _SECONDS_PER_DAY = 86_400
 

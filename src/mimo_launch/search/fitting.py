@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.search.advice import LEAST_GAIN, MAX_WASTES, Planned, Search
 from mimo_launch.search.answer import OfferedChange
-from mimo_launch.spec.gpus import GPUS, MEASURED
+from mimo_launch.spec.values import GPUS, MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.audio import Clips
 from mimo_launch.spec.base import MAX_INTEGER, Count, Layers
-from mimo_launch.spec.encoder_blocks import EncoderModel
-from mimo_launch.spec.images import Images
+from mimo_launch.spec.encoders import EncoderModel
+from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"

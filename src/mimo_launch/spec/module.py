@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.audio import AudioModel
 from mimo_launch.spec.base import (
     CountFrom0,
     ExpertGrid,
@@ -20,9 +19,8 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
-from mimo_launch.spec.connector import ConnectorModel
 from mimo_launch.spec.custom import CustomModel
-from mimo_launch.spec.generators import GeneratorKinds
+from mimo_launch.spec.encoders import AudioModel, ConnectorModel, GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.optimizers import ModuleOptimizer

@@ -20,8 +20,7 @@ from mimo_launch.spec.base import (
     Tokens,
     num_bytes,
 )
-from mimo_launch.spec.gpus import GPUS, GpuName, NetworkName
-from mimo_launch.spec.values import PRECISIONS, Precision, PrecisionName
+from mimo_launch.spec.values import GPUS, PRECISIONS, GpuName, NetworkName, Precision, PrecisionName
 
 
 class Fp8Spec(Strict):

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mimo_launch.spec.audio import AudioModel, Clips
 from mimo_launch.spec.base import (
     AXES,
     LANGUAGE,
@@ -23,7 +22,6 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
-from mimo_launch.spec.connector import ConnectorModel
 from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput
 from mimo_launch.spec.data import (
     CaptionTemplate,
@@ -34,12 +32,18 @@ from mimo_launch.spec.data import (
     VideoSettings,
     WebdatasetData,
 )
-from mimo_launch.spec.encoder_blocks import EncoderModel, TransformerEncoder
-from mimo_launch.spec.generators import Codes, FlowModel, TalkerModel
+from mimo_launch.spec.encoders import (
+    AudioModel,
+    ConnectorModel,
+    EncoderModel,
+    FlowModel,
+    TalkerModel,
+    TransformerEncoder,
+)
 from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
-from mimo_launch.spec.images import Images, Tiles, Videos, Windows
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.layers import Moe, QueryScaling, RopeScaling, SlidingWindow
+from mimo_launch.spec.media import Clips, Codes, Images, Tiles, Videos, Windows
 from mimo_launch.spec.module import Balance, Model, ModuleSpec
 from mimo_launch.spec.optimizers import DecaySpec, LrSchedule, ModuleOptimizer, OptimizerSpec
 from mimo_launch.spec.sections import (

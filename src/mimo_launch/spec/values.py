@@ -1,8 +1,10 @@
-"""What two words of a spec mean: how a precision stores numbers, how a sharding cuts weights.
+"""What words of a spec stand for: types of numbers, ways to shard, GPUs and networks.
 
-Decides: types and bytes of each precision; over which axes weights are sharded or replicated.
+Decides: types and bytes of each precision; over which axes weights are sharded or replicated; the
+numbers of each GPU: docs/estimates.md has the same table with its sources.
 Relies on: nothing.
-Leaves: the words themselves to `sections` and `module`; torch's types to `models.build`.
+Leaves: the words to `sections` and `module`; torch's types to `models.build`; what work achieves on
+a GPU to `estimate.device_constants`.
 """
 
 from dataclasses import dataclass
@@ -72,3 +74,93 @@ SHARDINGS: dict[ShardingName, Sharding] = {
     "optimizer": Sharding(),
     "full": Sharding(every_backward=True),
 }
+
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
+
+    `memory` is in bytes as CUDA reports it, less than the nominal size; `links` sums all NVLinks
+    of a GPU, both ways. `devices` are torch's full names of the GPUs with this bf16 peak.
+    """
+
+    name: str
+    memory: int
+    bf16: float
+    fp32: float
+    fp64: float
+    memory_bandwidth: float
+    links: float
+    devices: tuple[str, ...] = ()
+
+
+GpuName = Literal["h200-141gb", "h100-80gb", "a100-80gb", "a100-40gb", "b200-180gb"]
+NetworkName = Literal[
+    "ib-100g", "ib-200g", "ib-400g", "ib-800g", "roce-100g", "roce-200g", "roce-400g"
+]
+
+GPUS: dict[str, Gpu] = {
+    "h200-141gb": Gpu(
+        name="NVIDIA H200",
+        memory=int(139.7 * GIB),
+        bf16=989,
+        fp32=67,
+        fp64=67,
+        memory_bandwidth=4800,
+        links=900,
+        devices=("NVIDIA H200",),
+    ),
+    "h100-80gb": Gpu(
+        name="NVIDIA H100 80GB",
+        memory=int(79.1 * GIB),
+        bf16=989,
+        fp32=67,
+        fp64=67,
+        memory_bandwidth=3350,
+        links=900,
+        devices=("NVIDIA H100 80GB HBM3",),
+    ),
+    "a100-80gb": Gpu(
+        name="NVIDIA A100 80GB",
+        memory=int(79.1 * GIB),
+        bf16=312,
+        fp32=19.5,
+        fp64=19.5,
+        memory_bandwidth=2039,
+        links=600,
+        devices=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+    ),
+    "a100-40gb": Gpu(
+        name="NVIDIA A100 40GB",
+        memory=int(39.3 * GIB),
+        bf16=312,
+        fp32=19.5,
+        fp64=19.5,
+        memory_bandwidth=1555,
+        links=600,
+        devices=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+    ),
+    "b200-180gb": Gpu(
+        name="NVIDIA B200",
+        memory=int(178.3 * GIB),
+        bf16=2250,
+        fp32=75,
+        fp64=37,
+        memory_bandwidth=8000,
+        links=1800,
+    ),
+}
+# Dense bf16 peaks in TFLOP/s, by the full names that torch reports: an H100 NVL or H200 NVL is
+# slower than an H100 or H200.
+BF16_PEAKS = {device: float(gpu.bf16) for gpu in GPUS.values() for device in gpu.devices}
+BF16_PEAKS["NVIDIA H100 PCIe"] = 756.0
+# The GPU on which the constants of the estimates were measured.
+MEASURED = "h200-141gb"
+
+
+def network_bandwidth(name: str) -> float:
+    """Return the GB/s between hosts, at line rate, with an adapter for each GPU."""
+    return float(name.rpartition("-")[2].removesuffix("g")) / 8

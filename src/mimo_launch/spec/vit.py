@@ -1,7 +1,7 @@
 """The vision transformer, an encoder of images and videos.
 
 Decides: its keys, defaults and derived sizes.
-Relies on: `images` for what it reads, `encoder_blocks` for blocks and projector.
+Relies on: `media` for what it reads, `encoders` for blocks and projector.
 Leaves: nothing.
 """
 
@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count
-from mimo_launch.spec.encoder_blocks import Activation, ProjectorActivation, TransformerEncoder
-from mimo_launch.spec.images import Images, Tiles, Videos, Windows
+from mimo_launch.spec.encoders import Activation, ProjectorActivation, TransformerEncoder
+from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
 Interpolation = Literal["bicubic", "bilinear", "nearest", "cropped"]
 

@@ -1,7 +1,7 @@
 """Turns YAML text into plain data, with the place of every key and value.
 
 Decides: which YAML is accepted: one mapping, no duplicate keys, text keys; `<<` merges as usual.
-Relies on: `yaml_syntax` for nodes and the meaning of plain words, `conversion` for files that are
+Relies on: `yaml_syntax` for nodes and the meaning of plain words, `files` for files that are
 not YAML.
 Leaves: what the keys mean to `load`.
 """
@@ -24,8 +24,7 @@ from mimo_launch.diag.diagnostic import (
     YamlPath,
     shortened,
 )
-from mimo_launch.spec.conversion import STDIN_NAME, is_toml, not_utf8, toml_fault
-from mimo_launch.spec.files import MEGABYTE, read_small
+from mimo_launch.spec.files import MEGABYTE, STDIN_NAME, is_toml, not_utf8, read_small, toml_fault
 from mimo_launch.spec.yaml_syntax import (
     MAX_DEPTH,
     MAX_VALUES,

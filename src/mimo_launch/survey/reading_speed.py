@@ -196,8 +196,8 @@ def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int)
 def _left_out(spec: Spec, dataset: Dataset) -> LeftOut | None:
     if not isinstance(spec.data, WebdatasetData):
         return None
-    from mimo_launch.data.webdataset.index_columns import BAD
-    from mimo_launch.data.webdataset.samples import ShardSamples
+    from mimo_launch.data.index.columns import BAD
+    from mimo_launch.data.shard_samples import ShardSamples
 
     if not isinstance(dataset, ShardSamples):
         raise TypeError(f"shards are no {type(dataset).__name__}")

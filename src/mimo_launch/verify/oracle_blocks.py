@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.encoder_blocks import EncoderBlocks, ProjectorActivation
+from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation
 from mimo_launch.spec.layers import Moe
 from mimo_launch.spec.spec import TransformerEncoder, VitModel
 from mimo_launch.verify.oracle_layers import Weights, attend, layer_norm, linear, rms_norm, turned

@@ -18,9 +18,9 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import group_size
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.encoder_blocks import EncoderBlocks
+from mimo_launch.spec.encoders import EncoderBlocks
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import (
     AudioModel,
     CheckpointSpec,

@@ -10,7 +10,7 @@ from math import lcm
 from typing import TypeVar
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.encoder_blocks import EncoderBlocks
+from mimo_launch.spec.encoders import EncoderBlocks
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import (

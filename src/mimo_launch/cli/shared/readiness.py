@@ -20,7 +20,7 @@ from mimo_launch.cli.shared.console import Console, terminal_width
 
 if TYPE_CHECKING:
     from mimo_launch.checks.load_and_check import Checked
-    from mimo_launch.data.webdataset.index import IndexProgress, Say
+    from mimo_launch.data.index.open_index import IndexProgress, Say
     from mimo_launch.launcher.signals import StopRequest
     from mimo_launch.schedule.deadlock_proof import DeadlockError
     from mimo_launch.spec.spec import Spec
@@ -92,8 +92,8 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     if not isinstance(spec.data, WebdatasetData):
         return
-    from mimo_launch.data.webdataset.chat_template import TemplateRefused
-    from mimo_launch.data.webdataset.samples import ShardSamples
+    from mimo_launch.data.samples.chat_template import TemplateRefused
+    from mimo_launch.data.shard_samples import ShardSamples
 
     try:
         with ExitStack() as stack:

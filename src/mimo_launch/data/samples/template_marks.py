@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.chat_template import BLOCK, END_BLOCK
-from mimo_launch.data.webdataset.messages import REASONING
+from mimo_launch.data.samples.chat_template import BLOCK, END_BLOCK
+from mimo_launch.data.samples.messages import REASONING
 
 # Piece n is marked by character n of these two planes. No text has them: the last two planes of
 # Unicode are for private use.

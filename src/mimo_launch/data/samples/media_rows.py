@@ -5,7 +5,7 @@ video, as a series of images, to the encoder that reads videos; that their rows,
 connectors, replace the marker, module after module in the order of language's sources; the tokens
 from which a target is made.
 Relies on: `member_readers` for the rows of each member.
-Leaves: reading members to `samples`.
+Leaves: reading members to `shard_samples`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
-from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.member_readers import (
+from mimo_launch.data.samples.decode_media import Marker, Medium
+from mimo_launch.data.samples.member_readers import (
     ImageReader,
     MediumSize,
     MemberReader,
     ShownVideo,
 )
-from mimo_launch.data.webdataset.readers import CutReader, readers_of
+from mimo_launch.data.samples.readers import CutReader, readers_of
+from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.files import TokenizerError

@@ -15,15 +15,14 @@ from itertools import islice
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Media
-from mimo_launch.data.shared_images import ImageSize, frame_size
-from mimo_launch.data.webdataset.decode_media import (
+from mimo_launch.data.samples.decode_media import (
     decode_image,
     medium_of,
     process,
     process_cut,
     process_tiles,
 )
-from mimo_launch.data.webdataset.member_readers import (
+from mimo_launch.data.samples.member_readers import (
     Array,
     ClipReader,
     CodesReader,
@@ -32,6 +31,7 @@ from mimo_launch.data.webdataset.member_readers import (
     MemberReader,
     ShownVideo,
 )
+from mimo_launch.data.shared_images import ImageSize, frame_size
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.layout.step_data import ImageSpan

@@ -1,25 +1,29 @@
-"""Text as tokens, with the tokenizer of a Hugging Face folder.
+r"""Text as tokens, with the tokenizer of a Hugging Face folder.
 
-Decides: which tokens of a text are learned, and which are markers.
+Decides: which tokens of a text are learned, and which are markers; that `\<image>` is the text
+`<image>`, tokenized by its letters. Until then one character replaces it: a noncharacter, which
+Unicode reserves for such uses.
 Relies on: the `tokenizers` library for ids.
-Leaves: which parts of a text are learned to `sample_encoder`.
+Leaves: which parts of a text are learned to `sample_encoder`, recognising samples without markers
+to `records`.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.chat_template import TemplateRefused
-from mimo_launch.data.webdataset.decode_media import Marker
-from mimo_launch.data.webdataset.guards import without_panic
-from mimo_launch.data.webdataset.literal_markers import LiteralMarkers
-from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.data.samples.chat_template import TemplateRefused
+from mimo_launch.data.samples.decode_media import Marker
+from mimo_launch.data.samples.guards import without_panic
+from mimo_launch.data.samples.template_marks import Spans
 from mimo_launch.processors.files import TOKENIZER, TokenizerError
 
 
@@ -138,4 +142,71 @@ def loss_mask_among(
     found = np.zeros(len(is_row), dtype=np.bool_)
     found[~is_row] = loss_mask
     found[:1] = False
+    return found
+
+
+_FIRST = 0xFDD0
+_SIGNS = re.compile("[\ufdd0-\ufdef]")
+
+
+class LiteralMarkers:
+    """The markers of a tokenizer as text."""
+
+    def __init__(self, tokenizer: Tokenizer, markers: Iterable[str]) -> None:
+        self._signs: dict[str, str] = {}
+        self._tokens: dict[int, list[int]] = {}
+        for number, text in enumerate(dict.fromkeys(markers)):
+            tokenizer.encode_special_tokens = True
+            try:
+                found = without_panic(partial(tokenizer.encode, text, add_special_tokens=False))
+            except Exception:  # The library raises nothing narrower.
+                continue  # The vocabulary lacks its letters.
+            finally:
+                tokenizer.encode_special_tokens = False
+            sign = chr(_FIRST + number)
+            if (token := add_token(tokenizer, sign)) is not None:
+                self._signs[text], self._tokens[token] = sign, found.ids
+        # Longest first, because one may be a prefix of another.
+        texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
+        self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")
+
+    def signed(self, value: Any, *, is_prose: bool) -> Any:
+        """Return a JSON value with a sign in its texts in place of each marker that is text.
+
+        With `is_prose`, all markers are text. Raises: BadSample if the value already has signs.
+        """
+        if isinstance(value, str):
+            if _SIGNS.search(value):
+                raise BadSample("its text has noncharacters of Unicode (U+FDD0 to U+FDEF)")
+            pattern = self._bare if is_prose else self._escaped
+            return pattern.sub(lambda found: self._signs[found[1]], value)
+        if isinstance(value, Mapping):
+            return {key: self.signed(each, is_prose=is_prose) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.signed(each, is_prose=is_prose) for each in value]
+        return value
+
+    def spelled(
+        self, ids: Sequence[int], loss_mask: npt.NDArray[np.bool_]
+    ) -> tuple[list[int], npt.NDArray[np.bool_]]:
+        """Return tokens and their loss mask, with each sign replaced by tokens of its letters."""
+        if self._tokens.keys().isdisjoint(ids):
+            return list(ids), loss_mask
+        spelled = [self._tokens.get(token, [token]) for token in ids]
+        return [token for each in spelled for token in each], loss_mask.repeat([*map(len, spelled)])
+
+
+def add_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """Add a special token and return its id; None if another token has that id.
+
+    The library uses the number of tokens as the new id, but a vocabulary may have gaps.
+    """
+    found: int | None = tokenizer.token_to_id(text)
+    if found is None:
+        size = tokenizer.get_vocab_size(with_added_tokens=False)
+        new = max([size, *(each + 1 for each in tokenizer.get_added_tokens_decoder())])
+        if tokenizer.id_to_token(new) is not None:
+            return None
+        found = new
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     return found

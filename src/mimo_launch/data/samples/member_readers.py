@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Media
-from mimo_launch.data.shared_images import ImageSize
-from mimo_launch.data.webdataset.decode_media import (
+from mimo_launch.data.samples.decode_media import (
     Marker,
     Medium,
     decode_clip,
@@ -25,14 +24,15 @@ from mimo_launch.data.webdataset.decode_media import (
     medium_of,
     process,
 )
-from mimo_launch.data.webdataset.decode_video import video_groups, video_size
-from mimo_launch.data.webdataset.tar_files import CODES_SUFFIX, target_of
+from mimo_launch.data.samples.decode_video import video_groups, video_size
+from mimo_launch.data.shared_images import ImageSize
+from mimo_launch.data.sources.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
-from mimo_launch.spec.audio import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images
 
 # Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium
-from mimo_launch.data.webdataset.record_keys import (
+from mimo_launch.data.samples.decode_media import Medium
+from mimo_launch.data.samples.record_keys import (
     CALLS,
     LEARNT,
     NOT_ANSWERS,

@@ -14,14 +14,15 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.chat_template import ChatFormats, TemplateRefused
-from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.guards import without_panic
-from mimo_launch.data.webdataset.media_rows import ShardInputs
-from mimo_launch.data.webdataset.template_marks import Spans
+from mimo_launch.data.samples.chat_template import ChatFormats, TemplateRefused
+from mimo_launch.data.samples.decode_media import Marker, Medium
+from mimo_launch.data.samples.guards import without_panic
+from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.template_marks import Spans
+from mimo_launch.data.samples.text_tokens import add_token
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.image_texts import image_text, tile_texts
 from mimo_launch.spec.spec import Spec, WebdatasetData
@@ -73,22 +74,6 @@ def find_markers(
                 f"of its tokenizer: the vocabulary has gaps, so a token for `{text}` would get the "
                 "id of another one; add it to `added_tokens` of tokenizer.json"
             )
-    return found
-
-
-def add_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """Add a special token and return its id; None if another token has that id.
-
-    The library uses the number of tokens as the new id, but a vocabulary may have gaps.
-    """
-    found: int | None = tokenizer.token_to_id(text)
-    if found is None:
-        size = tokenizer.get_vocab_size(with_added_tokens=False)
-        new = max([size, *(each + 1 for each in tokenizer.get_added_tokens_decoder())])
-        if tokenizer.id_to_token(new) is not None:
-            return None
-        found = new
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     return found
 
 

@@ -11,16 +11,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.contents import Contents
-from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.dataset import BadSample, Contents, Media
+from mimo_launch.data.index.indexer import SampleIndexer
+from mimo_launch.data.index.open_index import Say
+from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.decode_media import Marker, marker_of
-from mimo_launch.data.webdataset.index import Say
-from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.member_readers import ImageReader
-from mimo_launch.data.webdataset.open_split import OpenSplit
-from mimo_launch.data.webdataset.records import read_record
-from mimo_launch.data.webdataset.text_tokens import loss_mask_among
+from mimo_launch.data.samples.decode_media import Marker, marker_of
+from mimo_launch.data.samples.member_readers import ImageReader
+from mimo_launch.data.samples.records import read_record
+from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData

@@ -2,8 +2,8 @@
 
 Decides: which samples are too long and where they are cut; that samples of a shard count as often
 as the spec names it; the report on samples that are left out; that errors name shard and key.
-Relies on: `index_columns` and `tar_files`.
-Leaves: the meaning of members to `samples`.
+Relies on: `columns` and `tar_files`.
+Leaves: the meaning of members to `shard_samples`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,14 +15,13 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.contents import Contents, FileContents
-from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.dataset import BadSample, Contents, FileContents
+from mimo_launch.data.index.columns import BAD, TILING, shown_as
+from mimo_launch.data.index.indexer import SampleIndexer
+from mimo_launch.data.index.open_index import Say, open_index, split_shards
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.decode_media import marker_of
-from mimo_launch.data.webdataset.index import Say, open_index, split_shards
-from mimo_launch.data.webdataset.index_columns import BAD, TILING, shown_as
-from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.tar_files import MemberPlace, ShardReader
+from mimo_launch.data.samples.decode_media import marker_of
+from mimo_launch.data.sources.tar_files import MemberPlace, ShardReader
 from mimo_launch.layout.step_data import ImageSpan
 
 _MOST_LISTED = 5

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Medium
-from mimo_launch.data.webdataset.messages import Message, MessagePart, read_messages, split, type_of
-from mimo_launch.data.webdataset.record_keys import (
+from mimo_launch.data.samples.decode_media import Medium
+from mimo_launch.data.samples.messages import Message, MessagePart, read_messages, split, type_of
+from mimo_launch.data.samples.record_keys import (
     OLD_TOOLS,
     ignored_keys,
     whole_sample_keys,

@@ -1,15 +1,15 @@
-"""How images become rows, and options of the encoders that read them: windows, videos, tiles.
+"""How images, videos, clips and codec tokens become rows, whatever model reads or makes them.
 
-Decides: keys, defaults and derived sizes of what is read from images and videos.
+Decides: keys, defaults and derived sizes; which codes of a codec are not sounds.
 Relies on: `base`.
-Leaves: the vision transformer over their patches to `vit`.
+Leaves: the models over their patches and frames to `encoders` and `vit`.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Strict
+from mimo_launch.spec.base import Codebooks, Count, CountFrom0, Strict, Tokens
 
 
 class Images(Strict):
@@ -156,3 +156,123 @@ class Tiles(Strict):
         "at the right and below is not seen.",
         examples=[384],
     )
+
+
+# The second convolution of Whisper has stride 2.
+FRAMES_PER_TOKEN = 2
+
+
+class Clips(Strict):
+    """How log-mel clips of any length, up to a limit, become rows.
+
+    As in encoders of images, a patch is the input of one token: two frames of a clip.
+    """
+
+    mels: Count = Field(80, description="Mel bands of a frame: 80, or 128 in large-v3.")
+    frames: Count = Field(
+        3000,
+        description="Longest clip, in frames of 10 ms; half as many positions are stored.",
+    )
+    fixed_length: bool = Field(
+        False,
+        description="Pad every clip with silence to `frames`, as Whisper does; otherwise only to "
+        "whole rows.",
+    )
+    stack: Count = Field(
+        1,
+        description="Frame stacking: this many neighbouring tokens become one row, as wide as all "
+        "of them, before the projector.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """Number of tokens that become one row."""
+        return self.stack
+
+    @property
+    def frames_per_row(self) -> int:
+        """Number of frames that become one row."""
+        return FRAMES_PER_TOKEN * self.stack
+
+    @property
+    def max_rows(self) -> int:
+        """Number of rows of the longest clip."""
+        return self.frames // self.frames_per_row
+
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Height and width, in patches, of the part that becomes one row."""
+        return 1, self.stack
+
+    @property
+    def drops_silence(self) -> bool:
+        """Whether tokens of the silence after a clip are left out."""
+        return False
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all clips have the same number of tokens."""
+        return self.fixed_length and not self.drops_silence
+
+    def input_shape(self, height: int, width: int, loose: int = 0) -> tuple[int, ...]:
+        """Return (mels, frames) of a clip that is `width` rows long and one row high.
+
+        `loose` tokens follow its rows, and then the frame of silence that the last token sees.
+        """
+        frames = height * width * self.frames_per_row + loose * FRAMES_PER_TOKEN
+        return self.mels, frames + (self.drops_silence and frames < self.frames)
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of a clip (mels, frames)."""
+        return 1, shape[1] // self.frames_per_row
+
+
+class Codes(Strict):
+    """How clips of codec tokens become rows: one for each frame, and one for the end.
+
+    A frame has a code of each codebook. A row predicts the next frame from the one before it: the
+    first row reads `start`, and the last row predicts `end`.
+    """
+
+    kind: str
+    codebooks: Codebooks = Field(
+        1, description="Codebooks of the codec; a frame has a code of each.", examples=[8]
+    )
+    vocab: Tokens = Field(
+        description="Number of codes in each codebook, `start` and `end` included.",
+        examples=[1026],
+    )
+    start: CountFrom0 | None = Field(
+        None, description="The code in front of the first frame; default: the last but one."
+    )
+    end: CountFrom0 | None = Field(
+        None, description="The code behind the last frame; default: the last one."
+    )
+
+    @property
+    def start_code(self) -> int:
+        """The code before the first frame, default applied."""
+        return self.vocab - 2 if self.start is None else self.start
+
+    @property
+    def end_code(self) -> int:
+        """The code after the last frame, default applied."""
+        return self.vocab - 1 if self.end is None else self.end
+
+    @property
+    def patches_per_row(self) -> int:
+        """A frame is a row."""
+        return 1
+
+    @property
+    def row_of_patches(self) -> tuple[int, int]:
+        """Height and width, in frames, of the part that becomes one row."""
+        return 1, 1
+
+    def input_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Return (codebooks, frames) of a clip of `width` rows, one high."""
+        return self.codebooks, height * width - 1
+
+    def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return height and width, in rows, of a clip (codebooks, frames)."""
+        return 1, shape[1] + 1

@@ -1,8 +1,8 @@
-"""Keys that kinds of encoder share: blocks of attention, and a projector to the language width.
+"""Models around the language model: blocks that they share, kinds of encoder, kinds of generator.
 
-Decides: keys, defaults and derived sizes that kinds of encoder share.
-Relies on: `base`.
-Leaves: what an encoder reads to `images` and `audio`, its kinds to `module`.
+Decides: their keys, defaults and derived sizes.
+Relies on: `media` for what is read and made, `language_models` for blocks of decoders.
+Leaves: the vision transformer to `vit`, users' classes to `custom`, what fits together to `checks`.
 """
 
 from typing import Literal
@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, Layers, Strict
+from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.media import Clips, Codes, Images
 
 # The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
@@ -91,3 +93,81 @@ class TransformerEncoder(EncoderBlocks):
         """
         default = self.mlp_width if self.projector == "gated" else None
         return (self.projector_mlp or default) if self.projector in ("gated", "mlp") else None
+
+
+class ConnectorModel(TransformerEncoder):
+    """A transformer over the rows of encoders: a resampler, or a merger of several towers."""
+
+    kind: Literal["connector"]
+    queries: Count | None = Field(
+        None,
+        description="Learned queries per image, which become its rows: a resampler. Without them "
+        "each row that is read becomes one.",
+        examples=[16],
+    )
+    merge: Literal["rows", "width"] = Field(
+        "rows",
+        description="How the rows of several encoders come together. `rows`: those of one image "
+        "follow each other; `width`: they are added behind a linear map each, as a map of both "
+        "side by side would; all encoders then make equally many rows.",
+    )
+
+    @property
+    def patches_per_row(self) -> int:
+        """A token is a row."""
+        return 1
+
+
+class AudioModel(Clips, TransformerEncoder):
+    """The encoder of Whisper (arXiv:2212.04356); its second convolution joins two frames."""
+
+    kind: Literal["audio"]
+    unpadded: bool = Field(
+        False,
+        description="Leave out the tokens of the silence behind a clip, as Qwen2-Audio does: the "
+        "convolutions see that silence, attention does not. Tokens at the end that do not fill a "
+        "row are attended to.",
+    )
+    pooling: Literal["mean"] | None = Field(
+        None,
+        description="What makes one row, as wide as one token, of `stack` tokens, which otherwise "
+        "stand side by side. `mean`: their mean, in front of the last norm (Qwen2-Audio).",
+    )
+
+    @property
+    def drops_silence(self) -> bool:
+        """Whether tokens of the silence after a clip are left out."""
+        return self.unpadded
+
+    @property
+    def row_width(self) -> int:
+        """Width of the tokens of a row, the input of the projector."""
+        return self.hidden * (1 if self.pooling else self.patches_per_row)
+
+
+class FlowModel(Images, EncoderBlocks):
+    """A generator of images: a transformer that learns the path from noise to patches, given rows.
+
+    Rectified flow (arXiv:2209.03003).
+    """
+
+    kind: Literal["flow"]
+    shuffle: Literal[1] = Field(1, description="Each patch is a row.")
+
+
+class TalkerModel(Codes, DecoderBlocks, EncoderModel):
+    """A generator of speech: a decoder that predicts codec tokens, frame by frame, given rows.
+
+    The rows of language come before the frames, as in the talker of Qwen2.5-Omni
+    (arXiv:2503.20215). All codes of a frame are predicted together, as in the parallel pattern of
+    MusicGen (arXiv:2306.05284, section 2.2).
+    """
+
+    kind: Literal["talker"]
+    reads_text: bool = Field(
+        False,
+        description="Add the embedding of its token to each row of language, as Qwen2.5-Omni does.",
+    )
+
+
+GeneratorKinds = FlowModel | TalkerModel

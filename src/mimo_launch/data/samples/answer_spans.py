@@ -17,9 +17,9 @@ from os.path import commonprefix
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.chat_template import ChatFormat, Said
-from mimo_launch.data.webdataset.messages import REASONING, Message
-from mimo_launch.data.webdataset.template_marks import (
+from mimo_launch.data.samples.chat_template import ChatFormat, Said
+from mimo_launch.data.samples.messages import REASONING, Message
+from mimo_launch.data.samples.template_marks import (
     MOST,
     PRIVATE,
     Marked,

@@ -2,9 +2,8 @@
 
 Decides: where it is kept, what it depends on, and which process makes it: one per host, while the
 others wait for a lock, which the kernel releases when its holder ends.
-Relies on: `index_pool` for the samples of shards, `index_columns` for files; renaming a folder is
-atomic.
-Leaves: samples of an index to `samples`.
+Relies on: `indexer` for the samples of shards, `columns` for files; renaming a folder is atomic.
+Leaves: samples of an index to `open_split`.
 """
 
 import errno
@@ -24,19 +23,18 @@ from uuid import uuid4
 
 import numpy as np
 
-from mimo_launch.data.random_draws import Split
-from mimo_launch.data.webdataset.index_columns import (
+from mimo_launch.data.index.columns import (
     Columns,
     ColumnWriter,
     DamagedIndex,
+    count_ignored,
     open_columns,
     read_meta,
     write_bad,
 )
-from mimo_launch.data.webdataset.index_pool import indexed_shards
-from mimo_launch.data.webdataset.indexer import SampleIndexer
-from mimo_launch.data.webdataset.shard_names import NamedShard, named_shards
-from mimo_launch.data.webdataset.shard_rows import count_ignored
+from mimo_launch.data.index.indexer import SampleIndexer, indexed_shards
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.sources.shard_names import NamedShard, named_shards
 from mimo_launch.processors.files import TOKENIZER
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts

@@ -20,10 +20,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import Marker, Medium
-from mimo_launch.data.webdataset.messages import REASONING, Message
-from mimo_launch.data.webdataset.record_keys import RESULTS
-from mimo_launch.data.webdataset.records import Record
+from mimo_launch.data.samples.decode_media import Marker, Medium
+from mimo_launch.data.samples.messages import REASONING, Message
+from mimo_launch.data.samples.record_keys import RESULTS
+from mimo_launch.data.samples.records import Record
 from mimo_launch.processors.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 

@@ -1,11 +1,19 @@
-"""Reads every sample of a shard once for the index: tokens, sizes of images, faults.
+"""Reads every sample of shards once for the index: tokens, sizes of images, faults.
 
-Decides: which records the index leaves out, and which contents of a sample are ignored.
+Decides: which records the index leaves out, and which contents of a sample are ignored; how many
+processes read shards, and when one is faster; that they exit with their parent.
 Relies on: `sample_encoder` for tokens, headers of images and clips for sizes; no pixel is decoded.
-Leaves: columns of the index to `shard_rows`, reading many shards to `index`.
+Leaves: columns of the index to `columns`, where an index is kept, and which process makes it, to
+`open_index`.
 """
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,7 +22,8 @@ from zlib import crc32
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.webdataset.decode_media import (
+from mimo_launch.data.index.columns import Bad, IndexedSample, ShardIndex, ShardRows
+from mimo_launch.data.samples.decode_media import (
     Marker,
     clip_length,
     codes_shape,
@@ -22,20 +31,19 @@ from mimo_launch.data.webdataset.decode_media import (
     marker_of,
     medium_of,
 )
-from mimo_launch.data.webdataset.decode_video import video_size
-from mimo_launch.data.webdataset.media_rows import ShardInputs
-from mimo_launch.data.webdataset.member_readers import MediumSize, ShownVideo
-from mimo_launch.data.webdataset.records import TEXT_SUFFIXES, read_record
-from mimo_launch.data.webdataset.sample_encoder import SampleEncoder
-from mimo_launch.data.webdataset.shard_rows import Bad, IndexedSample, ShardIndex, ShardRows
-from mimo_launch.data.webdataset.tar_files import (
+from mimo_launch.data.samples.decode_video import video_size
+from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
+from mimo_launch.data.samples.records import TEXT_SUFFIXES, read_record
+from mimo_launch.data.samples.sample_encoder import SampleEncoder
+from mimo_launch.data.samples.text_tokens import loss_mask_among
+from mimo_launch.data.sources.tar_files import (
     BrokenShard,
     MemberPlace,
     ShardReader,
     samples_of,
     target_of,
 )
-from mimo_launch.data.webdataset.text_tokens import loss_mask_among
 from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
@@ -204,3 +212,55 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
     return rows.index(bad)
+
+
+# With fewer bytes of shards, one process finishes before others have started.
+SMALL = 32 << 20
+# The indexer of a worker process: made once, because a tokenizer loads slowly.
+_INDEXERS: list[SampleIndexer] = []
+
+
+def _start(spec: Spec) -> None:
+    # Ctrl-C reaches the whole process group, but the parent stops its pool itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if isinstance(spec.data, WebdatasetData):
+        _INDEXERS.append(SampleIndexer(spec, spec.data))
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent is killed, which the queues of a pool do not notice."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _task(number: int, path: Path) -> ShardIndex:
+    return index_shard(_INDEXERS[0], number, path)
+
+
+def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
+    """Yield the index of each shard in order, made by one process per processor.
+
+    Raises: OSError if a process is killed.
+    """
+    workers = min(len(shards), len(os.sched_getaffinity(0)))
+    small = sum(path.stat().st_size for path in shards) < SMALL
+    if workers == 1 or small or multiprocessing.current_process().daemon:
+        for number, path in enumerate(shards):
+            yield index_shard(indexer, number, path)
+        return
+    # Not "fork": this process may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)
+    ) as pool:
+        try:
+            yield from pool.map(_task, range(len(shards)), shards)
+        except BrokenProcessPool as error:
+            raise OSError("a process that made the index was killed; out of memory?") from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

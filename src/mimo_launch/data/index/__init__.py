@@ -1,0 +1,1 @@
+"""What each sample is, as columns that are mapped into memory."""

@@ -1,0 +1,1 @@
+"""How a record becomes tokens and rows."""

@@ -1,1 +1,0 @@
-"""Tar shards: their index, conversations as tokens, images and clips."""
