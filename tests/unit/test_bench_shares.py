@@ -213,3 +213,13 @@ def test_the_spread_of_times() -> None:
     assert (five.minimum, five.q1, five.median, five.q3, five.maximum) == (1, 2, 3, 4, 10)
     one = spread([2.0])
     assert {one.minimum, one.q1, one.median, one.q3, one.maximum} == {2.0}
+
+
+def test_several_sums_of_a_step_are_one_section_from_the_first_to_the_last() -> None:
+    """Each action at the end of a step is noted by itself."""
+    sums = Section.PARTIAL_SUMS
+    first, second = steps_of(
+        noted((sums, 1, 2), (sums, 3, 5), (Section.STEP, 0, 6), (sums, 7, 8), (Section.STEP, 6, 9)),
+        shift=10,
+    )
+    assert (first.sections[sums], second.sections[sums]) == ((11, 15), (17, 18))

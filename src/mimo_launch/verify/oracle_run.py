@@ -16,6 +16,7 @@ from torch import Tensor
 from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
+from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import HeldOut, LrSchedule, Spec
 from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
@@ -166,7 +167,7 @@ def _update(
         for name, grad in grads.items():
             module, weight = name.partition(".")[0], oracle.weights[name]
             clipped, direction = grad * scale, grad * scale
-            if settings.kind == "adamw":
+            if ADAMW in settings.rules:
                 zero = torch.zeros_like(grad)
                 first = beta1 * found.first.get(name, zero) + (1 - beta1) * clipped
                 second = beta2 * found.second.get(name, zero) + (1 - beta2) * clipped**2
