@@ -24,7 +24,10 @@ from mimo_launch.optimizer.gradients import (
     sum_partial_gradients,
     sum_tied_gradients,
 )
+from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
+from mimo_launch.schedule.actions import ONCE, Kind
+from mimo_launch.schedule.step_end import END_OF
 from mimo_launch.spec.spec import Spec
 
 
@@ -156,3 +159,8 @@ def test_ranks_that_share_a_key_head_sum_its_gradient_and_no_other(
     for rank in range(8):
         both = 3 * 2.0 ** (rank // 2 * 2)
         assert summed(rank) == {name: [both] for name in names}
+
+
+def test_every_action_that_ends_a_step_has_a_handler() -> None:
+    nothing: Any = None
+    assert StepEnd(nothing, nothing).handlers.keys() == END_OF.keys() == set(ONCE) - {Kind.SHARE}

@@ -75,7 +75,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Ax
     wanted = {
         (Axis.TP,): held * size.stream * number,  # Activations.
         (Axis.CP,): held * cp * size.gathered // tp * number,  # Keys and values.
-        (Axis.DP, Axis.CP): sum(weight.numel for weight in unit) * number,  # Weights.
+        module.sharding.shard: sum(weight.numel for weight in unit) * number,  # Weights.
     }
     return {axes: _within(session, size) for axes, size in wanted.items()}
 

@@ -6,7 +6,7 @@ Relies on: the plan for their order; `gradients` for sums, `step_metrics` for no
 Leaves: running them in that order to `runtime.executor`, the update of a weight to `Updates`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mimo_launch.comm.process_groups import GridSet
@@ -38,14 +38,19 @@ class StepEnd:
             for module in self.updates.modules.values():
                 module.note_unreduced_gradients()
 
-    def run(self, action: Action) -> None:
-        """Carry out one action. Ranks: collective, by its kind."""
-        section, handle = {
+    @property
+    def handlers(self) -> Mapping[Kind, tuple[Section, Callable[[Action], None]]]:
+        """What each kind of action does, and the section of a step that it counts for."""
+        return {
             Kind.SUM_TP: (Section.PARTIAL_SUMS, self._sum_tp),
             Kind.SUM_TIED: (Section.PARTIAL_SUMS, self._sum_tied),
             Kind.NORM: (Section.TOTALS, self._norm),
             Kind.UPDATE: (Section.UPDATE, self._update),
-        }[action.kind]
+        }
+
+    def run(self, action: Action) -> None:
+        """Carry out one action. Ranks: collective, by its kind."""
+        section, handle = self.handlers[action.kind]
         with self.grids.clock.span(section):
             handle(action)
 
