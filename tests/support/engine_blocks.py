@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.block_shapes import BlockShape
+from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
@@ -224,9 +225,9 @@ def mask_of(case: Case, context: ParallelContext) -> AttentionContext:
         numbers = torch.arange(len(each)).repeat_interleave(each).view(case.batch, seq)
         documents = Documents(numbers.to(device), case.documents)
     positions = zigzag_positions(seq, cp.index, cp.size, device)
-    size = case.shape.attention.head_size
+    rotary = Rotary(case.shape.attention.head_size, 10000.0)
     return sequence_context(
-        case.batch, positions, size, 10000.0, context.compute_dtype, documents=documents
+        case.batch, positions, rotary, context.compute_dtype, documents=documents
     )
 
 

@@ -1,5 +1,6 @@
 """Known ways to get gates of attention and heads that rotate in part wrong."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.specs import behind_vision
@@ -45,8 +46,10 @@ def frequencies_of_whole_heads() -> None:
     """The dimensions that rotate do so at the first frequencies of a whole head."""
     correct = language_model.sequence_context
 
-    def whole(batch: int, positions: Any, size: int, **options: Any) -> Any:
-        made = correct(batch, positions, 2 * size, **(options | {"axes": (0, 1, 2) * 2}))
+    def whole(batch: int, positions: Any, rotary: Any, *rest: Any, **options: Any) -> Any:
+        size = rotary.size
+        twice = replace(rotary, size=2 * size, axes=(0, 1, 2) * 2)
+        made = correct(batch, positions, twice, *rest, **options)
         cut = [*range(size // 2), *range(size, size + size // 2)]
         object.__setattr__(made, "cos", made.cos[..., cut])
         object.__setattr__(made, "sin", made.sin[..., cut])

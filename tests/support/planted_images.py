@@ -53,12 +53,12 @@ def images_end_with_a_chunk() -> None:
 
 def windows_without_images() -> None:
     """Layers with windows stay causal."""
-    correct = language_model.LanguageStage._with_images
+    correct = sequence_contexts.with_images
 
-    def causal(self: Any, sequences: Any, *rest: Any) -> Any:
-        return sequences if sequences.reach is not None else correct(self, sequences, *rest)
+    def causal(sequences: Any, *rest: Any) -> Any:
+        return sequences if sequences.reach is not None else correct(sequences, *rest)
 
-    language_model.LanguageStage._with_images = causal
+    language_model.with_images = causal
 
 
 def images_out_of_reach() -> None:

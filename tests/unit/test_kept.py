@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from mimo_launch.kinds import saved_activations, transformer_encoder
 from mimo_launch.kinds.block_shapes import DepthShape
-from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.layer import Ends, Rotary
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.layers import score_attention
@@ -93,7 +93,7 @@ def mask_of(name: str, dtype: torch.dtype, *, turned: bool = False) -> Attention
     if name == "vision":
         mask = image_context([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
         return turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype) if turned else mask
-    return sequence_context(2, torch.arange(256), 32, 1e4, dtype, documents=None)
+    return sequence_context(2, torch.arange(256), Rotary(32, 1e4), dtype, documents=None)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_latent_attention_keeps_what_the_table_says(q_rank: int | None) -> None:
     dtype = torch.bfloat16
     latent = Mla(kv_rank=16, q_rank=q_rank, rope_head_dim=8, v_head_dim=32)
     block = block_of("language", dtype, compiled=True, frozen=False, latent=latent)
-    mask = sequence_context(2, torch.arange(256), 8, 1e4, dtype, documents=None)
+    mask = sequence_context(2, torch.arange(256), Rotary(8, 1e4), dtype, documents=None)
     got = kept_by_block(block, mask, dtype)
     keys = {"mla": latent.model_dump(), "head_dim": 32, "kv_heads": 8}
     assert per_block(model(decoder=keys), "language") == got
@@ -395,7 +395,7 @@ def test_a_block_with_weights_per_channel_keeps_what_the_table_says(
 def test_a_block_with_gates_keeps_what_the_table_says(compiled: bool, dtype: torch.dtype) -> None:
     """Gated attention of normed heads, of which a part rotates, as in Qwen3.5."""
     block = block_of("language", dtype, compiled=compiled, frozen=False, gates=True, qk_norm=True)
-    mask = sequence_context(2, torch.arange(256), 8, 1e4, dtype, documents=None)
+    mask = sequence_context(2, torch.arange(256), Rotary(8, 1e4), dtype, documents=None)
     got = kept_by_block(block, mask, dtype)
     precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     keys = {"gated_attention": True, "qk_norm": True, "rotary_factor": 0.25}

@@ -10,6 +10,7 @@ from tests.support.memory import TOKENS, model, per_block
 from tests.unit.test_kept import block_of, kept_by_block
 from torch import Tensor
 
+from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers import attention, varlen_attention
 from mimo_launch.layers.image_contexts import AttentionContext, image_context
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context
@@ -35,7 +36,7 @@ def mask_of(name: str) -> AttentionContext:
         return image_context(list(LENGTHS), range(TOKENS), CPU, alone=True)
     numbers = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)).view(2, -1)
     documents = Documents(numbers, LENGTHS)
-    return sequence_context(2, torch.arange(256), 32, 1e4, DTYPE, documents=documents)
+    return sequence_context(2, torch.arange(256), Rotary(32, 1e4), DTYPE, documents=documents)
 
 
 def kept(name: str, *, by_lists: bool) -> int:

@@ -116,7 +116,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
         torch.nn.init.normal_(parameter, std=0.02)
         parameter.requires_grad_(not frozen)
     left_out = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    mask = sequence_context(2, torch.arange(256), 32, None, dtype, documents=None)
+    mask = sequence_context(2, torch.arange(256), None, dtype, documents=None)
     kept: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def pairs_of_parts(lengths: tuple[int, ...], cp_size: int, cp_index: int) -> tor
 def test_a_token_sees_what_the_mask_lets_it_see(lengths: tuple[int, ...], cp_size: int) -> None:
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).view(2, SEQ)
     documents = Documents(numbers, lengths)
-    mask = sequence_context(2, torch.arange(SEQ), 8, None, torch.float32, documents=documents)
+    mask = sequence_context(2, torch.arange(SEQ), None, torch.float32, documents=documents)
     allowed = torch.block_diag(*mask.lower_right(SEQ, SEQ)[:, 0]).bool()
     for index in range(cp_size):
         positions = zigzag_positions(SEQ, index, cp_size, CPU)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, DepthShape
 from mimo_launch.kinds.language import CausalKind, LanguageKind
-from mimo_launch.kinds.layer import LatentWidths, Widths
+from mimo_launch.kinds.layer import LatentWidths, Sight, Widths
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     CAPPED_BACKWARD,
@@ -228,9 +228,17 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         layer = self._with_experts(number, self.widths)
         if number >= self.model.layers:
             layer = self._around_depth(layer)
-        if self.sliding_window is None or not self.attends_in_windows(number):
-            return layer
-        return replace(layer, reach=self.sliding_window.size)
+        return replace(layer, reach=self.sight(number).reach)
+
+    def sight(self, number: int) -> Sight:
+        """Return the sight of a layer; one with windows may rotate by a base of its own."""
+        whole, window = LanguageKind.sight(self, number), self.sliding_window
+        if window is None or not self.attends_in_windows(number):
+            return whole
+        rotary = whole.rotary
+        if rotary is not None and window.rope_theta is not None:
+            rotary = replace(rotary, theta=window.rope_theta, scaling=None)
+        return replace(whole, rotary=rotary, reach=window.size)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         is_latent = layer.latent is not None

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     GATED_OUT,
     HEAD_NORMS,
@@ -246,6 +246,14 @@ class LanguageKind(CausalKind):
             shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
             out_scale=out_scale,
         )
+
+    def sight(self, number: int) -> Sight:
+        """Return which tokens the tokens of a layer attend to, and how scores depend on places."""
+        model = self.model
+        if model.rope_theta is None:
+            return Sight(None, growth=self.query_scaling)
+        rotary = Rotary(model.rotary_size, model.rope_theta, self.mrope_axes, self.rope_scaling)
+        return Sight(rotary, growth=self.query_scaling)
 
     def depth(self, number: int) -> DepthShape:
         """Return a depth of multi-token prediction, numbered after the layers."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 
-from mimo_launch.spec.spec import Moe
+from mimo_launch.spec.spec import Moe, QueryScaling, RopeScaling
 
 
 def even_cut(total: int, parts: int, index: int) -> range:
@@ -226,3 +226,29 @@ class Widths:
             return span**2
         reach = span if self.reach is None else min(span, self.reach)
         return reach * (span - reach / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """How queries and keys rotate with positions: `size` numbers of a head, at base `theta`.
+
+    If tokens have several positions, `axes` gives the one that rotates each pair of a head.
+    """
+
+    size: int
+    theta: float
+    axes: tuple[int, ...] | None = None
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which tokens the tokens of a causal layer attend to, and how scores depend on positions.
+
+    Without `rotary` nothing rotates. Tokens attend to the last `reach` tokens, None: to all
+    earlier ones. Queries grow with their position by `growth`.
+    """
+
+    rotary: Rotary | None
+    reach: int | None = None
+    growth: QueryScaling | None = None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
+from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.router import RoutingContext
 from mimo_launch.spec.spec import QueryScaling, RopeScaling
 
@@ -222,30 +223,24 @@ def in_shards(x_BSF: Tensor, cp_size: int) -> Tensor:
 def sequence_context(
     batch: int,
     positions: Tensor,
-    head_size: int,
-    theta: float | None,
+    rotary: Rotary | None,
     dtype: torch.dtype,
     *,
     documents: Documents | None,
-    axes: tuple[int, ...] | None = None,
-    scaling: RopeScaling | None = None,
     routing: RoutingContext | None = None,
 ) -> SequenceContext:
     """Return the context of `batch` sequences with `positions` held by this rank.
 
-    Without a `theta` nothing is rotated.
-
-    Shapes: positions [S], for all axes and all sequences; or [axes, B, S], and then `axes` gives
-    the axis that rotates each pair of a head. Positions may continue from one document to the next:
-    only distances matter to a rotary embedding.
+    Shapes: positions [S], for all axes and all sequences; or [axes, B, S]. Positions may continue
+    from one document to the next: only distances matter to a rotary embedding.
     """
-    if theta is None:
+    if rotary is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)
-    angle = angles(positions, head_size, theta, dtype, scaling)
+    angle = angles(positions, rotary.size, rotary.theta, dtype, rotary.scaling)
     if positions.dim() > 1:
-        if axes is None:
+        if rotary.axes is None:
             raise ValueError("positions on several axes need the axis of each pair of a head")
-        axis_of = to_device(np.array(axes, dtype=np.int64), positions.device)
+        axis_of = to_device(np.array(rotary.axes, dtype=np.int64), positions.device)
         angle = angle.gather(0, axis_of.expand(1, *angle.shape[1:])).squeeze(0)
-    cos, sin = cos_and_sin(angle, scaling)
+    cos, sin = cos_and_sin(angle, rotary.scaling)
     return SequenceContext(batch, positions.device, cos, sin, documents, routing)

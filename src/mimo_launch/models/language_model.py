@@ -10,7 +10,6 @@ rows of an encoder, V vocabulary, v this rank's part of it.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from mimo_launch.kinds.decoder import DecoderKind
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.layer import Ends, Sight
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped
@@ -108,7 +107,7 @@ class LanguageStage(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        self.ends = ends
+        self.ends, self.sights = ends, {number: kind.sight(number) for number in stage.layers}
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
         if stage.is_first:
             add_parts(self, context, kind.before(ends))
@@ -147,11 +146,9 @@ class LanguageStage(nn.Module):
             x_nD, deep = self._embed(batch)
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
-        everywhere, in_windows = self._attention_contexts(batch, x_nD.dtype)
-        kind = self.kind
+        contexts = self._contexts(batch, x_nD.dtype)
         for number, layer in self.layers.items():
-            windowed = kind.attends_in_windows(int(number))
-            x_nD = layer(x_nD, in_windows if windowed else everywhere)
+            x_nD = layer(x_nD, contexts[self.sights[int(number)]])
             if deep:
                 x_nD = x_nD + deep.pop(0)
         if not self.stage.is_last:
@@ -161,8 +158,8 @@ class LanguageStage(nn.Module):
             logits, part = self._logits(self.context.enter(normed_nD))
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
         losses = [self._loss(normed_nD, batch.labels)]
-        windowed = kind.attends_in_windows(self.stage.layers.stop - 1)
-        losses += self._losses_ahead(normed_nD, batch, in_windows if windowed else everywhere)
+        last = self.sights[self.stage.layers.stop - 1]
+        losses += self._losses_ahead(normed_nD, batch, contexts[last])
         rows = {
             reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
             for reader, where in batch.wanted.items()
@@ -178,46 +175,29 @@ class LanguageStage(nn.Module):
             x_nD = depth(x_nD, token_nD, replace(sequences, routing=text.routing))
             yield self._loss(x_nD, text.labels)
 
-    def _attention_contexts(
-        self, batch: LanguageInput, dtype: torch.dtype
-    ) -> tuple[SequenceContext, SequenceContext]:
-        """Return the contexts of layers that attend to whole sequences, and in windows."""
-        kind = self.kind
-        made = partial(
-            sequence_context,
-            batch.num_sequences,
-            batch.positions,
-            self.model.rotary_size,
-            dtype=dtype,
-            documents=batch.documents,
-            axes=kind.mrope_axes,
-            routing=batch.routing,
-        )
-        cp, seq = self.context.cp, batch.positions.shape[-1] * self.context.cp.size
-        held = zigzag_positions(seq, cp.index, cp.size, batch.positions.device)
-        factors = query_factors(kind.query_scaling, batch.documents, held, seq, dtype)
-        everywhere = made(theta=self.model.rope_theta, scaling=kind.rope_scaling)
-        everywhere = replace(everywhere, factors=factors)
-        window = kind.sliding_window
-        if window is None:
-            shown = self._with_images(everywhere, batch, dtype)
-            return shown, shown
-        own = everywhere if window.rope_theta is None else made(theta=window.rope_theta)
-        local = replace(own, reach=window.size if window.size < seq else None, factors=factors)
-        windowed = {kind.attends_in_windows(int(number)) for number in self.layers}
-        return (
-            self._with_images(everywhere, batch, dtype) if False in windowed else everywhere,
-            self._with_images(local, batch, dtype) if True in windowed else local,
-        )
-
-    def _with_images(
-        self, sequences: SequenceContext, batch: LanguageInput, dtype: torch.dtype
-    ) -> SequenceContext:
-        """Return the context in which tokens of an image attend to each other, if any do."""
-        if batch.images is None:
-            return sequences
-        cp = self.context.cp
-        return with_images(sequences, batch.images, cp.index, cp.size, dtype)
+    def _contexts(self, batch: LanguageInput, dtype: torch.dtype) -> dict[Sight, SequenceContext]:
+        """Return the attention context of each kind of layer."""
+        cp, positions = self.context.cp, batch.positions
+        seq = positions.shape[-1] * cp.size
+        held = zigzag_positions(seq, cp.index, cp.size, positions.device)
+        found, sequences, documents = {}, batch.num_sequences, batch.documents
+        # Layers that rotate alike share the angles.
+        turned = {
+            rotary: sequence_context(
+                sequences, positions, rotary, dtype, documents=documents, routing=batch.routing
+            )
+            for rotary in dict.fromkeys(sight.rotary for sight in self.sights.values())
+        }
+        for sight in self.sights.values():
+            if sight in found:
+                continue
+            factors = query_factors(sight.growth, documents, held, seq, dtype)
+            reach = sight.reach if sight.reach is not None and sight.reach < seq else None
+            context = replace(turned[sight.rotary], reach=reach, factors=factors)
+            if batch.images is not None:
+                context = with_images(context, batch.images, cp.index, cp.size, dtype)
+            found[sight] = context
+        return found
 
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return the states that a generator reads, [n, D]; text readers get embeddings added."""
