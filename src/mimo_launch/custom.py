@@ -16,9 +16,9 @@ from mimo_launch.layers import attention, linear, norms
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.models import projector as projectors
-from mimo_launch.models.custom_encoder import EncoderFactory, EncoderStage
+from mimo_launch.models.custom_encoder import EncoderFactory, EncoderInput, EncoderStage
 from mimo_launch.models.custom_generator import GeneratorFactory, GeneratorStage
-from mimo_launch.models.encoder_inputs import EncoderInput, PatchTargets
+from mimo_launch.models.noise import PatchTargets
 from mimo_launch.spec.encoders import Projector
 
 __all__ = [

@@ -118,7 +118,7 @@ def test_a_sheet_holds_every_picture() -> None:
 def test_patches_become_the_picture_they_were_cut_from() -> None:
     import torch
 
-    from mimo_launch.models.encoder_inputs import cut_image
+    from mimo_launch.models.patches import cut_image
 
     flow = {"kind": "flow", "patch": 2, "channels": 3}
     made = spec({"language": box(0), "drawer": box(0, model=flow, reads=["language"])})

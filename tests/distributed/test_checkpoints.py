@@ -39,7 +39,7 @@ from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (

@@ -8,8 +8,8 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.models.language_input import read_text
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.model_inputs import read_text
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.rank_session import RankSession

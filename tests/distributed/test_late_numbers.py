@@ -21,7 +21,7 @@ from mimo_launch.comm.world import device_for
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import step as step_module
 from mimo_launch.train.events import (

@@ -22,8 +22,8 @@ from torch import Tensor
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.models.encoder_inputs import cut_image
-from mimo_launch.runtime import model_inputs
+from mimo_launch.models import language_input
+from mimo_launch.models.patches import cut_image
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 
@@ -182,12 +182,12 @@ def test_a_proof_over_videos(shards: Path) -> None:
 
 def behind_the_longer_side() -> None:
     """Text goes on behind the longer side of a frame, as in a Qwen2.5-VL."""
-    correct = model_inputs.axis_positions
+    correct = language_input.axis_positions
 
     def nearer(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
         return correct((replace(each, holds_text=False) for each in images), seq)
 
-    model_inputs.axis_positions = nearer
+    language_input.axis_positions = nearer
 
 
 def test_the_proof_rejects_text_in_the_midst_of_a_video(shards: Path) -> None:

@@ -22,7 +22,7 @@ from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime import bridges
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import UnreadStep, step_inputs

@@ -137,9 +137,9 @@ def row_in_front() -> None:
         turned = isinstance(shown, Frame) and shown.is_last
         return (places[::-1], shares[::-1]) if turned else (places, shares)
 
-    from mimo_launch.runtime import model_inputs
+    from mimo_launch.models import tiled_rows
 
-    model_inputs.row_patches = in_front
+    tiled_rows.row_patches = in_front
 
 
 def first_of_each_square() -> None:

@@ -24,9 +24,8 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.models import vision_encoder
-from mimo_launch.models.encoder_inputs import cut_image
-from mimo_launch.runtime import model_inputs
+from mimo_launch.models import language_input, vision_encoder
+from mimo_launch.models.patches import cut_image
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 
@@ -278,23 +277,23 @@ def test_a_proof_over_videos(shards: Path) -> None:
 
 def without_time() -> None:
     """All temporal patches of a video are at the time of the first."""
-    correct = model_inputs.axis_positions
+    correct = language_input.axis_positions
 
     def together(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
         moved = (each if each.later is None else replace(each, later=0) for each in images)
         return correct(moved, seq)
 
-    model_inputs.axis_positions = together
+    language_input.axis_positions = together
 
 
 def one_after_another() -> None:
     """A temporal patch is an image behind the one before it."""
-    correct = model_inputs.axis_positions
+    correct = language_input.axis_positions
 
     def apart(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
         return correct((replace(each, later=None) for each in images), seq)
 
-    model_inputs.axis_positions = apart
+    language_input.axis_positions = apart
 
 
 def equal_frames() -> None:

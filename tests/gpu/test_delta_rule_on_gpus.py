@@ -12,7 +12,7 @@ from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers import delta_rule_kernels
 from mimo_launch.layers.delta_rule import delta_rule
 from mimo_launch.layers.sequence_contexts import Documents
-from mimo_launch.runtime.model_inputs import document_lengths
+from mimo_launch.models.language_input import document_lengths
 
 pytestmark = pytest.mark.gpu
 

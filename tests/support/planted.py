@@ -33,9 +33,9 @@ from torch.distributed.fsdp import FSDPModule
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.layers import linear, sequence_contexts
-from mimo_launch.models import fsdp
+from mimo_launch.models import audio_encoder, fsdp, language_input, stage_interface, vision_encoder
 from mimo_launch.optimizer import step_end
-from mimo_launch.runtime import compute, executor, stage_inputs
+from mimo_launch.runtime import compute, executor
 from mimo_launch.runtime.mailbox import Address
 from mimo_launch.spec.spec import Spec
 
@@ -107,13 +107,13 @@ def local_label_count() -> None:
 
 def swapped_slots() -> None:
     """An encoder replica encodes its samples in another order than the bridge assumes."""
-    correct = stage_inputs.StageInputs.encoder_view
+    correct = compute.Stages.encoder_view
 
     def swapped(*args: Any) -> Any:
         view = correct(*args)
         return replace(view, samples=view.samples[::-1])
 
-    stage_inputs.StageInputs.encoder_view = swapped
+    compute.Stages.encoder_view = swapped
 
 
 def dropped_last_microbatch() -> None:
@@ -307,7 +307,7 @@ def contiguous_chunks() -> None:
     def contiguous(seq: int, cp: int, cp_size: int, device: Any) -> torch.Tensor:
         return torch.arange(seq, device=device).view(cp_size, -1)[cp]
 
-    stage_inputs.zigzag_positions = contiguous
+    language_input.zigzag_positions = contiguous
 
 
 def encoder_stage_skipped() -> None:
@@ -343,7 +343,7 @@ def rows_sequence_major() -> None:
 
 def documents_see_each_other() -> None:
     """Documents packed into one sequence attend to each other."""
-    stage_inputs.read_documents = lambda *args: None
+    language_input.read_documents = lambda *args: None
 
 
 def records_see_each_other() -> None:
@@ -371,7 +371,7 @@ def labels_shifted_over_the_pack() -> None:
 
 def slot_of_the_whole_group() -> None:
     """An encoder takes its share of a group microbatch by microbatch over all replicas."""
-    correct = stage_inputs.StageInputs.encoder_view
+    correct = compute.Stages.encoder_view
 
     def by_microbatch(self: Any, *rest: Any) -> Any:
         view, locate = correct(self, *rest), self.layout.samples.locate
@@ -380,7 +380,7 @@ def slot_of_the_whole_group() -> None:
             samples=tuple(sorted(view.samples, key=lambda s: (*locate(s)[1::-1], s))),
         )
 
-    stage_inputs.StageInputs.encoder_view = by_microbatch
+    compute.Stages.encoder_view = by_microbatch
 
 
 def skewed(**settings: Any) -> Spec:
@@ -464,8 +464,8 @@ def axes_lost_behind_the_first_stage() -> None:
 
 def height_and_width_swapped() -> None:
     """The decoder turns with the width of an image where height is meant, and the reverse."""
-    correct = stage_inputs.read_positions
-    stage_inputs.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
+    correct = language_input.read_positions
+    language_input.read_positions = lambda *args: correct(*args)[[0, 2, 1]]
 
 
 def turned_patches(**settings: Any) -> Spec:
@@ -511,9 +511,7 @@ def class_tokens_become_rows() -> None:
 
 def images_share_a_class_token() -> None:
     """All images attend to the class token of the first one that this rank holds a part of."""
-    from mimo_launch.runtime import stage_inputs as module
-
-    correct = module.two_list_context
+    correct = stage_interface.two_list_context
 
     def shared(*args: Any, **kwargs: Any) -> Any:
         mask = correct(*args, **kwargs)
@@ -523,7 +521,7 @@ def images_share_a_class_token() -> None:
             mask.order.keys[firsts] = mask.order.keys[0].clone()
         return mask
 
-    module.two_list_context = shared
+    stage_interface.two_list_context = shared
 
 
 def position_of_the_class_token_forgotten() -> None:
@@ -555,14 +553,14 @@ def positions_of_another_image() -> None:
 
 def rows_and_columns_swapped() -> None:
     """Patches are turned by their column where their row is meant, and the reverse."""
-    correct = stage_inputs.image_places
-    stage_inputs.image_places = lambda *args: correct(*args)[:, ::-1].copy()
+    correct = vision_encoder.image_places
+    vision_encoder.image_places = lambda *args: correct(*args)[:, ::-1].copy()
 
 
 def places_of_the_first_cp_rank() -> None:
     """Every cp rank of an encoder turns its patches by the places of those of the first."""
-    correct = stage_inputs.image_places
-    stage_inputs.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
+    correct = vision_encoder.image_places
+    vision_encoder.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
 
 
 def heard(**settings: Any) -> Spec:
@@ -576,7 +574,7 @@ def heard(**settings: Any) -> Spec:
 
 def neighbours_heard() -> None:
     """The first convolution runs over all clips as if they were one."""
-    correct = stage_inputs.pack
+    correct = audio_encoder.pack
 
     def together(clips: Any, how: Any, context: Any, held: range) -> Any:
         if not clips:
@@ -588,7 +586,7 @@ def neighbours_heard() -> None:
         places = torch.cat([clip.positions for clip in clips])
         return correct([replace(joined, positions=places)], how, context, held)
 
-    stage_inputs.pack = together
+    audio_encoder.pack = together
 
 
 def stacked_across_clips() -> None:

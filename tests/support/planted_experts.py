@@ -14,9 +14,8 @@ from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.kinds.block_shapes import RouterShape
 from mimo_launch.layers import norms, router
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models import fsdp, mlp
+from mimo_launch.models import fsdp, language_input, mlp
 from mimo_launch.optimizer import module_optimizers
-from mimo_launch.runtime import stage_inputs
 from mimo_launch.spec.spec import Spec
 
 
@@ -92,12 +91,12 @@ def shared_expert_counted_per_tp_rank() -> None:
 
 def padding_counted() -> None:
     """Padding counts as tokens of its sample."""
-    correct = stage_inputs.token_shares
+    correct = language_input.token_shares
 
     def all_positions(view: Any, *rest: Any) -> torch.Tensor:
         return torch.full_like(correct(view, *rest), 1 / view.layout.seq)
 
-    stage_inputs.token_shares = all_positions
+    language_input.token_shares = all_positions
 
 
 def summed_over_dense_replicas() -> None:

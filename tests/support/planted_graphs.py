@@ -11,12 +11,14 @@ from tests.support.specs import box, spec
 from mimo_launch.data.random_draws import Noise, noises_of
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import Run
+from mimo_launch.models import stage_interface
+from mimo_launch.models import talker as talker_stage
 from mimo_launch.models.language_model import LanguageStage
+from mimo_launch.models.noise import HeldNoise
 from mimo_launch.models.row_places import RowReader
-from mimo_launch.runtime import compute, generator_inputs, stage_inputs
+from mimo_launch.runtime import compute
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
-from mimo_launch.runtime.stage_inputs import StageInputs
 from mimo_launch.spec.spec import Spec
 
 ROWS_OF_AN_IMAGE = 3
@@ -142,30 +144,28 @@ def towers_swapped() -> None:
 
 def noise_by_place() -> None:
     """Noise is drawn by the place of a sample in its replica's list, not by its number."""
+    correct = HeldNoise.of
 
-    correct = StageInputs.noise
-
-    def by_place(self: Any, module: Any, group: int, step: Any) -> Any:
-        samples = self.encoder_view(module, group, step).samples
+    def by_place(forward: Any) -> Any:
+        samples, given = forward.view.samples, forward.samples
 
         def noises(sample: int, generator: str, numbers: int) -> list[Noise]:
-            record = replace(step.data.samples[sample], id=samples.index(sample))
-            return noises_of(self.spec.train.seed, step.data, record, generator, numbers)
+            record = replace(given.data.samples[sample], id=samples.index(sample))
+            return noises_of(given.seed, given.data, record, generator, numbers)
 
-        inputs = SimpleNamespace(noises=noises)
-        return correct(self, module, group, SimpleNamespace(inputs=inputs, views=step.views))
+        return correct(replace(forward, samples=SimpleNamespace(noises=noises)))
 
-    StageInputs.noise = by_place
+    HeldNoise.of = by_place  # type: ignore[method-assign]
 
 
 def time_of_the_neighbour() -> None:
     """The first patch of an image gets the time of the image before it."""
-    correct = generator_inputs.HeldNoise.towards
+    correct = HeldNoise.towards
 
     def shifted(self: Any, images: Any) -> Any:
         return correct(replace(self, times=self.times.roll(1)), images)
 
-    generator_inputs.HeldNoise.towards = shifted
+    HeldNoise.towards = shifted
 
 
 def images_of_a_sample_reversed() -> None:
@@ -206,24 +206,24 @@ def spoken(**grid: int) -> Spec:
 
 def frame_sees_itself() -> None:
     """A talker sees the frame that it is to say."""
-    correct = stage_inputs.code_frames
+    correct = talker_stage.code_frames
 
     def shifted(read: Any) -> Any:
         frames = correct(read)
         return replace(frames, tokens=frames.tokens.roll(-1, dims=0))
 
-    stage_inputs.code_frames = shifted
+    talker_stage.code_frames = shifted
 
 
 def talker_sees_ahead() -> None:
     """A frame attends to those behind it."""
-    correct = stage_inputs.two_list_context
+    correct = stage_interface.two_list_context
 
     def unmasked(*args: Any, **options: Any) -> Any:
         made = correct(*args, **options)
         return replace(made, valid=made.valid.any(dim=1, keepdim=True))
 
-    stage_inputs.two_list_context = unmasked
+    stage_interface.two_list_context = unmasked
 
 
 def text_of_the_neighbour() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 from tests.support.specs import behind_vision
 
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.models import language_input
 from mimo_launch.optimizer import step_end
-from mimo_launch.runtime import tokens_ahead
 from mimo_launch.spec.spec import Spec
 
 MTP: dict[str, Any] = {"mtp": {"depth": 2, "loss_weight": 0.7}}
@@ -21,19 +21,19 @@ def further(data: dict[str, Any] | None = None, **language: Any) -> Spec:
 
 def labels_one_too_near() -> None:
     """A depth learns the token that it reads."""
-    correct = tokens_ahead.labels_ahead
-    tokens_ahead.labels_ahead = lambda labels, has, depth: correct(labels, has, depth - 1)
+    correct = language_input.labels_ahead
+    language_input.labels_ahead = lambda labels, has, depth: correct(labels, has, depth - 1)
 
 
 def documents_see_each_other() -> None:
     """The last tokens of a document learn the first ones of the next."""
-    correct = tokens_ahead.has_ahead
-    tokens_ahead.has_ahead = lambda documents, depth: correct(np.zeros_like(documents), depth)
+    correct = language_input.has_ahead
+    language_input.has_ahead = lambda documents, depth: correct(np.zeros_like(documents), depth)
 
 
 def moved_behind_the_cut() -> None:
     """Each cp rank takes what is ahead among its own tokens."""
-    correct = tokens_ahead.to_device
+    correct, read = language_input.to_device, language_input.read_ahead
 
     class Whole:
         def __init__(self, values: Any) -> None:
@@ -45,7 +45,13 @@ def moved_behind_the_cut() -> None:
     def late(values: np.ndarray, device: Any) -> Any:
         return Whole(correct(np.roll(values, 1, axis=-1), device))
 
-    tokens_ahead.to_device = late  # type: ignore[assignment]
+    def with_late(*args: Any) -> Any:
+        language_input.to_device = late  # type: ignore[assignment]
+        found = list(read(*args))
+        language_input.to_device = correct
+        return found
+
+    language_input.read_ahead = with_late
 
 
 def divided_by_all_labels() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from tests.support.specs import box, spec
 
+from mimo_launch.models import audio_encoder, stage_interface
 from mimo_launch.models.audio_encoder import AudioStage
-from mimo_launch.models.encoder_inputs import Reader
-from mimo_launch.runtime import stage_inputs
+from mimo_launch.models.patches import Reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loader
 
@@ -25,7 +25,7 @@ def unpadded() -> Spec:
 
 def silence_not_seen() -> None:
     """The convolutions see zeros behind a clip, not the frame of silence that is there."""
-    correct = stage_inputs.reader
+    correct = stage_interface.reader
 
     def blind(model: Any) -> Reader:
         how = correct(model)
@@ -35,17 +35,17 @@ def silence_not_seen() -> None:
 
         return Reader(how.source, how.width, how.axes, cut)
 
-    stage_inputs.reader = loader.reader = blind
+    stage_interface.reader = loader.reader = blind
 
 
 def loose_tokens_not_seen() -> None:
     """No token attends to one that fills no row."""
-    correct = stage_inputs.two_list_context
+    correct = stage_interface.two_list_context
 
     def without(lengths: list[int], extras: list[int], *rest: Any, **options: Any) -> Any:
         return correct(lengths, [0] * len(extras), *rest, **options)
 
-    stage_inputs.two_list_context = without
+    stage_interface.two_list_context = without
 
 
 def loose_tokens_in_front() -> None:
@@ -60,7 +60,7 @@ def loose_tokens_in_front() -> None:
 
 def loose_tokens_at_the_start() -> None:
     """The tokens that fill no row have the positions of the first ones of their clips."""
-    correct = stage_inputs.without_loose
+    correct = audio_encoder.without_loose
 
     def first(*args: Any) -> Any:
         rows, loose = correct(*args)
@@ -68,7 +68,7 @@ def loose_tokens_at_the_start() -> None:
             each.positions.zero_()
         return rows, loose
 
-    stage_inputs.without_loose = first
+    audio_encoder.without_loose = first
 
 
 SILENCE_BUGS = {

@@ -10,7 +10,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.layers import image_contexts
 from mimo_launch.layers.image_contexts import ImageContext, listed_context
-from mimo_launch.runtime import stage_inputs
+from mimo_launch.models import stage_interface
 from mimo_launch.spec.spec import Spec
 
 # The middle layer attends to whole images.
@@ -67,19 +67,19 @@ def windows_of_one_width() -> None:
 
 def outputs_stay_by_window() -> None:
     """What attention has made is not put back in the order of images."""
-    correct = stage_inputs.window_context
+    correct = stage_interface.window_context
 
     def not_back(*args: Any, **options: Any) -> ImageContext:
         found = correct(*args, **options)
         order = found.order
         return replace(found, order=replace(order, back=torch.arange(len(order.back))))
 
-    stage_inputs.window_context = not_back
+    stage_interface.window_context = not_back
 
 
 def windows_end_with_the_rank() -> None:
     """A cp rank has only its own keys of a window that another rank has a part of."""
-    correct = stage_inputs.window_context
+    correct = stage_interface.window_context
 
     def own_only(*args: Any, alone: bool) -> ImageContext:
         found, held, device = correct(*args, alone=alone), args[3], args[4]
@@ -91,7 +91,7 @@ def windows_end_with_the_rank() -> None:
         order = replace(found.order, keys=mine + held.start)
         return replace(listed_context(own, own, device, same=None), order=order)
 
-    stage_inputs.window_context = own_only
+    stage_interface.window_context = own_only
 
 
 WINDOW_BUGS = {

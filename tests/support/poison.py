@@ -13,7 +13,7 @@ import torch
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.runtime.mailbox import Address
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.train.rank_session import RankSession
 
 POISONED_STEP = 1

@@ -1,5 +1,7 @@
 """Inputs of a connector or a generator as one stage on one rank, without runtime."""
 
+from typing import Any
+
 import torch
 
 from mimo_launch.data.nominal_samples import nominal_step_data
@@ -7,14 +9,19 @@ from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput, NoisedPatches, Patches
+from mimo_launch.models.code_frames import CodeFrames
+from mimo_launch.models.flow import FlowInput
+from mimo_launch.models.noise import NoisedPatches
+from mimo_launch.models.patches import Patches
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.stage_interface import RowsInput
+from mimo_launch.models.talker import FramesInput
 from mimo_launch.spec.spec import Spec
 
 CPU = torch.device("cpu")
 
 
-def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> EncoderInput:
+def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> RowsInput:
     """Return the input of one forward on equal images, with rows that need a gradient."""
     layout = build_layout(made)
     module = layout[name]
@@ -32,22 +39,15 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
         rows[source] = torch.randn(number, width, dtype=dtype, requires_grad=True)
         places[source] = RowPlaces((number,), torch.arange(first, first + number))
         first += number
-    learnt: NoisedPatches | CodeFrames | None = None
+    given: Any = {"mask": mask, "sizes": (own,), "extra_tokens": extra, "own": range(own)}
+    given |= {"rows": rows, "row_places": places}
     if (codes := kind_of(made.modules[name].model).codes) is not None:
         frames = torch.randint(0, codes.vocab, (2, own, codes.codebooks))
-        learnt = CodeFrames(*frames)
-    elif module.computes_loss:
+        return FramesInput(frames=CodeFrames(*frames), **given)
+    if module.computes_loss:
         size = made.modules[name].model.patch_size
         patches = Patches(torch.randn(own, size, dtype=dtype), torch.zeros(own, 2).long())
         wide = torch.randn(own, size)
-        learnt = NoisedPatches(patches, torch.rand(own), wide, torch.ones(own))
-    return EncoderInput(
-        mask=mask,
-        sizes=(own,),
-        patches=None,
-        extra_tokens=extra,
-        own=range(own),
-        rows=rows,
-        row_places=places,
-        made=learnt,
-    )
+        noised = NoisedPatches(patches, torch.rand(own), wide, torch.ones(own))
+        return FlowInput(noised=noised, **given)
+    return RowsInput(**given)

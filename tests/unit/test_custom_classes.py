@@ -20,14 +20,14 @@ from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import adopt_parameters, declared_parameters
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.custom_encoder import CustomClassError
+from mimo_launch.models.custom_encoder import CustomClassError, EncoderInput
 from mimo_launch.models.custom_stages import (
     build_custom_stage,
     check_custom_classes,
     plain_values,
     whole_stage,
 )
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches, reader
+from mimo_launch.models.patches import Patches, reader
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 
@@ -265,4 +265,4 @@ def test_rows_that_language_would_misplace_are_refused(
     patches = Patches(torch.zeros(6, how.width), torch.zeros(6, how.axes, dtype=torch.int64))
     mask = image_context([6], range(6), torch.device("cpu"), alone=True)
     with pytest.raises(CustomClassError, match=words):
-        network(None, EncoderInput(mask, (6,), patches, images=((2, 3),)))
+        network(None, EncoderInput(mask=mask, sizes=(6,), patches=patches, images=((2, 3),)))

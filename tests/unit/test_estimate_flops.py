@@ -22,11 +22,13 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
+from mimo_launch.models.audio_encoder import FramesInput
 from mimo_launch.models.build import build_network
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches
-from mimo_launch.models.language_model import LanguageInput, TextAhead
-from mimo_launch.models.stage_losses import StageLosses
-from mimo_launch.runtime.model_inputs import row_sources
+from mimo_launch.models.language_input import LanguageInput, TextAhead
+from mimo_launch.models.patches import Patches
+from mimo_launch.models.stage_interface import StageLosses
+from mimo_launch.models.tiled_rows import row_sources
+from mimo_launch.models.vision_encoder import ImagesInput
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
@@ -226,7 +228,9 @@ def test_vision_costs_what_torch_counts(
         torch.nn.init.normal_(parameter, std=0.1)
     mask = image_context([24, 24], range(48), torch.device("cpu"), alone=True)
     patches = Patches(torch.randn(48, 12), torch.zeros(48, 2, dtype=torch.long))
-    ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
+    ahead, back = counted(
+        lambda: network(None, ImagesInput(mask=mask, sizes=(12,), patches=patches))
+    )
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)
     matmuls = forward.linear + forward.patch + forward.projector
@@ -257,10 +261,10 @@ def test_tiles_cost_what_torch_counts() -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     mask = image_context([12] * 3, range(36), torch.device("cpu"), alone=True)
     places = torch.tensor([[y, x, 3, 4] for _ in range(3) for y in range(3) for x in range(4)])
-    given = EncoderInput(
-        mask,
-        (span.rows,),
-        Patches(torch.randn(36, 12), places),
+    given = ImagesInput(
+        mask=mask,
+        sizes=(span.rows,),
+        patches=Patches(torch.randn(36, 12), places),
         row_sources=row_sources(view, ParallelContext()),
     )
     ahead, back = counted(lambda: network(None, given))
@@ -287,7 +291,7 @@ def test_windows_cost_what_torch_counts() -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     held, device = range(120), torch.device("cpu")
     windows = window_context([(5, 3)] * 2, 2, 4, held, device, alone=True)
-    batch = EncoderInput(
+    batch = ImagesInput(
         mask=image_context([60, 60], held, device, alone=True),
         sizes=(30,),
         patches=Patches(torch.randn(120, 12), torch.zeros(120, 2, dtype=torch.long)),
@@ -318,7 +322,8 @@ def test_audio_costs_what_torch_counts() -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     mask = image_context([12, 12], range(24), torch.device("cpu"), alone=True)
     patches = Patches(torch.randn(24, 5 * 5), torch.arange(24)[:, None] % 12)
-    ahead, back = counted(lambda: network(None, EncoderInput(mask, (12,), patches)))
+    given = FramesInput(mask=mask, sizes=(12,), patches=patches, loose=None)
+    ahead, back = counted(lambda: network(None, given))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)
     assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
@@ -347,7 +352,7 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     device = torch.device("cpu")
     mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), device, alone=True)
     patches, loose = (Patches(torch.randn(n, 25), torch.arange(n)[:, None] % 12) for n in (22, 1))
-    given = EncoderInput(mask, (11,), patches, extra_tokens=1, loose=loose)
+    given = FramesInput(mask=mask, sizes=(11,), patches=patches, extra_tokens=1, loose=loose)
     ahead, back = counted(lambda: network(None, given))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)

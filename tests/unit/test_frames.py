@@ -12,7 +12,7 @@ from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
-from mimo_launch.models.encoder_inputs import Patches, cut_clip, pack, reader
+from mimo_launch.models.patches import Patches, cut_clip, pack, reader
 from mimo_launch.spec.spec import AudioModel
 
 MODEL = AudioModel(kind="audio", layers=1, hidden=8, heads=1, mels=3, frames=40)

@@ -24,8 +24,8 @@ from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from mimo_launch.data.build import build_dataset
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.models.text_positions import axis_positions
 from mimo_launch.processors.image_texts import image_text, line_break
-from mimo_launch.runtime.model_inputs import axis_positions
 
 
 def processor_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_views import Reads
-from mimo_launch.models.encoder_inputs import cut_image
+from mimo_launch.models.patches import cut_image
 from mimo_launch.train.loader import MAX_REASON, ReadStep, read_step, step_inputs
 
 MADE = spec({"vision": box(0)}, mbs=3, max_documents=4)

@@ -18,10 +18,10 @@ from mimo_launch.data.samples.decode_video import video_groups
 from mimo_launch.hugging_face import qwen2_5_omni
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.models.text_positions import axis_positions
 from mimo_launch.processors.frame_rules import VideoSize
 from mimo_launch.processors.video_recipe import as_asked
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.runtime.model_inputs import axis_positions
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, Videos, VideoSettings, VitModel
 
 VIDEO, START, END, IMAGE, AUDIO = 3, 4, 5, 6, 7

@@ -42,7 +42,7 @@ def test_bounds_begin_at_zero_and_the_limit_is_a_power_of_two() -> None:
 
 
 def test_documents_have_lengths_that_fill_their_sequences() -> None:
-    from mimo_launch.runtime.model_inputs import document_lengths
+    from mimo_launch.models.language_input import document_lengths
 
     numbers = np.array([[0, 0, 1, 1, 1], [4, 4, 4, 4, 4], [0, 1, 2, 3, 3]])
     assert document_lengths(numbers) == (2, 3, 5, 1, 1, 1, 2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mimo_launch.models.encoder_inputs import Patches, cut_image, pack, reader
+from mimo_launch.models.patches import Patches, cut_image, pack, reader
 from mimo_launch.spec.spec import VitModel
 
 MODEL = VitModel(kind="vit", layers=1, hidden=8, heads=1, patch=2, channels=3, shuffle=2)

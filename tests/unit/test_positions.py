@@ -21,7 +21,8 @@ from mimo_launch.kinds.vocabulary import placeholder_id  # noqa: E402
 from mimo_launch.layout.layout import build_layout  # noqa: E402
 from mimo_launch.layout.step_data import ImageSpan  # noqa: E402
 from mimo_launch.layout.step_views import StepViews  # noqa: E402
-from mimo_launch.runtime.model_inputs import axis_positions, read_positions  # noqa: E402
+from mimo_launch.models.language_input import read_positions  # noqa: E402
+from mimo_launch.models.text_positions import axis_positions  # noqa: E402
 from mimo_launch.spec.spec import Spec  # noqa: E402
 from mimo_launch.train.loader import UnreadStep, step_inputs  # noqa: E402
 

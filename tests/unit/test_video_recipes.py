@@ -100,7 +100,7 @@ def patches(group: np.ndarray) -> np.ndarray:
     """Return the patches of a temporal patch, those of a row together."""
     import torch
 
-    from mimo_launch.models.encoder_inputs import cut_image
+    from mimo_launch.models.patches import cut_image
     from mimo_launch.spec.spec import VitModel
 
     sizes = {"layers": 1, "hidden": 8, "heads": 1, "patch": 4, "channels": 3, "shuffle": 2}

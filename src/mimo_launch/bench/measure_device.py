@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,8 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import RankModule, build_network, keep_activations
-from mimo_launch.models.encoder_inputs import EncoderInput
-from mimo_launch.models.language_model import LanguageInput
-from mimo_launch.models.stage_losses import StageLosses
+from mimo_launch.models.language_input import LanguageInput
+from mimo_launch.models.stage_interface import StageLosses
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import ExpertGrid, Spec
@@ -263,7 +263,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
     counted = Counter(spans)
     work = Workload(spans=counted, held=sum(spans), rows=0, forwards=1, windows=counted)
-    network = randomised(build_network(keep_activations(spec), stage, context), context)
+    network: Any = randomised(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
     mask = image_context(spans, range(tokens), context.device, alone=True)
@@ -272,9 +272,12 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
         mask = two_list_context(
             spans, beside, (tokens, 0), range(1), context.device, alone=True, causal=True
         )
-    places = torch.zeros((tokens, 2), device=context.device)
-    packed = EncoderInput(mask, (work.tokens,), None, places, windows=mask)
     width = spec.modules[module.name].model.hidden
     hidden = noise(context, tokens, width).requires_grad_()
     flops = forward_flops(spec, stage, work).total
-    return tflops(flops, context.tp, there_and_back(network, hidden, packed), context.device)
+    return tflops(
+        flops,
+        context.tp,
+        there_and_back(network, hidden, network.between(mask, tokens)),
+        context.device,
+    )

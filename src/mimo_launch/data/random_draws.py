@@ -6,7 +6,7 @@ time of an image depend on (seed, step, sample, image): every layout draws the s
 Relies on: the raw stream of numpy's Philox, which numpy guarantees never to change. It does not
 guarantee this of its distributions, so integers are made here; noise and times do use them.
 Leaves: the meaning of the words to the data sets; making noise ahead of the step to `train.loader`,
-mixing it with images to `runtime.generator_inputs`.
+mixing it with images to `models.noise`.
 """
 
 from enum import IntEnum

@@ -2,7 +2,7 @@
 
 Decides: the two convolutions of Whisper (arXiv:2212.04356), their weights and work.
 Relies on: `transformer_encoder` for the rest.
-Leaves: cutting clips to `models.encoder_inputs`.
+Leaves: cutting clips to `models.patches`.
 """
 
 from dataclasses import dataclass, replace

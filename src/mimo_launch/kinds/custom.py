@@ -25,8 +25,8 @@ class CustomKind(ModelKind):
 
     @property
     def stage(self) -> str:
-        """The user's class."""
-        return self.model.kind
+        """What builds a stage of the user's class."""
+        return "mimo_launch.models.custom_stages:CustomStages"
 
     @property
     def is_custom(self) -> bool:

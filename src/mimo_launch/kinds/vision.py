@@ -2,7 +2,7 @@
 
 Decides: layers and work of the embedding of patches, learned tokens, rotated queries and keys.
 Relies on: `transformer_encoder` for the rest.
-Leaves: cutting images to `models.encoder_inputs`.
+Leaves: cutting images to `models.patches`.
 """
 
 import math

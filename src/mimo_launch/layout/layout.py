@@ -61,22 +61,22 @@ class Loss:
 class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
-    `in_phases` is true for an encoder that runs between the language phases (see
-    `runs_in_phases`). Other encoders run upstream of the language pipeline. A module runs on
-    `group_size` microbatches together. A `frozen` module trains nothing; each weight of any other
-    follows the first of the `rules` that takes it; `first_trained` is
-    the first stage with anything to train, beyond which no gradient flows back. In an encoder,
-    `patches_per_row` patches become one row (pixel shuffle), each image may also have
-    `learned_tokens`, some layers attend in windows of `window_side` x `window_side` rows,
-    and `balance` sets how samples move among replicas (see `layout.balance`). `experts` is the
-    box of ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, so token counts are
-    padded to multiples. `tied`: the first and last stage hold the same embedding, for the output
-    layer or for generators that read text. `reads` names the modules that send rows to this one.
-    The rows join its own tokens or replace them; rows of several modules follow each other or are
-    added up. `is_causal`: a token attends only to earlier tokens of its image; rows that the module
-    reads come first. `whole_images` names encoders: in language, all tokens of one of their images
-    attend to each other. `tiles`: how images in tiles become rows. `reads_arrays`: the module reads
-    images or clips of the data set. `losses` are in the order in which the last stage returns them.
+    `in_phases` is true for an encoder that runs between the language phases (see `runs_in_phases`).
+    Other encoders run upstream of the language pipeline. A module runs on `group_size` microbatches
+    together. A `frozen` module trains nothing; each weight of any other follows the first of the
+    `rules` that takes it; `first_trained` is the first stage with anything to train, beyond which
+    no gradient flows back. In an encoder, `patches_per_row` patches become one row (pixel shuffle),
+    each image may also have `learned_tokens`, some layers attend in windows of `window_side` x
+    `window_side` rows, and `balance` sets how samples move among replicas (see `layout.balance`).
+    `experts` is the box of ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, so
+    token counts are padded to multiples. `tied`: the first and last stage hold the same embedding,
+    for the output layer or for generators that read text. `reads` names the modules that send rows
+    to this one. The rows join its own tokens or replace them; rows of several modules follow each
+    other or are added up. `is_causal`: a token attends only to earlier tokens of its image; rows
+    that the module reads come first. `image_sources` names those of `reads` that read images; in
+    language, all tokens of an image of the `whole_images` attend to each other. `tiles`: how images
+    in tiles become rows. `reads_arrays`: the module reads images or clips of the data set. `losses`
+    are in the order in which the last stage returns them.
     """
 
     name: str
@@ -101,6 +101,7 @@ class ModuleLayout:
     reads_in_turn: bool = True
     is_causal: bool = False
     tiles: TileRule | None = None
+    image_sources: tuple[str, ...] = ()
     whole_images: tuple[str, ...] = ()
     reads_arrays: bool = False
     losses: tuple[Loss, ...] = ()
@@ -278,6 +279,8 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
     stages = cut_into_stages(name, module, virtual, lanes, sizes)
     grid = RankGrid.of(module)
+    sources = spec.sources_of(name)
+    images = tuple(each for each in sources if kind_of(spec.modules[each].model).images)
     experts = None
     if kind.moe is not None:
         experts = ExpertView.of(grid, tp=split.tp, ep=split.ep)
@@ -299,17 +302,14 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         balance=module.balance,
         experts=experts,
         fp8=module.fp8 is not None,
-        reads=spec.sources_of(name),
+        reads=sources,
         reads_beside=kind.reads_beside,
         reads_in_turn=kind.reads_in_turn,
         is_causal=kind.is_causal,
         tiles=kind.tile_rule,
+        image_sources=images,
         # A module that reads through a connector treats rows like text.
-        whole_images=tuple(
-            each
-            for each in spec.sources_of(name)
-            if kind.bidirectional_images and kind_of(spec.modules[each].model).images
-        ),
+        whole_images=images if kind.bidirectional_images else (),
         reads_arrays=kind.input is not None,
         losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,

@@ -3,7 +3,7 @@
 Decides: the two convolutions, positions and frame stacking. Both convolutions pad each clip with
 zeros, or with the silence after it if tokens of that silence are left out; attention stays inside a
 clip. Tokens that do not fill a row come last.
-Relies on: `encoder_inputs` for the frames of each token, `projector` for the projector and the rows
+Relies on: `patches` for the frames of each token, `projector` for the projector and the rows
 of this rank.
 Leaves: moving rows to the bridge.
 Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
@@ -11,6 +11,8 @@ Source: arXiv:2212.04356, section 2.2, and github.com/openai/whisper.
 Legend: N tokens of a replica's group, n tokens of this rank, M mel bands, D width, L width of the
 language model.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +27,15 @@ from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import VALUES_PER_BAND, EncoderInput, Patches, own_share
+from mimo_launch.models.patches import (
+    VALUES_PER_BAND,
+    Patches,
+    own_share,
+    pack,
+    without_loose,
+)
 from mimo_launch.models.projector import owned
+from mimo_launch.models.stage_interface import ListForward, ListInput, ModelStage
 
 
 class Convolution(ShapedLayer[WindowsShape]):
@@ -40,7 +49,15 @@ class Convolution(ShapedLayer[WindowsShape]):
         return F.linear(windows.flatten(-2), self.weight.flatten(1), self.bias)
 
 
-class AudioStage(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesInput(ListInput):
+    """The input of an audio encoder; the first stage gets frames, and of tokens without a row."""
+
+    patches: Patches | None
+    loose: Patches | None
+
+
+class AudioStage(ModelStage):
     """Consecutive layers; the first stage embeds frames, the last stage projects rows."""
 
     conv1: Convolution
@@ -67,7 +84,18 @@ class AudioStage(nn.Module):
         if stage.is_last:
             add_parts(self, context, kind.after(ends))
 
-    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+    def inputs(self, forward: ListForward) -> FramesInput:
+        """Return the input of a forward."""
+        patches, loose, view = None, None, forward.view
+        if forward.stage.is_first:
+            how, clips, context = forward.how, forward.images(), self.context
+            if any(view.extras):
+                clips, others = without_loose(clips, view.extras, how, context)
+                loose = pack(others, how, context, forward.held_extras)
+            patches = pack(clips, how, context, forward.held)
+        return FramesInput.of(forward, patches=patches, loose=loose)
+
+    def forward(self, hidden: Tensor | None, packed: FramesInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.

@@ -6,18 +6,17 @@ Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
@@ -29,8 +28,10 @@ from mimo_launch.layers.router import AuxLoss
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_stages import build_custom_stage, plain_values
+from mimo_launch.models.custom_stages import plain_values
 from mimo_launch.models.fsdp import shard
+from mimo_launch.models.language_input import TextForward
+from mimo_launch.models.stage_interface import ListForward, StageClass
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
@@ -49,12 +50,18 @@ class RankModule:
     stages: dict[int, nn.Module]
     before_dp_sum: dict[int, FiniteFlag]
     before_tp_sum: FiniteFlag
+    maker: type[StageClass]
     aux_loss: AuxLoss | None = None
 
     @property
     def name(self) -> str:
         """Name in the spec."""
         return self.layout.name
+
+    def run(self, stage: int, hidden: Tensor | None, forward: ListForward | TextForward) -> Any:
+        """Return the result of one forward of a stage."""
+        network = self.stages[stage]
+        return network(hidden, self.maker.inputs(network, forward))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the live parameters of all stages."""
@@ -99,8 +106,7 @@ def build_modules(
         before_dp_sum: dict[int, FiniteFlag] = {}
         for stage in module.stages_of(grids.rank):
             # Weights get memory only after they are sharded: no rank ever holds a whole model.
-            is_custom = kind_of(spec.modules[module.name].model).is_custom
-            with nullcontext() if is_custom else torch.device("meta"):
+            with torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec.modules[module.name].frozen)
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
@@ -117,7 +123,13 @@ def build_modules(
         before_tp_sum = FiniteFlag(context.device)
         aux_loss = None if module.experts is None else AuxLoss(context.device, spec.batch.global_)
         modules[module.name] = RankModule(
-            module, context, stages, before_dp_sum, before_tp_sum, aux_loss
+            module,
+            context,
+            stages,
+            before_dp_sum,
+            before_tp_sum,
+            _maker(spec, module.name),
+            aux_loss,
         )
     return modules
 
@@ -161,16 +173,14 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
 
     Raises: CustomClassError for a user's class that cannot be used.
     """
-    module = spec.modules[stage.module]
-    kind = kind_of(module.model)
-    if kind.is_custom:
-        return build_custom_stage(spec, stage, context)
-    ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-    file, _, name = kind.stage.partition(":")
-    network: nn.Module = getattr(import_module(file), name)(
-        context, kind, stage, ends, recompute=module.recomputes
-    )
-    return network
+    return _maker(spec, stage.module).build(spec, stage, context)
+
+
+def _maker(spec: Spec, module: str) -> type[StageClass]:
+    """Return the class that a module's kind names."""
+    file, _, name = kind_of(spec.modules[module].model).stage.partition(":")
+    maker: type[StageClass] = getattr(import_module(file), name)
+    return maker
 
 
 def keep_activations(spec: Spec) -> Spec:

@@ -22,12 +22,12 @@ from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import EncoderInput
 from mimo_launch.models.projector import owned
 from mimo_launch.models.row_places import RowReader
+from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
 
 
-class ConnectorStage(nn.Module):
+class ConnectorStage(ModelStage):
     """Consecutive layers; the first stage takes rows in, the last stage projects rows."""
 
     reads: RowReader
@@ -53,7 +53,11 @@ class ConnectorStage(nn.Module):
         if stage.is_last:
             add_parts(self, context, kind.after(ends))
 
-    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+    def inputs(self, forward: ListForward) -> RowsInput:
+        """Return the input of a forward."""
+        return RowsInput.of(forward, **forward.arrived)
+
+    def forward(self, hidden: Tensor | None, packed: RowsInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.
@@ -66,7 +70,7 @@ class ConnectorStage(nn.Module):
         rows: Tensor = self.projector(self.norm(x_nD[: len(packed.own)]))
         return owned(rows, packed.sizes, self.context)
 
-    def _embed(self, packed: EncoderInput) -> Tensor:
+    def _embed(self, packed: RowsInput) -> Tensor:
         own, device = packed.own, self.context.device
         if self.queries is None:
             total = len(own) + packed.extra_tokens

@@ -1,7 +1,7 @@
 """The protocol of an encoder in a user's package, and a base class for it.
 
 Decides: the stage protocol (`EncoderFactory`), and what a stage does around its layers.
-Relies on: `encoder_inputs` for packed patches, `projector` for the rows that a rank owns.
+Relies on: `patches` for packed patches, `projector` for the rows that a rank owns.
 Leaves: layers to the user, and importing and checking the class to `custom_stages`.
 
 Legend: N tokens that this rank holds, P values of a patch, D `hidden`, W width of a row before the
@@ -9,7 +9,7 @@ projector, L width of the language model.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -20,8 +20,10 @@ from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.encoder_inputs import EncoderInput, Patches, own_share, own_tokens, reader
+from mimo_launch.models.noise import HeldNoise, PatchTargets
+from mimo_launch.models.patches import Patches, own_share, own_tokens, reader
 from mimo_launch.models.projector import owned
+from mimo_launch.models.stage_interface import ListForward, RowsInput
 from mimo_launch.spec.spec import CustomModel
 
 
@@ -29,6 +31,40 @@ class CustomClassError(ValueError):
     """A user's class cannot be imported, or does not build or return what it should."""
 
     restartable = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput(RowsInput):
+    """The input of a stage of a user's class: the patches of one group that this rank holds.
+
+    On every stage: `images` are the height and width, in rows, of each image of the group, `extras`
+    counts the extra tokens of each image; the other fields are those of `ListInput`. On the first
+    stage: `patches`; `rows` [r, width], received by this rank, by source module, and `row_places`,
+    their places among its tokens. `made`, on a generator's first and last stage: its training
+    targets.
+    """
+
+    patches: Patches | None
+    images: tuple[tuple[int, int], ...] = ()
+    extras: tuple[int, ...] = ()
+    made: PatchTargets | None = None
+
+    @classmethod
+    def of_forward(cls, forward: ListForward) -> "EncoderInput":
+        """Return the input of a forward."""
+        learns, patches, made = forward.module.computes_loss, None, None
+        if forward.stage.is_first or (learns and forward.stage.is_last):
+            patches = forward.patches()
+            made = HeldNoise.of(forward).beside(patches) if learns else None
+        view = forward.view
+        return cls.of(
+            forward,
+            patches=patches,
+            images=view.sizes,
+            extras=tuple(view.extras),
+            made=made,
+            **forward.arrived,
+        )
 
 
 class EncoderFactory(Protocol):

@@ -22,8 +22,9 @@ from mimo_launch.kinds.transformer_encoder import MapsShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_encoder import CustomStage
-from mimo_launch.models.encoder_inputs import EncoderInput, PatchTargets, own_tokens
+from mimo_launch.models.custom_encoder import CustomStage, EncoderInput
+from mimo_launch.models.noise import PatchTargets
+from mimo_launch.models.patches import own_tokens
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.spec.spec import CustomModel
 
@@ -140,7 +141,7 @@ class GeneratorStage(CustomStage):
 
     def _own_target(self, packed: EncoderInput) -> PatchTargets:
         """Return the targets of the patches of this tp rank."""
-        if not isinstance(packed.made, PatchTargets):
+        if packed.made is None:
             raise ValueError("the first and the last stage of a generator need targets")
         names = ("patches", "positions", "noise", "times", "is_patch")
         mine = (own_tokens(getattr(packed.made, name), self.context) for name in names)

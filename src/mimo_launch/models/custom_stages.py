@@ -32,11 +32,27 @@ from mimo_launch.layers.parameter_segments import (
 )
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_encoder import CustomClassError
+from mimo_launch.models.custom_encoder import CustomClassError, EncoderInput
+from mimo_launch.models.stage_interface import ListForward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 MAX_NAMES = 5
+
+
+class CustomStages:
+    """What the kind of a user's class names: it builds stages of the class, and their inputs."""
+
+    @staticmethod
+    def build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
+        """Return a stage with parameters on the meta device. Raises: CustomClassError."""
+        with torch.device("cpu"):  # Also inside `torch.device("meta")`: buffers are real.
+            return build_custom_stage(spec, stage, context)
+
+    @staticmethod
+    def inputs(network: nn.Module, forward: ListForward) -> EncoderInput:
+        """Return the input of a forward, whatever the network."""
+        return EncoderInput.of_forward(forward)
 
 
 def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
@@ -114,7 +130,7 @@ def check_custom_classes(spec: Spec) -> None:
 def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Import the class of a module, and call it."""
     module, where = spec.modules[stage.module], _where(spec, stage.module)
-    path, _, attribute = kind_of(module.model).stage.partition(":")
+    path, _, attribute = module.model.kind.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -1,8 +1,7 @@
 """A flow generator as a stage: noised patches and rows in, the loss of velocities out.
 
-Decides: that a patch at time t is (1 - t) noise + t image, and that the target velocity is (image -
-noise); how time and rows reach the tokens.
-Relies on: `runtime.generator_inputs` for noise and times, `row_places` for the places of rows.
+Decides: how time and rows reach the tokens; that a drawing begins with the noise of training.
+Relies on: `noise` for noised patches and times, `row_places` for the places of rows.
 Leaves: dividing the loss by N to the runtime.
 Source: rectified flow (arXiv:2209.03003). Rows are placed among the tokens of their image, as in
 the in-context conditioning of DiT (arXiv:2212.09748, section 3.2); times are embedded as in DiT.
@@ -11,11 +10,13 @@ Legend: P values of a patch, n tokens of this rank, with its patches first, D wi
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.autograd_collectives import exit_tp
 from mimo_launch.kinds.flow import FlowKind, TimeShape
 from mimo_launch.kinds.layer import Ends
@@ -26,9 +27,11 @@ from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import EncoderInput, NoisedPatches, own_share, own_tokens
+from mimo_launch.models.noise import HeldNoise, NoiseCanvas, NoisedPatches
+from mimo_launch.models.patches import image_places, own_share, own_tokens
 from mimo_launch.models.positions import sincos_positions
 from mimo_launch.models.row_places import RowReader
+from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
 
 # Times between 0 and 1 are embedded like the steps of a diffusion model with this many steps.
 TIME_SCALE = 1000.0
@@ -51,7 +54,21 @@ class TimeEmbedding(ShapedLayer[TimeShape]):
         return made
 
 
-class FlowStage(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowInput(RowsInput):
+    """The input of a flow generator; the first and the last stage get noised patches."""
+
+    noised: NoisedPatches | None
+
+    @property
+    def needed(self) -> NoisedPatches:
+        """The noised patches. Raises: ValueError on a stage between others."""
+        if self.noised is None:
+            raise ValueError("the first and the last stage of a flow generator need noised patches")
+        return self.noised
+
+
+class FlowStage(ModelStage):
     """Consecutive layers; the first stage embeds noised patches, the last computes the loss."""
 
     patch: WholeLinear
@@ -78,7 +95,21 @@ class FlowStage(nn.Module):
         if stage.is_last:
             add_parts(self, context, kind.after(ends))
 
-    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+    def inputs(self, forward: ListForward) -> FlowInput:
+        """Return the input of a forward: images to learn from, or those drawn so far."""
+        noised = None
+        if forward.canvas is not None:
+            noised = forward.canvas.seen()
+        elif forward.at_end:
+            noised = HeldNoise.of(forward).towards(forward.patches())
+        return FlowInput.of(forward, noised=noised, **forward.arrived)
+
+    def canvas(self, forward: ListForward, num_steps: int) -> NoiseCanvas:
+        """Return the noise from which images are drawn in `num_steps` passes."""
+        places = to_device(image_places(forward.view, forward.held), self.context.device)
+        return NoiseCanvas(HeldNoise.of(forward), places, self.context, num_steps)
+
+    def forward(self, hidden: Tensor | None, packed: FlowInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
         The loss of a patch is the mean squared error of its velocity, in at least fp32. Every tp
@@ -90,7 +121,7 @@ class FlowStage(nn.Module):
             x_nD = layer(x_nD, packed.mask)
         if not self.stage.is_last:
             return x_nD
-        noised = _noised(packed)
+        noised = packed.needed
         velocity_nP = widened(self.velocity(self.norm(x_nD[: len(packed.own)])))
         if noised.target is None:
             return velocity_nP
@@ -101,9 +132,9 @@ class FlowStage(nn.Module):
         loss = (of_patch_n * is_patch_n).sum()
         return exit_tp(loss, self.context.tp) if self.context.sequence_parallel else loss
 
-    def _embed(self, packed: EncoderInput) -> Tensor:
+    def _embed(self, packed: FlowInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
-        noised = _noised(packed)
+        noised = packed.needed
         mine = own_share(noised.patches, self.context)
         times = own_tokens(noised.times, self.context)
         x_nD: Tensor = self.patch(mine.values)
@@ -112,10 +143,3 @@ class FlowStage(nn.Module):
         x_nD = F.pad(x_nD, (0, 0, 0, packed.extra_tokens))
         placed: Tensor = self.reads(x_nD, packed.rows, packed.row_places)
         return placed
-
-
-def _noised(packed: EncoderInput) -> NoisedPatches:
-    """Return the noised patches that the first and the last stage need."""
-    if not isinstance(packed.made, NoisedPatches):
-        raise TypeError("the first and the last stage of a flow generator need noised patches")
-    return packed.made

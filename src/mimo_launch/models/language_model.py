@@ -8,8 +8,8 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of t
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,7 @@ from mimo_launch.kinds.layer import Ends, Sight
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped
-from mimo_launch.layers.router import RoutingContext
 from mimo_launch.layers.sequence_contexts import (
-    Documents,
     SequenceContext,
     query_factors,
     sequence_context,
@@ -40,53 +38,14 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.language_input import LanguageInput, TextForward, language_input
 from mimo_launch.models.mtp import MtpDepth
-from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
-from mimo_launch.models.stage_losses import StageLosses
+from mimo_launch.models.row_places import all_rows, rows_at
+from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.spec.spec import DecoderModel
 
 
-@dataclass(frozen=True, slots=True)
-class TextAhead:
-    """The text that one depth of multi-token prediction reads from a microbatch.
-
-    tokens and labels [B, S] are shifted by the depth. routing: for the balance of its experts, if
-    any.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    routing: RoutingContext | None
-
-
-@dataclass(frozen=True, slots=True)
-class LanguageInput:
-    """One microbatch of `num_sequences` B on this rank.
-
-    tokens and labels [B, S], on the first and the last stage: the S tokens of each sequence that
-    this cp rank holds; without labels the last stage returns greedy answers. positions [S], or [3,
-    B, S] with three axes. documents: the documents packed in samples, None if every sample is one.
-    rows[encoder] [r, D]: the rows that this rank received, on the first stage only. wanted: the
-    places of the rows that generators read, on the last stage only. routing: for the balance of
-    experts, if any. images [B, all positions]: the image of each token, -1 for text, if the tokens
-    of an image attend to each other. ahead: the text of each depth of multi-token prediction, in
-    training.
-    """
-
-    num_sequences: int
-    tokens: Tensor | None
-    positions: Tensor
-    documents: Documents | None
-    labels: Tensor | None
-    rows: Mapping[str, Tensor]
-    row_places: Mapping[str, RowPlaces]
-    wanted: Mapping[str, RowPlaces] = field(default_factory=dict)
-    images: Tensor | None = None
-    routing: RoutingContext | None = None
-    ahead: tuple[TextAhead, ...] = ()
-
-
-class LanguageStage(nn.Module):
+class LanguageStage(ModelStage):
     """Consecutive layers; the first stage embeds tokens, the last stage computes the loss.
 
     Each kind of model has a subclass that makes the layers.
@@ -132,6 +91,10 @@ class LanguageStage(nn.Module):
     def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
         """Return the layers of the stage, named by their number in the whole model."""
         raise NotImplementedError
+
+    def inputs(self, forward: TextForward) -> LanguageInput:
+        """Return the input of a forward."""
+        return language_input(forward, self.kind)
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed losses of the labels.

@@ -2,7 +2,7 @@
 
 Decides: what a depth reads; that with recomputation of activations, the whole depth is recomputed.
 Relies on: `transformer_block`; the embedding and the output layer of `language_model`.
-Leaves: tokens and labels further ahead to `runtime.tokens_ahead`, and losses to `language_model`.
+Leaves: tokens and labels further ahead to `language_input`, and losses to `language_model`.
 Source: DeepSeek-V3 (arXiv:2412.19437, section 2.2). As in its published weights, the embedding
 comes before the state in the product's input, and the state is taken after the norm that precedes a
 head.

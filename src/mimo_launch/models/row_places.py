@@ -1,7 +1,7 @@
 """Rows of one module among the tokens of another: takes them out, puts them in.
 
 Decides: how a rank completes the rows that it received, and which rows it sends.
-Relies on: places that `runtime` computes from the step's data.
+Relies on: `layout.step_views` for the places of rows.
 Leaves: moving rows between ranks of different modules to the bridge.
 
 Legend: n tokens of this rank, D width, R rows at this rank's tokens, r rows that it exchanges.
@@ -10,12 +10,16 @@ Legend: n tokens of this rank, D width, R rows at this rank's tokens, r rows tha
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.transformer_encoder import MapsShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.layout.samples import Bridge
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.projector import owned
 
 
@@ -29,6 +33,22 @@ class RowPlaces:
 
     sizes: tuple[int, ...]
     places: Tensor
+
+
+def row_places(
+    views: StepViews,
+    bridge: Bridge,
+    module: str,
+    replica: int,
+    forward: int,
+    context: ParallelContext,
+) -> RowPlaces:
+    """Return the places of a bridge's rows in a forward of one of the two modules it joins."""
+    runs, cuts = views.places(bridge, module, replica, forward, context.cp.index)
+    placed = cuts[context.tp.index] if context.sequence_parallel else runs
+    places = [run.place + i for run in placed for i in range(run.num_rows)]
+    sizes = tuple(sum(run.num_rows for run in cut) for cut in cuts)
+    return RowPlaces(sizes, to_device(np.array(places, np.int64), context.device))
 
 
 def all_rows(received_rD: Tensor, where: RowPlaces, context: ParallelContext) -> Tensor:

@@ -11,6 +11,8 @@ Legend: K codebooks, N frames of this cp rank, n tokens of this rank, with its f
 of rows, D width.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,12 +31,26 @@ from mimo_launch.layers.vocab_parallel import (
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import CodeFrames, EncoderInput
+from mimo_launch.models.code_frames import CodeFrames, CodesCanvas, code_frames
 from mimo_launch.models.row_places import with_rows
-from mimo_launch.models.stage_losses import StageLosses
+from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput, StageLosses
 
 
-class TalkerStage(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesInput(RowsInput):
+    """The input of a talker; the first and the last stage get frames of codes."""
+
+    frames: CodeFrames | None
+
+    @property
+    def needed(self) -> CodeFrames:
+        """The frames. Raises: ValueError on a stage between others."""
+        if self.frames is None:
+            raise ValueError("the first and the last stage of a talker need frames of codes")
+        return self.frames
+
+
+class TalkerStage(ModelStage):
     """Consecutive layers; the first stage embeds codes and rows, the last computes the loss."""
 
     codes: VocabEmbedding
@@ -62,7 +78,20 @@ class TalkerStage(nn.Module):
             add_parts(self, context, kind.after(ends))
         self.part = context.part(kind.model.vocab)
 
-    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor | StageLosses:
+    def inputs(self, forward: ListForward) -> FramesInput:
+        """Return the input of a forward: frames to learn from, or those said so far."""
+        frames = None
+        if forward.canvas is not None:
+            frames = forward.canvas.seen()
+        elif forward.at_end:
+            frames = code_frames(forward.patches())
+        return FramesInput.of(forward, frames=frames, **forward.arrived)
+
+    def canvas(self, forward: ListForward, num_steps: int) -> CodesCanvas:
+        """Return clips without codes, as long as the true ones; `num_steps` is for flows."""
+        return CodesCanvas(forward, self.model)
+
+    def forward(self, hidden: Tensor | None, packed: FramesInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
         The loss of a frame is the mean of the losses of its codes. Every tp rank of a replica
@@ -80,7 +109,7 @@ class TalkerStage(nn.Module):
         if not self.stage.is_last:
             return x_nD
         x_ND = self.context.enter(self.norm(x_nD[: len(packed.own)]))
-        labels_NK = _frames(packed).labels
+        labels_NK = packed.needed.labels
         if labels_NK is None:
             return self._choices(x_ND)
         losses = (
@@ -97,19 +126,12 @@ class TalkerStage(nn.Module):
         found = (greedy_choice(head(x_ND), self.part, self.context.tp) for head in self.heads)
         return torch.stack(list(found), dim=1)
 
-    def _embed(self, packed: EncoderInput) -> Tensor:
+    def _embed(self, packed: FramesInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
-        tokens_NK = _frames(packed).tokens
+        tokens_NK = packed.needed.tokens
         # The tables of all codebooks form one table, one below the other.
         first_K = torch.arange(self.model.codebooks, device=tokens_NK.device) * self.model.vocab
         x_nE = F.pad(self.codes(tokens_NK + first_K), (0, 0, 0, packed.extra_tokens))
         received, where = packed.rows[self.source], packed.row_places[self.source]
         embedded: Tensor = self.project(with_rows(x_nE, received, where, self.context))
         return embedded
-
-
-def _frames(packed: EncoderInput) -> CodeFrames:
-    """Return the frames of codes that the first and the last stage need."""
-    if not isinstance(packed.made, CodeFrames):
-        raise TypeError("the first and the last stage of a talker need frames of codes")
-    return packed.made

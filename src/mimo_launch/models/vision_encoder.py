@@ -2,8 +2,8 @@
 
 Decides: the embedding of images (patches, and positions, where a class token has row 0), the layers
 around the blocks, pixel shuffle; that class tokens and registers come after the patches.
-Relies on: `encoder_inputs` for the place of a patch and the size of its image, `positions`,
-`projector` for the projector and the rows of this rank.
+Relies on: `patches` for the place of a patch and the size of its image, `positions`, `projector`
+for the projector and the rows of this rank.
 Leaves: moving rows to the bridge.
 
 Legend: P values of a patch, N patches of a replica's group (padded to a multiple of tp under
@@ -11,12 +11,13 @@ sequence parallelism), s side of the square of patches that becomes one row, R =
 width, L width of the language model.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.vision import VisionKind
@@ -27,9 +28,11 @@ from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
 from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.block_stack import blocks
-from mimo_launch.models.encoder_inputs import EncoderInput, own_share
+from mimo_launch.models.patches import Patches, image_places, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import owned
+from mimo_launch.models.stage_interface import ListForward, ListInput, ModelStage
+from mimo_launch.models.tiled_rows import RowSources, row_sources
 
 
 class ClassToken(ShapedLayer[OneShape]):
@@ -49,7 +52,22 @@ class Registers(ShapedLayer[OneShape]):
         return F.embedding(numbers_n, torch.cat([token_1D, self.weight]))
 
 
-class VisionStage(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesInput(ListInput):
+    """The input of a ViT.
+
+    `windows` is the mask of layers with windows; `places` [N, 2] are the (y, x) of each patch in
+    its image, for 2-D RoPE. The first stage gets `patches`, the last one the sources of the rows of
+    tiled images.
+    """
+
+    windows: ImageContext | None = None
+    places: Tensor | None = None
+    patches: Patches | None = None
+    row_sources: RowSources | None = None
+
+
+class VisionStage(ModelStage):
     """Consecutive layers of a ViT; the first stage embeds patches, the last projects rows."""
 
     patch: WholeLinear
@@ -79,7 +97,25 @@ class VisionStage(nn.Module):
         if stage.is_last:
             add_parts(self, context, kind.after(ends))
 
-    def forward(self, hidden: Tensor | None, packed: EncoderInput) -> Tensor:
+    def inputs(self, forward: ListForward) -> ImagesInput:
+        """Return the input of a forward."""
+        stage, places = forward.stage, None
+        if self.model.turns_patches:
+            places = to_device(image_places(forward.view, forward.held), self.context.device)
+        return ImagesInput.of(
+            forward,
+            windows=forward.windows(),
+            places=places,
+            patches=forward.patches() if stage.is_first else None,
+            row_sources=row_sources(forward.view, self.context) if stage.is_last else None,
+        )
+
+    def between(self, mask: ImageContext, tokens: int) -> ImagesInput:
+        """Return the input of a stage between others; windows are whole images."""
+        places = torch.zeros((tokens, 2), device=self.context.device)
+        return ImagesInput(mask=mask, windows=mask, places=places)
+
+    def forward(self, hidden: Tensor | None, packed: ImagesInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Layers that also send rows append their states to the width, here, in `hidden` and in the
@@ -133,7 +169,7 @@ class VisionStage(nn.Module):
         made: Tensor = self.projector.get_submodule("merge")(squares.mT.flatten(1))
         return made
 
-    def _masks(self, packed: EncoderInput, dtype: torch.dtype) -> dict[bool, ImageContext]:
+    def _masks(self, packed: ImagesInput, dtype: torch.dtype) -> dict[bool, ImageContext]:
         """Return masks, with angles of 2-D RoPE, for blocks with windows (True) and without."""
         mask = packed.mask
         if self.model.turns_patches:
@@ -148,7 +184,7 @@ class VisionStage(nn.Module):
             raise ValueError("every stage of an encoder with windows needs them")
         return {False: mask, True: replace(packed.windows, cos=mask.cos, sin=mask.sin)}
 
-    def embed(self, packed: EncoderInput) -> Tensor:
+    def embed(self, packed: ImagesInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
         if packed.patches is None:
             raise ValueError("the first stage of an encoder needs pixels")

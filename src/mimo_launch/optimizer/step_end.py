@@ -14,7 +14,7 @@ from mimo_launch.comm.step_clock import Section
 from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.optimizer.step_metrics import PendingMetrics, note_flags, reduce_metrics
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.schedule.actions import Action, Kind
 
 

@@ -32,9 +32,8 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.row_places import RowPlaces, row_places
 from mimo_launch.runtime.mailbox import Address, Mailbox
-from mimo_launch.runtime.model_inputs import row_places
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import Channel
 from mimo_launch.schedule.data_flow import needs_backward

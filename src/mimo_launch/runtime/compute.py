@@ -1,26 +1,30 @@
 """Forward and backward of this rank's stages.
 
 Decides: where the results of a stage go, and how its backward starts.
-Relies on: `mailbox` for tensors from other stages and bridges.
-Leaves: other inputs to `stage_inputs`, the order to `executor`.
+Relies on: `mailbox` for tensors from other stages, `bridges` for rows that have arrived.
+Leaves: what a stage reads of the samples to the stage, the order to `executor`.
 
 # Invariant: a rank never skips an action for lack of rows. Zero rows go forward and backward;
 # otherwise its weights would miss a reduction that its peers wait for.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.build import RankModule
-from mimo_launch.models.stage_losses import StageLosses
+from mimo_launch.models.language_input import TextForward
+from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.stage_interface import Canvas, ListForward, StageLosses
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
-from mimo_launch.runtime.stage_inputs import Drawing, StageInputs, StepState
+from mimo_launch.runtime.step_state import Drawing, StepState
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
@@ -40,18 +44,14 @@ class Stages:
     ) -> None:
         self.spec, self.layout, self.grids, self.modules = spec, layout, grids, modules
         self.bridges, self.mail, self.rank = bridges, mail, grids.rank
-        self.inputs = StageInputs(spec, layout, grids, modules, bridges)
 
     def forward(self, action: Action, step: StepState) -> None:
         """Run one stage on one microbatch or group."""
         module, stage = self.modules[action.module], action.stage or 0
         at = Address.of(action)
         hidden = None if stage == 0 else self.mail.take_input(at)
-        network = module.stages[stage]
-        if action.module == LANGUAGE:
-            out = network(hidden, self.inputs.of_language(stage, action.index, step))
-        else:
-            out = network(hidden, self.inputs.of_packed(module, stage, action.index, step))
+        make = self._text if module.layout.is_language else self._list
+        out = module.run(stage, hidden, make(module, stage, action.index, step))
         if not module.layout.stages[stage].is_last:
             self.mail.outputs.put(at, out)
             return
@@ -114,7 +114,7 @@ class Stages:
             tokens = self.layout.samples.microbatch_size * self.layout.seq
             tokens //= module.grid.size(Axis.CP)
             return tokens // shards, width
-        view = self.inputs.encoder_view(self.modules[action.module], action.index, step)
+        view = self.encoder_view(self.modules[action.module], action.index, step)
         patches = len(view.held(module.grid.index(Axis.CP, self.rank)))
         return patches // shards + view.extra_tokens, width
 
@@ -122,9 +122,66 @@ class Stages:
         """Return a canvas for each group of generators that draw, on all stages of this rank."""
         return Drawing(
             {
-                (module.name, group): self.inputs.canvas(module, group, step, num_steps)
+                (module.name, group): self._canvas(module, group, step, num_steps)
                 for module in self.modules.values()
                 if module.layout.draws
                 for group in range(self.layout.num_groups(module.layout))
             }
         )
+
+    def _canvas(self, module: RankModule, group: int, step: StepState, num_steps: int) -> Canvas:
+        stage = next(iter(module.stages))
+        network: Any = module.stages[stage]
+        made: Canvas = network.canvas(self._list(module, stage, group, step), num_steps)
+        return made
+
+    def _list(self, module: RankModule, stage: int, group: int, step: StepState) -> ListForward:
+        """Return one forward of a stage of a module other than language."""
+        rows, places = self._arrived(module, stage, group)
+        canvases = {} if step.drawing is None else step.drawing.canvases
+        return ListForward(
+            context=module.context,
+            model=self.spec.modules[module.name].model,
+            stage=module.layout.stages[stage],
+            view=self.encoder_view(module, group, step),
+            samples=step.inputs,
+            rows=rows,
+            row_places=places,
+            canvas=canvases.get((module.name, group)),
+        )
+
+    def _text(self, module: RankModule, stage: int, index: int, step: StepState) -> TextForward:
+        """Return one forward of a language stage."""
+        here, wanted, written = module.layout.stages[stage], dict[str, RowPlaces](), None
+        if step.decoding is not None:
+            written = step.decoding.tokens[index]
+        elif here.is_last:
+            bridges = list(self._leaving(module))
+            wanted = {each.bridge.target: each.places_in_source(index) for each in bridges}
+        rows, places = self._arrived(module, stage, index)
+        replica = module.layout.grid.index(Axis.DP, self.rank)
+        return TextForward(
+            context=module.context,
+            stage=here,
+            view=step.views.language(replica, index),
+            samples=step.inputs,
+            rows=rows,
+            row_places=places,
+            wanted=wanted,
+            written=written,
+            balance=module.aux_loss,
+        )
+
+    def _arrived(
+        self, module: RankModule, stage: int, index: int
+    ) -> tuple[dict[str, Tensor], dict[str, RowPlaces]]:
+        """Return the rows that the first stage received for a forward, and their places."""
+        into = self.layout.bridges_into(module.name) if stage == 0 else ()
+        bridges = {bridge.source: self.bridges[bridge.name] for bridge in into}
+        rows = {name: each.received(index) for name, each in bridges.items()}
+        return rows, {name: each.places_in_target(index) for name, each in bridges.items()}
+
+    def encoder_view(self, module: RankModule, group: int, step: StepState) -> EncoderView:
+        """Return the samples of a group that this rank's replica of an encoder encodes."""
+        replica = module.layout.grid.index(Axis.DP, self.rank)
+        return step.views.encoder(module.name, replica, group)

@@ -19,14 +19,13 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import set_gradient_sync
+from mimo_launch.models.stage_interface import Canvas, StepInputs
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.compute import Stages
 from mimo_launch.runtime.mailbox import Mailbox
-from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Phase, Progress
-from mimo_launch.runtime.sampling import Canvas
-from mimo_launch.runtime.stage_inputs import Decoding, Drawing, StepState
 from mimo_launch.runtime.stage_transfers import StageEdges
+from mimo_launch.runtime.step_state import Decoding, Drawing, StepState
 from mimo_launch.schedule.actions import ONCE, Action, Kind, Program, Slot
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import LANGUAGE, Axis

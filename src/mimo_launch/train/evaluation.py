@@ -25,8 +25,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.layout.step_views import is_scorer
-from mimo_launch.runtime.model_inputs import read_text
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.models.language_input import read_text
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Codes, HeldOut, Images, Model
 from mimo_launch.train.events import EvalFinished

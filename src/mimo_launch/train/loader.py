@@ -25,7 +25,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layout.step_data import SampleData, StepData, input_shape, without_records
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
-from mimo_launch.models.encoder_inputs import Patches, reader
+from mimo_launch.models.patches import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
 

@@ -19,12 +19,12 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import build_modules
+from mimo_launch.models.stage_interface import StepInputs
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.executor import Executor, no_losses
-from mimo_launch.runtime.model_inputs import StepInputs
 from mimo_launch.runtime.progress import Phase, Progress
 
 

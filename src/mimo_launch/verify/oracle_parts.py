@@ -23,15 +23,10 @@ from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.build import build_network, keep_activations
+from mimo_launch.models.custom_encoder import EncoderInput
 from mimo_launch.models.custom_stages import plain_values, whole_stage
-from mimo_launch.models.encoder_inputs import (
-    EncoderInput,
-    Patches,
-    PatchTargets,
-    Reader,
-    pack,
-    reader,
-)
+from mimo_launch.models.noise import PatchTargets
+from mimo_launch.models.patches import Patches, Reader, pack, reader
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.spec import Spec
 

@@ -30,7 +30,7 @@ from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.stage_inputs import StepState
+from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.

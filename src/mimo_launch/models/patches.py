@@ -1,18 +1,19 @@
-"""The inputs of each kind of encoder: arrays cut into patches on the host, packed on the device.
+"""Arrays of the data set, cut into patches on the host and packed on the device.
 
 Decides: the interface between data and encoders. A data set returns arrays of the model's
 `input_shape`; a `Reader` cuts each array into the patches that become tokens, in the order of rows.
 Cutting and casting happen where samples are read, perhaps in another thread, so that packing only
 copies.
 Relies on: pinned memory on CUDA, for asynchronous copies.
-Leaves: reading arrays to `train`, embedding patches to the encoders, and the choice of the patches
-that a rank holds to its callers.
+Leaves: reading arrays to `train`, the choice of the patches that a rank holds to `stage_interface`,
+embedding them to the encoders.
 
 Legend: P values of a patch, N patches, s side of the square of patches that becomes one row.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
@@ -22,10 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layers.image_contexts import ImageContext
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.models.row_places import RowPlaces
-from mimo_launch.models.tiled_rows import RowSources
+from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images, Model
 
@@ -42,6 +41,10 @@ class Patches:
 
     values: Tensor
     positions: Tensor
+
+
+# An array of the data set, or the patches cut from it.
+Image = np.ndarray | Patches
 
 
 def cut_image(
@@ -200,85 +203,12 @@ def reader(model: Model) -> Reader:
     raise TypeError(f"a model of kind {model.kind} reads no arrays")
 
 
-@dataclass(frozen=True, slots=True)
-class NoisedPatches:
-    """The patches of one cp rank between noise and image, each with its time, [N].
-
-    `target` [N, P] is image - noise, None while an image is generated; `is_patch` [N] is 1, and 0
-    on padding.
-    """
-
-    patches: Patches
-    times: Tensor
-    target: Tensor | None
-    is_patch: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class CodeFrames:
-    """The frames of one cp rank: their input codes and their target codes, [N, K] each.
-
-    `labels` is None while codes are generated; padding has IGNORE_LABEL.
-    """
-
-    tokens: Tensor
-    labels: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class PatchTargets:
-    """The training targets of a custom generator, patch by patch, in at least fp32.
-
-    `patches` [N, P] and `positions` [N, axes] are as in `Patches`; `noise` [N, P] is standard
-    normal, and `times` [N] are uniform between 0 and 1, one for each image. `is_patch` [N] is 1,
-    and 0 on padding.
-    """
-
-    patches: Tensor
-    positions: Tensor
-    noise: Tensor
-    times: Tensor
-    is_patch: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderInput:
-    """The patches of one group that this rank holds.
-
-    On every stage: `mask` says which tokens attend to which, and `windows` the same for layers with
-    windows; `sizes` gives the number of rows that each tp rank owns at the end; `places` [N, 2] are
-    the (y, x) of each patch in its image, for a model with 2-D RoPE; `images` are the height and
-    width, in rows, of each image of the group. `own` numbers this rank's patches (or this tp
-    rank's, with sequence parallelism) in the whole list; `extra_tokens` follow them, and `extras`
-    counts the extra tokens of each image. On the first stage: `patches`; `loose`, the extra tokens
-    of clips that become no row; `rows` [r, width], received by this rank, by source module, and
-    `row_places`, their places among its tokens. `made`, on a generator's first and last stage: its
-    training targets, or its result so far. `row_sources`, on the last stage: the sources of the
-    rows of tiled images.
-    """
-
-    mask: ImageContext
-    sizes: tuple[int, ...]
-    patches: Patches | None
-    places: Tensor | None = None
-    extra_tokens: int = 0
-    loose: Patches | None = None
-    images: tuple[tuple[int, int], ...] = ()
-    own: range = range(0)
-    rows: Mapping[str, Tensor] = field(default_factory=dict)
-    row_places: Mapping[str, RowPlaces] = field(default_factory=dict)
-    extras: tuple[int, ...] = ()
-    made: NoisedPatches | CodeFrames | PatchTargets | None = None
-    windows: ImageContext | None = None
-    row_sources: RowSources | None = None
-
-
 def without_loose(
-    arrays: Sequence[Patches | np.ndarray],
+    arrays: Sequence[Image],
     numbers: Sequence[int],
     how: Reader,
     context: ParallelContext,
-) -> tuple[list[Patches], list[Patches]]:
+) -> tuple[list[Image], list[Image]]:
     """Return the patches of each array's rows, and its `numbers` of loose patches, separately."""
     dtype = how.dtype or context.compute_dtype
     cut = [x if isinstance(x, Patches) else how.cut(x, dtype=dtype, pinned=False) for x in arrays]
@@ -290,9 +220,7 @@ def without_loose(
     )
 
 
-def pack(
-    arrays: Sequence[Patches | np.ndarray], how: Reader, context: ParallelContext, held: range
-) -> Patches:
+def pack(arrays: Sequence[Image], how: Reader, context: ParallelContext, held: range) -> Patches:
     """Copy the patches of arrays, concatenated, to the device, in the dtype of the reader.
 
     An array that is not cut yet is cut here. The list is padded with zeros at the end; this rank
@@ -301,15 +229,32 @@ def pack(
     device, dtype = context.device, how.dtype or context.compute_dtype
     values = torch.zeros((len(held), how.width), dtype=dtype, device=device)
     positions = torch.zeros((len(held), how.axes), dtype=torch.int64, device=device)
+    cut = [x if isinstance(x, Patches) else how.cut(x, dtype=dtype, pinned=False) for x in arrays]
+    for number, here, part in parts_held((len(each.values) for each in cut), held):
+        values[here].copy_(cut[number].values[part], non_blocking=True)
+        positions[here].copy_(cut[number].positions[part], non_blocking=True)
+    return Patches(values, positions)
+
+
+def parts_held(lengths: Iterable[int], held: range) -> Iterator[tuple[int, slice, slice]]:
+    """Yield the items that have a part among the places `held` of a list of them.
+
+    Items of these lengths follow each other. For each: its number, the places of its part among
+    those held, and the part of the item.
+    """
     first = 0
-    for array in arrays:
-        cut = array if isinstance(array, Patches) else how.cut(array, dtype=dtype, pinned=False)
-        last = first + len(cut.values)
-        start, stop = max(first, held.start), min(last, held.stop)
+    for number, length in enumerate(lengths):
+        start, stop = max(first, held.start), min(first + length, held.stop)
         if start < stop:
             here = slice(start - held.start, stop - held.start)
-            part = slice(start - first, stop - first)
-            values[here].copy_(cut.values[part], non_blocking=True)
-            positions[here].copy_(cut.positions[part], non_blocking=True)
-        first = last
-    return Patches(values, positions)
+            yield number, here, slice(start - first, stop - first)
+        first += length
+
+
+def image_places(view: EncoderView, held: range) -> np.ndarray:
+    """Return the place (y, x) of each patch `held` in its image, int64 [N, 2]; 0 for padding."""
+    side = math.isqrt(view.module.patches_per_row)
+    places = np.zeros((len(held), 2), dtype=np.int64)
+    for number, here, part in parts_held(view.lengths, held):
+        places[here] = patch_places(*view.sizes[number], side, pinned=False).numpy()[part]
+    return places
