@@ -23,7 +23,7 @@ from mimo_launch.spec.spec import DecoderModel
 
 def tensor_name(kind: str, chunk: str) -> str:
     ours = chunk.removeprefix("weights/language.")
-    return FAMILIES[kind].place(ours, DecoderModel.model_construct()).name
+    return FAMILIES[kind].tensors.place(ours, DecoderModel.model_construct()).name
 
 
 def count_beats_and_read_few_rows() -> list[int]:

@@ -9,7 +9,6 @@ import pytest
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.diag.diagnostic import all_codes
-from mimo_launch.hugging_face import families_page
 from mimo_launch.hugging_face.families_page import modules, page, wholes
 from mimo_launch.spec.reference import reference
 
@@ -82,10 +81,8 @@ def test_the_list_of_families_is_in_step() -> None:
     assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == page()
 
 
-def test_every_name_on_the_hub_is_listed_once_with_a_type_that_is_read() -> None:
+def test_every_name_on_the_hub_is_listed_once() -> None:
     listed = [name for each in (*wholes(), *modules()) for name in each.published]
-    declared = [name for names in families_page._PUBLISHED.values() for name in names]
-    assert sorted(listed) == sorted(declared)
     assert len(set(listed)) == len(listed)
     assert {"Qwen/Qwen3.6-27B", "Qwen/Qwen3.8-27B"} <= set(listed)
 

@@ -19,9 +19,8 @@ from mimo_launch.export.export import NOTE, InTheWay, new_folder, write_tensors
 from mimo_launch.export.export_plan import Exporter
 from mimo_launch.export.tensors import FileTensor, file_tensors
 from mimo_launch.hugging_face.architectures import alone
-from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import read_headers
-from mimo_launch.hugging_face.runs import Runs
+from mimo_launch.hugging_face.tensors import Place, Runs
 
 FORK = multiprocessing.get_context("fork")
 SEGMENTS = {

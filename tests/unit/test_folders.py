@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def model_of(part: Part[Any]) -> Any:
+def model_of(part: Part) -> Any:
     return model_from_data({"kind": part.family.kind, **plain(part.keys())})
 
 

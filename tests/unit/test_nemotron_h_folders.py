@@ -10,9 +10,9 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.hugging_face.architectures import Modules, alone, obstacles
+from mimo_launch.hugging_face.families.nemotron_h import NEMOTRON_H
 from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.folder import ConfigError
-from mimo_launch.hugging_face.nemotron_h import HYBRID
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 
@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
 
 def test_a_folder_without_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="layers_block_type"):
-        HYBRID.keys({"model_type": "nemotron_h"})
+        NEMOTRON_H.keys({"model_type": "nemotron_h"})
     with pytest.raises(NoSuchPart):
         part_of(CONFIG, "decoder")
 
@@ -76,7 +76,7 @@ def test_experts_of_a_folder_are_those_of_the_spec(
 def test_experts_have_their_places() -> None:
     model = model_from_data(ours(**experts()))
     found = {
-        name: HYBRID.place(f"layers.4.moe.{name}", model)
+        name: NEMOTRON_H.tensors.place(f"layers.4.moe.{name}", model)
         for name in (
             "router.weight",
             "router.expert_bias",
@@ -98,14 +98,14 @@ def test_segments_fill_the_fused_tensors_without_a_gap() -> None:
     model = spec({"language": box(0, model=ours())}).language.model
     ends: dict[str, int] = {}
     for name in ("z", "x", "B", "C", "dt"):
-        at = HYBRID.place(f"layers.0.mamba.{name}.weight", model)
+        at = NEMOTRON_H.tensors.place(f"layers.0.mamba.{name}.weight", model)
         assert at.first_row == ends.get(at.name, 0)
         ends[at.name] = at.first_row + at.num_rows
     assert ends == {"model.layers.0.mixer.in_proj.weight": 2 * 96 + 2 * 48 + 12}
-    last = HYBRID.place("layers.0.mamba.conv.C.weight", model)
+    last = NEMOTRON_H.tensors.place("layers.0.mamba.conv.C.weight", model)
     assert (last.first_row + last.num_rows, last.shape) == (192, (192, 1, 4))
     with pytest.raises(KeyError):
-        HYBRID.place("layers.0.mamba.conv.z.weight", model)
+        NEMOTRON_H.tensors.place("layers.0.mamba.conv.z.weight", model)
 
 
 def ours(**change: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from tests.support.videos import frames, zipped
 
 from mimo_launch.data.samples.decode_video import video_groups
-from mimo_launch.hugging_face import qwen2_5_omni
+from mimo_launch.hugging_face.families.qwen2_5_omni import QWEN2_5_OMNI
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.text_positions import axis_positions
@@ -128,6 +128,7 @@ def test_an_export_says_it_again() -> None:
     for second, written in ((25.0, "25"), (12.5, "12.5")):
         video = {"time": "nominal_seconds", "per_second": second}
         vision = VitModel.model_validate({"kind": "vit", **tower, "video": video})
-        thinker = qwen2_5_omni.config_of(text, talker, vision, 9)["thinker_config"]
+        assert QWEN2_5_OMNI.config_of is not None
+        thinker = QWEN2_5_OMNI.config_of(text, talker, vision, 9)["thinker_config"]
         assert str(thinker["position_id_per_seconds"]) == written
         assert "tokens_per_second" not in thinker["vision_config"]

@@ -9,8 +9,8 @@ from tests.support.published import ENCODERS, MODELS, Config
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_draft import Answers, draft
 from mimo_launch.hugging_face.contents import read_contents
-from mimo_launch.hugging_face.family import value_of
 from mimo_launch.hugging_face.registry import parts_of
+from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.plan.plan import Plan
 
 # Parts that no module of ours computes.

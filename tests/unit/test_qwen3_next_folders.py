@@ -9,7 +9,7 @@ from tests.support.published import MODELS
 from mimo_launch.hugging_face.architectures import Modules, alone
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.hugging_face.runs import Runs
+from mimo_launch.hugging_face.tensors import Runs
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import HybridModel
 

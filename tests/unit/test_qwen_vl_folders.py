@@ -8,7 +8,7 @@ import pytest
 from tests.support.headers import NO_TENSORS
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.hugging_face import qwen2_5_vl, qwen2_vl
+from mimo_launch.hugging_face.families.qwen2_vl import QWEN2_5_VL_VISION, QWEN2_VL
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.spec import Videos, VitModel
 
@@ -119,7 +119,7 @@ def test_a_decoder_without_axes_is_told_from_one_with_them(tmp_path: Path) -> No
 def test_names_that_it_does_not_have_are_refused(name: str) -> None:
     model = VitModel(kind="vit", **part_of(CONFIG, "vit").keys())
     with pytest.raises(KeyError):
-        qwen2_vl.VISION.place(name, model)
+        QWEN2_VL.vision.tensors.place(name, model)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_export_says_the_places_of_a_second() -> None:
     keys = part_of(CONFIG_2_5, "vit").keys()
     seen = VitModel.model_validate({"kind": "vit", **keys, "video": {"time": "patches"}})
     timed = Videos(time="seconds", per_second=2.0)
-    config = qwen2_5_vl.VISION.config(seen.model_copy(update={"video": timed}))
+    config = QWEN2_5_VL_VISION.config(seen.model_copy(update={"video": timed}))
     assert config["tokens_per_second"] == 2
     assert isinstance(config["tokens_per_second"], int)
-    assert "tokens_per_second" not in qwen2_5_vl.VISION.config(seen)
+    assert "tokens_per_second" not in QWEN2_5_VL_VISION.config(seen)

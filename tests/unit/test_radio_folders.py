@@ -12,8 +12,8 @@ from PIL import Image
 from tests.unit.test_earlier_runs import saved, starting
 
 from mimo_launch.data.samples.decode_media import process
+from mimo_launch.hugging_face.families.radio import RADIO
 from mimo_launch.hugging_face.folder import ConfigError
-from mimo_launch.hugging_face.radio import VISION
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.recipes import recipe_of
@@ -40,7 +40,7 @@ def written(folder: Path, **config: Any) -> Path:
 )
 def test_a_configuration_of_ours_is_read_as_our_model(model: dict[str, Any]) -> None:
     asked = VitModel(**{"kind": "vit", **part_of(PUBLISHED, "vit").keys(), **model})
-    keys = VISION.keys(VISION.config(asked))
+    keys = RADIO.keys(RADIO.config(asked))
     assert {key: getattr(asked, key) for key in keys} == keys
 
 

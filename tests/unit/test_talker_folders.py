@@ -2,8 +2,8 @@
 
 import pytest
 
-from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.spec.load import model_from_data
 
 

@@ -30,8 +30,7 @@ from mimo_launch.checkpoint.boxes import (
 from mimo_launch.checkpoint.folder_tensors import FolderTensors, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
-from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.family import Part, Place
+from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     TYPES,
     Config,
@@ -43,6 +42,7 @@ from mimo_launch.hugging_face.folder import (
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
+from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
@@ -138,7 +138,7 @@ def _contents_on_first(
 
 
 def _placed(
-    part: Part[Any], model: Any, module: RankModule, stored: Stored, vocab: int
+    part: Part, model: Any, module: RankModule, stored: Stored, vocab: int
 ) -> Iterator[tuple[Box, Place | None]]:
     """Yield this rank's boxes under their names in the files, and their places there.
 
@@ -163,7 +163,7 @@ def _placed(
         yield replace(box, name=key, shape=shape), place
 
 
-def _place_of(part: Part[Any], key: str, model: Any) -> Place | None:
+def _place_of(part: Part, key: str, model: Any) -> Place | None:
     """Return the place of a segment; one that the family lacks is missing under our name."""
     try:
         return part.place(key, model)

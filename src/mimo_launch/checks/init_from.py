@@ -51,7 +51,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
     if not isinstance(saved, dict):
         return
     # Imported here, because few specs start from a run, and a family imports many others.
-    from mimo_launch.hugging_face.family import value_of
+    from mimo_launch.hugging_face.settings import value_of
 
     path = start_path(spec, name)
     if name not in saved:

@@ -15,8 +15,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face import repeats
 from mimo_launch.hugging_face.accounts import lacking, unknown
-from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.family import NoSuchPart, Part, value_of
+from mimo_launch.hugging_face.family import NoSuchPart, Part
 from mimo_launch.hugging_face.folder import (
     ADAPTER,
     CONFIG,
@@ -29,6 +28,8 @@ from mimo_launch.hugging_face.folder import (
 )
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of
+from mimo_launch.hugging_face.settings import value_of
+from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
 from mimo_launch.spec.spec import ModuleSpec, Spec
@@ -49,7 +50,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         why = "weights are read from model.safetensors or model.safetensors.index.json"
         yield _cannot(name, folder, "without safetensors", why)
         return
-    part: Part[Any] | None = None
+    part: Part | None = None
     headers: dict[str, TensorHeader] = {}
     try:
         part = part_of(read_config(folder), model.kind)
@@ -89,7 +90,7 @@ class _Start:
     name: str
     folder: Path
     named_at: YamlPath
-    part: Part[Any]
+    part: Part
     headers: Mapping[str, TensorHeader]
 
     @property
@@ -200,7 +201,7 @@ class _Start:
 
     def unlike_depths(self) -> Findings:
         """Files of the family may hold multi-token prediction, if the module has it."""
-        if not kind_of(self.module.model).depths or self.part.family.has_depths:
+        if not kind_of(self.module.model).depths or self.part.family.depths:
             return
         theirs = self.part.family.model_type
         yield Diagnostic(

@@ -14,8 +14,8 @@ from typing import Any
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_text import MARKERS, spec_text
 from mimo_launch.data.sample_sizes import longest_sample
-from mimo_launch.hugging_face import vit
 from mimo_launch.hugging_face.contents import Module, read_contents
+from mimo_launch.hugging_face.families.siglip_clip import ALONE
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
 from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.processors.files import TokenizerError
@@ -118,7 +118,7 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
                     f"mimo-launch inspect {folder}",
                 )
             # As in LLaVA, the format of `export`; in a whole model, its own config decides.
-            said = {"final_norm": False} if contents.model_type in vit.ALONE else {}
+            said = {"final_norm": False} if contents.model_type in ALONE else {}
             found[name] = (replace(part, keys={**part.keys, **said}), folder)
     if not found and (answers.data or answers.tokenizer):
         raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")

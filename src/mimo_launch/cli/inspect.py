@@ -170,8 +170,8 @@ class _Model:
 
     def lines(self) -> Iterator[str]:
         """Yield its modules with their sizes, and the contents that no module uses."""
-        from mimo_launch.hugging_face.decoder import HEAD
         from mimo_launch.hugging_face.folder import TYPES
+        from mimo_launch.hugging_face.tensors import HEAD
 
         found = self.found
         types = ", ".join(TYPES.get(each, each) for each in found.dtypes) or "no weights"

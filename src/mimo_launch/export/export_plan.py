@@ -23,9 +23,9 @@ from mimo_launch.export.sources import (
 )
 from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
-from mimo_launch.hugging_face.family import Part, Place
+from mimo_launch.hugging_face.family import OURS_OF_MTP, Part
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.further_tokens import OURS
+from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.layers.parallel_context import torch_type
@@ -176,11 +176,11 @@ class Exporter:
             replace(beside, notes=(*beside.notes, *left_out)),
         )
 
-    def _first_left_out(self, part: Part[Any], model: Model) -> int | None:
+    def _first_left_out(self, part: Part, model: Model) -> int | None:
         """Return the first depth of multi-token prediction that files cannot hold, if any."""
         depths = range(kind_of(model).depths)
         return next(
-            (n for n in depths if part.place(f"{OURS}{n}.norm.weight", model) is None), None
+            (n for n in depths if part.place(f"{OURS_OF_MTP}{n}.norm.weight", model) is None), None
         )
 
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
@@ -189,7 +189,7 @@ class Exporter:
         segments = self.checkpoint.segments(name)
         places = {key: part.place(key, model) for key in segments}
         # Leave out multi-token prediction that files cannot hold.
-        places = {key: at for key, at in places.items() if at or not key.startswith(OURS)}
+        places = {key: at for key, at in places.items() if at or not key.startswith(OURS_OF_MTP)}
         segments = {key: segments[key] for key in places}
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
 

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
-from mimo_launch.hugging_face import llava, pixtral
 from mimo_launch.hugging_face.architectures import Architecture
+from mimo_launch.hugging_face.families.llava import LLAVA
+from mimo_launch.hugging_face.families.pixtral import PIXTRAL
 from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     Config,
@@ -97,7 +98,7 @@ class WeightSource:
 
     folder: Path
     config: Config
-    part: Part[Any]
+    part: Part
     tensors: Mapping[str, tuple[str, TensorHeader]]
 
     @classmethod
@@ -230,8 +231,8 @@ def companions_of(
             if (path := next(known, None)) is not None:
                 found[each] = path
     # A Pixtral tower has its own processor, not LLaVA's.
-    of_llava = config["model_type"] == llava.MODEL_TYPE and (
-        config["vision_config"].get("model_type") != pixtral.MODEL_TYPE
+    of_llava = config["model_type"] == LLAVA.model_type and (
+        config["vision_config"].get("model_type") != PIXTRAL.model_type
     )
     if not of_llava or TOKENIZER not in found:
         return Companions(found)

@@ -20,10 +20,10 @@ from torch import Tensor
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.export.sources import TORCH, WHOLE_NUMBERS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
-from mimo_launch.hugging_face.family import Place
 from mimo_launch.hugging_face.folder import TensorHeader
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Model
 

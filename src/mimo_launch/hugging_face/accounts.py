@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
-from mimo_launch.hugging_face import further_tokens, own_folders
-from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
-from mimo_launch.hugging_face.family import SCALE_OF_INPUTS, Part
+from mimo_launch.hugging_face.families import own
+from mimo_launch.hugging_face.family import OURS_OF_MTP, SCALE_OF_INPUTS, OneDepthApart, Part
+from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 
 _LAYER_NUMBER = re.compile(r"\blayers\.(\d{1,6})\.")
@@ -60,16 +60,16 @@ def _names(model: Any) -> Iterator[str]:
         layers += [f"{x}.experts.{number}.{part}" for x, number, part in stacks]
     inside = [*(f"{layer}.{each}" for layer in layers for each in _KINDS), *_ALONE]
     before = [f"layers.{number}" for number in range(model.layers)]
-    before += [f"{further_tokens.OURS}{depth}.block" for depth in range(kind.depths)]
+    before += [f"{OURS_OF_MTP}{depth}.block" for depth in range(kind.depths)]
     ends = [*_ENDS, *(f"projector.{each}" for each in _PROJECTOR)]
     deep = range(len(getattr(model, "deepstack", ())))
     ends += [f"projector.deepstack.{number}.{each}" for number, each in product(deep, _DEEP)]
-    ends += [f"{further_tokens.OURS}{n}.{each}" for n, each in product(range(kind.depths), _DEPTH)]
+    ends += [f"{OURS_OF_MTP}{n}.{each}" for n, each in product(range(kind.depths), _DEPTH)]
     yield from (f"{each}.{x}" for each in ends for x in _KINDS)
     yield from (f"{each}.{rest}" for each in before for rest in inside)
 
 
-def names_in_files(part: Part[Any], model: Any) -> set[str]:
+def names_in_files(part: Part, model: Any) -> set[str]:
     """Return the family's names of the tensors that our model may take."""
     found = {place.name for place in part.projector.values()}
     for name in _names(model):
@@ -83,10 +83,10 @@ def names_in_files(part: Part[Any], model: Any) -> set[str]:
     return found
 
 
-def taken(part: Part[Any], model: Any, tensors: Iterable[str]) -> set[str]:
+def taken(part: Part, model: Any, tensors: Iterable[str]) -> set[str]:
     """Return the tensors of files that our model takes."""
     inner = {name: found for name in tensors if (found := part.inner_name(name)) is not None}
-    if part.family in own_folders.FAMILIES:  # Their tensors may have any name.
+    if part.family in own.FAMILIES:  # Their tensors may have any name.
         return set(inner)
     known = names_in_files(part, model)
     return {
@@ -94,14 +94,14 @@ def taken(part: Part[Any], model: Any, tensors: Iterable[str]) -> set[str]:
     }
 
 
-def unknown(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
+def unknown(part: Part, model: Any, tensors: Iterable[str]) -> list[str]:
     """Return the tensors of files that our model neither takes nor leaves out by rule."""
     tensors = list(tensors)
     mine = taken(part, model, tensors)
     return [name for name in tensors if name not in mine and not part.is_ignored(name, model)]
 
 
-def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
+def lacking(part: Part, model: Any, tensors: Iterable[str]) -> list[str]:
     """Return the ends and layers of a language model that the tensors of files lack.
 
     The list is empty if the files hold nothing of the part.
@@ -118,24 +118,24 @@ def lacking(part: Part[Any], model: Any, tensors: Iterable[str]) -> list[str]:
             missing.append(place.name)
     if kind.is_tied and HEAD in there:  # Either may hold the values of both.
         missing = [name for name in missing if name != EMBEDDING]
-    has_apart = family.depth_place is not None
+    has_apart = isinstance(family.depths, OneDepthApart)
     if has_apart and (held := part.depths_among(there, model)) < kind.depths:
         missing.append(f"what predicts further tokens in depth {held + 1}")
     if has_apart:
-        there = {inner for inner in there if not inner.startswith(further_tokens.OURS)}
+        there = {inner for inner in there if not inner.startswith(OURS_OF_MTP)}
     layers = {int(found[1]) for inner in there if (found := _LAYER_NUMBER.search(inner))}
     # A layer of some families corresponds to several layers here.
-    depths = kind.depths if family.has_depths and not has_apart else 0
-    theirs = dict.fromkeys(n // family.layers_in_one for n in range(model.layers + depths))
+    depths = kind.depths if family.depths and not has_apart else 0
+    theirs = dict.fromkeys(n // family.tensors.layers_in_one for n in range(model.layers + depths))
     return missing + [f"layer {n}" for n in theirs if layers and n not in layers]
 
 
-def reason(part: Part[Any], model: Any, name: str) -> str:
+def reason(part: Part, model: Any, name: str) -> str:
     """Return why a tensor that no module takes is left out."""
     inner = part.inner_name(name)
-    has_depths = part.family.has_depths
+    has_depths = part.family.depths is not None
     further = "it predicts further tokens, which a model without `mtp` does not"
-    if (inner or name).startswith(further_tokens.OURS):
+    if (inner or name).startswith(OURS_OF_MTP):
         left = "it predicts further tokens, and `transformers` leaves it out as well"
         return further if has_depths else left
     if inner is None:
@@ -146,14 +146,14 @@ def reason(part: Part[Any], model: Any, name: str) -> str:
         is_scale = inner.endswith(SCALE_OF_INPUTS)
         return "inputs are not quantized here" if is_scale else "it follows from the settings"
     numbers = [int(each) for each in inner.split(".") if each.isdecimal()]
-    if not numbers or numbers[0] < -(-model.layers // part.family.layers_in_one):
+    if not numbers or numbers[0] < -(-model.layers // part.family.tensors.layers_in_one):
         return "nothing here computes with it"
     behind = "its layer is behind the last one that is used"
     return further if has_depths else behind
 
 
 def left_out(
-    parts: Iterable[tuple[Part[Any], Any]], tensors: Iterable[str]
+    parts: Iterable[tuple[Part, Any]], tensors: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return why tensors that no part takes are left out, and the names of unknown tensors.
 

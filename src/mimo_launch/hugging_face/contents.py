@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.hugging_face import accounts, repeats
-from mimo_launch.hugging_face.family import Part, value_of
+from mimo_launch.hugging_face.families.own import READS
+from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     ADAPTER,
     CONFIG,
@@ -25,9 +26,9 @@ from mimo_launch.hugging_face.folder import (
     weight_files,
 )
 from mimo_launch.hugging_face.not_read import NAMES, not_read
-from mimo_launch.hugging_face.own_folders import READS
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of
+from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import (
@@ -115,7 +116,7 @@ class _Folder:
     headers: Mapping[str, TensorHeader]
     images: str | None
 
-    def module(self, part: Part[Any], model: Model | None, own: Collection[str]) -> Module:
+    def module(self, part: Part, model: Model | None, own: Collection[str]) -> Module:
         """Return a part as a module, with its `own` tensors. Raises: ConfigError."""
         mine = {name: header for name, header in self.headers.items() if name in own}
         family, not_computed, keys = part.family, part.not_computed(), _keys_of(part)
@@ -205,7 +206,7 @@ def _images(folder: Path) -> str | None:
     )
 
 
-def _keys_of(part: Part[Any]) -> dict[str, Any]:
+def _keys_of(part: Part) -> dict[str, Any]:
     """Return the keys of a part, none if it is not computed. Raises: ConfigError."""
     keys = {} if part.not_computed() else part.keys()
     if keys and not part.family.norms_patches:
@@ -213,7 +214,7 @@ def _keys_of(part: Part[Any]) -> dict[str, Any]:
     return keys
 
 
-def _model_of(part: Part[Any]) -> Model | None:
+def _model_of(part: Part) -> Model | None:
     """Return a part as our model, None if it is not computed. Raises: ConfigError."""
     if not (keys := _keys_of(part)):
         return None

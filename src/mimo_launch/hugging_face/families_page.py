@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.hugging_face.architectures import stands_alone
+from mimo_launch.hugging_face.families.own import FAMILIES as OWN
 from mimo_launch.hugging_face.not_read import NAMES
-from mimo_launch.hugging_face.own_folders import FAMILIES as OWN
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
 
 _HEAD = """# Families
@@ -33,51 +32,6 @@ same. What the settings mean is in [Hugging Face weights](hugging-face.md).
 Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 are read as what
 they stand for; any other `quantization_config` is refused.
 """
-
-# Names on the hub by model type, from the docs of transformers, with later models of the same type.
-# A user who looks for a model by its name may not know its model type.
-_PUBLISHED: dict[str, tuple[str, ...]] = {
-    "llava": ("llava-hf/llava-1.5-7b-hf",),
-    "internvl": ("OpenGVLab/InternVL3-1B-hf",),
-    "idefics3": ("HuggingFaceM4/Idefics3-8B-Llama3",),
-    "smolvlm": ("HuggingFaceTB/SmolVLM2-2.2B-Instruct",),
-    "gemma3": ("google/gemma-3-4b-it",),
-    "mistral3": ("mistralai/Mistral-Small-3.1-24B-Instruct-2503",),
-    "voxtral": ("mistralai/Voxtral-Mini-3B-2507",),
-    "qwen2_audio": ("Qwen/Qwen2-Audio-7B",),
-    "llava_onevision": ("llava-hf/llava-onevision-qwen2-7b-ov-hf",),
-    "nemotron_h_omni": ("nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16",),
-    "qwen2_vl": ("Qwen/Qwen2-VL-7B-Instruct",),
-    "qwen2_5_vl": ("Qwen/Qwen2.5-VL-7B-Instruct",),
-    "qwen3_vl": ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"),
-    "qwen3_vl_moe": ("Qwen/Qwen3-VL-30B-A3B-Instruct",),
-    "qwen3_5": ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3.8-27B"),
-    "qwen3_5_moe": ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
-    "glm4v": ("zai-org/GLM-4.1V-9B-Thinking",),
-    "glm4v_moe": ("zai-org/GLM-4.5V",),
-    "glm46v": ("zai-org/GLM-4.6V",),
-    "qwen2_5_omni": ("Qwen/Qwen2.5-Omni-7B",),
-    "siglip": ("google/siglip-base-patch16-224",),
-    "clip": ("openai/clip-vit-base-patch32",),
-    "llama": ("meta-llama/Llama-3.1-8B",),
-    "qwen2": ("Qwen/Qwen2-7B", "Qwen/Qwen2.5-7B"),
-    "qwen3": ("Qwen/Qwen3-8B",),
-    "mistral": ("mistralai/Mistral-7B-v0.3",),
-    "mixtral": ("mistralai/Mixtral-8x7B-v0.1",),
-    "qwen3_moe": ("Qwen/Qwen3-30B-A3B",),
-    "gemma2": ("google/gemma-2-9b",),
-    "gemma3_text": ("google/gemma-3-1b-it",),
-    "glm": ("zai-org/glm-4-9b-chat-hf",),
-    "glm4": ("zai-org/GLM-4-9B-0414",),
-    "gpt_oss": ("openai/gpt-oss-20b",),
-    "deepseek_v3": ("deepseek-ai/DeepSeek-V3",),
-    "kimi_k2": ("moonshotai/Kimi-K2-Instruct",),
-    "glm4_moe": ("zai-org/GLM-4.5", "zai-org/GLM-4.6"),
-    "nemotron_h": ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",),
-    "qwen3_next": ("Qwen/Qwen3-Next-80B-A3B-Instruct",),
-    "whisper": ("openai/whisper-large-v3",),
-    "radio": ("nvidia/C-RADIOv4-H",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +56,7 @@ class FamilyEntry:
 def wholes() -> list[FamilyEntry]:
     """Return the model types with several modules, or with one module and parts left out."""
     found = []
-    for name, whole in WHOLES.items():
+    for name, whole in sorted(WHOLES.items()):
         kinds = dict.fromkeys(family.kind for family in whole.families)
         modules = {
             NAMES.get(kind, kind): tuple(
@@ -111,9 +65,7 @@ def wholes() -> list[FamilyEntry]:
             for kind in kinds
         }
         refused = tuple(rule.words for rule in whole.refusals.rules)
-        found.append(
-            FamilyEntry(name, _PUBLISHED.get(name, ()), modules, whole.architecture, refused)
-        )
+        found.append(FamilyEntry(name, whole.published, modules, whole.architecture, refused))
     return found
 
 
@@ -123,12 +75,12 @@ def modules() -> list[FamilyEntry]:
     return [
         FamilyEntry(
             name,
-            _PUBLISHED.get(name, ()),
+            family.published,
             {NAMES.get(family.kind, family.kind): (name,)},
-            family.architecture if stands_alone(family) and name not in own else "",
+            family.architecture if family.stands_alone and name not in own else "",
             tuple(dict.fromkeys(rule.words for rule in family.refusals.rules)),
         )
-        for name, family in FAMILIES.items()
+        for name, family in sorted(FAMILIES.items())
     ]
 
 

@@ -1,201 +1,216 @@
-"""The interface of an architecture of transformers, and of a part of a folder that has one.
+"""A family: one architecture as transformers writes it, as data; and a part of a folder.
 
-Decides: the functions of each family; the prefixes of names in the files of a part, and the
-settings of the whole model for the part.
-Relies on: `folder` for configurations; `spec.layers` for their keys.
-Leaves: the functions to one file per architecture, finding families and parts to `registry`.
+Decides: what a family says: its settings, its tensors, what is refused; the prefixes of names in
+the files of a part, and the settings of the whole model for the part.
+Relies on: `settings`, `tensors` and `refusals` for the tables; `folder` for configurations.
+Leaves: the tables to one file per family in `families`, finding them to `registry`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, takewhile
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, runtime_checkable
 
-from mimo_launch.hugging_face import further_tokens
-from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
-from mimo_launch.hugging_face.refusals import Refusals, off
-from mimo_launch.hugging_face.runs import Runs
-from mimo_launch.spec.hybrid import DeltaNetSizes
-from mimo_launch.spec.layers import Moe, Mtp
-from mimo_launch.spec.spec import Model, Strict
+from mimo_launch.hugging_face.folder import Config, ConfigError, number, reading_config
+from mimo_launch.hugging_face.refusals import NOTHING, Refusals, off
+from mimo_launch.hugging_face.settings import NO_SETTINGS, Settings, value_of
+from mimo_launch.hugging_face.tensors import Place, Tensors
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import Model
+from mimo_launch.spec.wording import text_of
 
-
-def moe_keys(**said: Any) -> dict[str, Any]:
-    """Return `moe` with these keys, defaults for the others, unchecked; see `Moe.architecture`."""
-    return {
-        key: said.get(key, each.default)
-        for key, each in Moe.model_fields.items()
-        if key not in Moe.TRAINING
-    }
-
-
-# Keys with a default, and the property of the model that applies it.
-_DERIVED = {
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_size",
-    "mlp": "mlp_width",
-    "projector_mlp": "projector_mlp_width",
-}
-
-
-def value_of(model: Model, key: str) -> Any:
-    """Return a model's value for one of its keys, with defaults applied.
-
-    For a section, only the keys that decide what is computed, not how it is computed or trained.
-    """
-    derived = _DERIVED.get(key, key)
-    found = getattr(model, derived if hasattr(model, derived) else key)
-    if isinstance(found, Moe | Mtp | DeltaNetSizes):
-        return found.architecture()
-    return found.model_dump() if isinstance(found, Strict) else found
-
-
-M = TypeVar("M")
+Prefixes = tuple[tuple[str, str], ...]
+OURS_OF_MTP = "mtp."
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
-    """The place of an expert's tensor in a stack for several experts: it is entry `number`.
+class Video:
+    """How language gets the time of a video, as `video` of our model.
 
-    If the entry is `transposed`, its columns are our rows; one row in `step` belongs to our tensor.
+    `per_second` is the setting for the positions of a second, with its default.
     """
 
-    number: int
-    step: int = 1
-    transposed: bool = False
+    time: str
+    per_second: tuple[str, float] | None = None
 
-    def shape_in(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of our tensor."""
-        rows, *rest = whole[:0:-1] if self.transposed else whole[1:]
-        return (rows // self.step, *rest)
+    def read(self, config: Config) -> dict[str, Any]:
+        """Return `video` of our model. Raises: ConfigError."""
+        each = None if self.per_second is None else float(number(config, *self.per_second))
+        return {"time": self.time, "per_second": each}
 
-    def read(self, whole: Any, first_row: int, box: Sequence[range]) -> Any:
-        """Return a box of our tensor, read as slices of `whole`; `first_row` is our first row.
+    def write(self, model: Any) -> Config:
+        """Return the setting for the positions of a second; an integer, if they are whole."""
+        each = None if model.video is None else model.video.per_second
+        if self.per_second is None or each is None:
+            return {}
+        return {self.per_second[0]: int(each) if each == int(each) else each}
 
-        `whole` may be a tensor, or a tensor of a file that takes slices without steps.
-        """
-        rows, *rest = box
-        last = first_row + self.step * rows.start + self.step * (len(rows) - 1) + 1
-        there = [slice(first_row + self.step * rows.start, max(last, 0))]
-        there += [slice(each.start, each.stop) for each in rest]
-        if self.transposed:
-            there.reverse()
-        entry = whole[(slice(self.number, self.number + 1), *there)][0]
-        return (entry.mT if self.transposed else entry)[:: self.step]
+
+class Depths(Protocol):
+    """Where files hold multi-token prediction."""
+
+    def place(self, name: str, model: Any, tensors: Tensors) -> Place | None:
+        """Return the place of our tensor, None for a depth that files do not hold."""
+
+    def copies(self, model: Any) -> Mapping[str, str]:
+        """Return the tensors of files that repeat another one, with our name of the latter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor of a file, or consecutive rows of one, that holds one of our segments.
+class DepthsAfterLayers:
+    """A layer after the last one for each depth; it repeats the embedding and the output layer.
 
-    `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is the
-    shape of the whole tensor in the file where it differs from ours, with the same elements in the
-    same order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may come
-    first. If ours is `stacked`, `shape` is the shape of the stack. The columns of a `transposed`
-    tensor are our rows. A tensor `at_least_fp32` is not multiplied by activations, and transformers
-    keeps it in fp32. An `optional` tensor may be missing in a file; ours then keeps its initial
-    values. With `runs`, our rows are not consecutive.
+    The files show the number of depths: transformers drops these tensors and keeps the setting.
+    Source: the published weights of DeepSeek-V3 and of GLM-4.5.
     """
 
-    name: str
-    first_row: int = 0
-    num_rows: int | None = None
-    shape: tuple[int, ...] | None = None
-    at_least_fp32: bool = False
-    stacked: Stacked | None = None
-    transposed: bool = False
-    optional: bool = False
-    runs: Runs | None = None
+    around: Mapping[str, str]
+    # The setting for the number of depths.
+    key: str = "num_nextn_predict_layers"
 
-    @property
-    def key(self) -> str:
-        """A unique name: the name of the tensor, with our rows or entry."""
-        if self.stacked is not None:
-            return f"{self.name}[{self.stacked.number}, {self.first_row}::{self.stacked.step}]"
-        if self.num_rows is not None:
-            more = "" if self.runs is None else f", in runs of {self.runs.length}"
-            return f"{self.name}[{self.first_row}:{self.first_row + self.num_rows}{more}]"
-        return self.name
+    def place(self, name: str, model: Any, tensors: Tensors) -> Place:
+        """Return the place of our tensor. Raises: KeyError for a name that no depth has."""
+        _, depth, rest = name.split(".", 2)
+        layer = f"layers.{model.layers + int(depth)}"
+        if rest.startswith("block."):
+            return tensors.place(f"{layer}.{rest.removeprefix('block.')}", model)
+        return Place(f"model.{layer}.{self.around[rest]}")
 
-
-def layers_at(names: Mapping[str, str]) -> dict[str, Place]:
-    """Return the places of weights and biases of layers from `names`, our names first."""
-    kinds = ("weight", "bias")
-    return {f"{ours}.{kind}": Place(f"{at}.{kind}") for ours, at in names.items() for kind in kinds}
+    def copies(self, model: Any) -> Mapping[str, str]:
+        """Return the tensors of files that repeat another one, with our name of the latter."""
+        found = {}
+        for depth in range(kind_of(model).depths):
+            layer = f"model.layers.{model.layers + depth}"
+            found[f"{layer}.embed_tokens.weight"] = "embedding.weight"
+            head = "embedding.weight" if model.tied else "head.weight"
+            found[f"{layer}.shared_head.head.weight"] = head
+        return found
 
 
-def stacked_expert(layer: str, number: int, part: str, moe: Moe, stream: int) -> Place:
-    """Return the place of an expert's weight in a layer that stacks gates above ups, and downs.
+@dataclass(frozen=True, slots=True)
+class OneDepthApart:
+    """Tensors of one depth under a name of their own; a block is a layer of the hybrid model."""
 
-    `layer` is the name of a layer's experts; `part` is gate, up or down.
-    """
-    entry = Stacked(number)
-    if part == "down":
-        return Place(f"{layer}.down_proj", shape=(moe.experts, stream, moe.width), stacked=entry)
-    first = moe.width if part == "up" else 0
-    whole = (moe.experts, 2 * moe.width, stream)
-    return Place(f"{layer}.gate_up_proj", first, moe.width, shape=whole, stacked=entry)
+    table: Tensors
 
+    def place(self, name: str, model: Any, tensors: Tensors) -> Place | None:
+        """Return the place of our tensor. Raises: KeyError for a name that the depth lacks."""
+        del tensors
+        return self.table.place(name, model) if name.startswith(f"{OURS_OF_MTP}0.") else None
 
-def rows_of(parts: Mapping[str, int], wanted: str) -> tuple[int, int]:
-    """Return the first row and the number of rows of a part. Raises: KeyError."""
-    names = list(parts)
-    if wanted not in parts:
-        raise KeyError(wanted)
-    return sum(parts[name] for name in names[: names.index(wanted)]), parts[wanted]
+    def copies(self, model: Any) -> Mapping[str, str]:
+        """Return nothing: no tensor repeats another one."""
+        del model
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family(Generic[M]):
-    """One architecture as transformers writes it, for our models of type M.
+class Family:
+    """One architecture as transformers writes it, for our models of a kind.
 
     `model_type`: as in the (sub-)configuration that describes the module.
     `kind`: the kind of our model.
-    `not_computed`: settings that our model does not have.
-    `random`: settings that, if not 0, change numbers at random in training, such as dropout.
-    `keys(config)`: a configuration as keys of `model`. Raises: ConfigError.
-    `place(name, model)`: the place of a segment, named without the module. Raises: KeyError.
-    `is_ignored(name, model)`: whether a tensor of a file is left out by rule.
-    `fits(model)`: whether the architecture can express our model, beyond what `keys` say.
-    `config(model)`: the configuration of our model; `vocab` must be a number.
     `architecture`: the class of transformers that loads it.
-    `row_width`: the key of its configuration for the width of the rows that it makes, or reads.
-    `training(config)`: the training settings of a configuration, as keys of `moe`.
-    `of_experts`: for decoders with experts only.
-    `other_place(name, model)`: the place in files of other versions; None if it is the same.
-    `layers_in_one`: how many of our layers form one layer of the architecture.
-    `video(config)`: how it reads videos, as `video` of our model; None if we do not know.
-    `has_depths`: whether its files may hold multi-token prediction (see `further_tokens`).
+    `settings`, `tensors`: the tables; `other_tensors`: names in files of other versions.
+    `defaults`: the defaults of its configuration class, where they are not in the table.
+    `prepared`: brings a configuration with its defaults to the form that the table reads.
+    `refused`: settings that our model does not have.
+    `random`: settings that, if not 0, change numbers at random in training, such as dropout.
+    `training`: a table of training settings, as keys of `moe`.
+    `row_width`: the setting for the width of the rows that it makes, or reads.
+    `video`: how it reads videos; None if we do not know.
+    `depths`: where its files may hold multi-token prediction.
     `norms_patches`: whether the patches of an image pass the last norm of a tower; in some towers
-    only the pooling uses it. Applies to a folder of the tower alone, unless `keys` decides.
-    `depth_place(name, model)`: the place of a tensor of multi-token prediction that files keep
-    apart, None for a depth that they do not hold; without it, depths are layers after the last one.
+    only the pooling uses it. Applies to a folder of the tower alone, unless the table decides.
+    `prefixes`, `elsewhere`, `may_end_early`: as in `Part`, for a folder of nothing else.
+    `rank`: where several families equal a model, the lowest is written.
+    `published`, `notes`: names on the hub of models with this type, and what readers should know.
     """
 
     model_type: str
     kind: str
-    not_computed: Refusals
-    keys: Callable[[Config], dict[str, Any]]
-    place: Callable[[str, M], Place]
-    is_ignored: Callable[[str, M], bool]
-    config: Callable[[M], Config]
-    fits: Callable[[M], bool] = lambda _: True
-    random: tuple[str, ...] = ("attention_dropout",)
+    settings: Settings
+    tensors: Tensors
     architecture: str = ""
+    other_tensors: Tensors | None = None
+    defaults: Config = field(default_factory=dict)
+    prepared: Callable[[Config], Config] = lambda config: config
+    refused: Refusals = NOTHING
+    random: tuple[str, ...] = ("attention_dropout",)
+    training: Settings = NO_SETTINGS
     row_width: str | None = None
-    training: Callable[[Config], dict[str, Any]] = lambda _: {}
-    of_experts: bool = False
-    other_place: Callable[[str, M], Place | None] = lambda *_: None
-    layers_in_one: int = 1
-    video: Callable[[Config], dict[str, Any] | None] = lambda _: None
-    has_depths: bool = False
+    video: Video | None = None
+    depths: Depths | None = None
     norms_patches: bool = True
-    depth_place: Callable[[str, M], Place | None] | None = None
+    prefixes: Prefixes = (("", ""),)
+    elsewhere: tuple[str, ...] = ()
+    may_end_early: bool = False
+    rank: int = 0
+    published: tuple[str, ...] = ()
+    notes: str = ""
 
     @property
     def refusals(self) -> Refusals:
         """All settings of its configurations that are refused."""
-        return Refusals((*self.not_computed.rules, *map(off, self.random)))
+        return self.refused.after(self.whole) + Refusals(tuple(map(off, self.random)))
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether its models may have experts."""
+        return "moe" in self.settings.table
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a folder may hold this family and nothing else."""
+        is_language = self.kind in ("decoder", "hybrid")
+        return not is_language or self.architecture.endswith("ForCausalLM")
+
+    def whole(self, config: Config) -> Config:
+        """Return a configuration with its defaults, in the form that the tables read."""
+        return self.prepared(self.defaults | config)
+
+    def keys(self, config: Config) -> dict[str, Any]:
+        """Return a configuration as keys of `model`. Raises: ConfigError."""
+        return self.settings.keys(self.whole(config))
+
+    def config(self, model: Any) -> Config:
+        """Return the configuration of our model; `vocab` must be a number."""
+        video = {} if self.video is None else self.video.write(model)
+        return {"model_type": self.model_type, **self.settings.config(model), **video}
+
+    def differences(self, model: Any, but: Mapping[str, Any] | None = None) -> Iterator[str]:
+        """Yield the settings of a model that the family does not have, as "`key: value`".
+
+        `but` holds keys that the model around it decides.
+        """
+        found, config = False, self.config(model)
+        for key, there in {**self.keys(config), **(but or {})}.items():
+            if (here := value_of(model, key)) != there:
+                found = True
+                if isinstance(here, dict) and isinstance(there, dict):
+                    here = {each: value for each, value in here.items() if value != there[each]}
+                yield f"`{key}: {text_of(here)}`"
+        if not found:
+            yield from (f"`{each}`" for each in self.refusals(config))
+
+    def other_place(self, name: str, model: Any) -> Place | None:
+        """Return the place of a segment in files of other versions; None if it is the same."""
+        try:
+            return None if self.other_tensors is None else self.other_tensors.place(name, model)
+        except KeyError:
+            return None
+
+    def part(self, config: Config, kind: str) -> "Part":
+        """Return the only part of a folder. Raises: NoSuchPart."""
+        if kind != self.kind:
+            raise NoSuchPart(f"model_type: {self.model_type}")
+        return Part(
+            family=self,
+            config=config,
+            prefixes=self.prefixes,
+            elsewhere=self.elsewhere,
+            may_end_early=self.may_end_early,
+        )
 
 
 PROJECTOR = "projector."
@@ -203,31 +218,39 @@ PROJECTOR = "projector."
 SCALE_OF_INPUTS = ".activation_scale"
 
 
+@runtime_checkable
 class Whole(Protocol):
     """A model of transformers that holds several parts, or one part under different names.
 
     `families` are the families of its parts, `refusals` the refused settings around them;
     `architecture` is the class of transformers that `export` writes, empty if it writes none.
+    `rank`, `published`, `notes` are as in `Family`.
     """
 
-    @property
-    def model_type(self) -> str:
-        """Return the type of the whole."""
+    model_type: str
+    architecture: str
+    rank: int
+    published: tuple[str, ...]
+    notes: str
 
     @property
-    def architecture(self) -> str:
-        """Return the class of transformers."""
-
-    @property
-    def families(self) -> tuple[Family[Any], ...]:
+    def families(self) -> tuple[Family, ...]:
         """Return the families of its parts."""
 
     @property
     def refusals(self) -> Refusals:
         """Return the refused settings around the parts."""
 
-    def part(self, config: Config, kind: str) -> "Part[Any]":
+    def part(self, config: Config, kind: str) -> "Part":
         """Return the part for a kind of module. Raises: NoSuchPart, ConfigError."""
+
+    def made_of(
+        self, models: Mapping[str, Model], tokens: Mapping[str, int | None]
+    ) -> tuple[Config, dict[str, tuple[str, ...]]] | None:
+        """Return the configuration of a whole made of our modules, and the keys to its parts.
+
+        Models and tokens of rows are given by kind. None if it is not made of such modules.
+        """
 
 
 class NoSuchPart(ConfigError):
@@ -239,7 +262,7 @@ class NoSuchPart(ConfigError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part(Generic[M]):
+class Part:
     """One module of a folder, of one family.
 
     `prefixes`: pairs of a prefix in the files and the prefix that replaces it in the family's
@@ -251,7 +274,7 @@ class Part(Generic[M]):
     files hold an output layer that differs from the embedding, though the configuration ties both.
     """
 
-    family: Family[M]
+    family: Family
     config: Config
     prefixes: tuple[tuple[str, str], ...] = (("", ""),)
     elsewhere: tuple[str, ...] = ()
@@ -282,7 +305,7 @@ class Part(Generic[M]):
         They are not part of the model, so a spec may have other values.
         """
         with reading_config():
-            return self.family.training(self.config)
+            return self.family.training.keys(self.family.whole(self.config))
 
     def video(self) -> dict[str, Any] | None:
         """Return how the folder's model reads videos, as our `video`. Raises: ConfigError.
@@ -291,20 +314,22 @@ class Part(Generic[M]):
         """
         if self.reads_videos is not None:
             return dict(self.reads_videos)
+        if self.family.video is None:
+            return None
         with reading_config():
-            return self.family.video(self.config)
+            return self.family.video.read(self.config)
 
-    def place(self, name: str, model: M) -> Place | None:
+    def place(self, name: str, model: Any) -> Place | None:
         """Return the place of our segment, None if it keeps its initial values by rule.
 
         `name` excludes the module. Raises: KeyError for a name that the family does not have.
         """
         if name in self.projector:
             return self.projector[name]
-        if name.startswith(further_tokens.OURS):
+        if name.startswith(OURS_OF_MTP):
             return self._place_of_depth(name, model)
         try:
-            return self.family.place(name, model)
+            return self.family.tensors.place(name, model)
         except KeyError:
             if name.startswith(PROJECTOR):
                 return None
@@ -312,22 +337,16 @@ class Part(Generic[M]):
 
     def _place_of_depth(self, name: str, model: Any) -> Place | None:
         """Return the place of a tensor of multi-token prediction, None if files lack it."""
-        if not self.family.has_depths:
-            return None
-        if self.family.depth_place is not None:
-            return self.family.depth_place(name, model)
-        ours, theirs = further_tokens.as_layer(name, model)
-        return self.family.place(ours, model) if theirs is None else Place(theirs)
+        depths = self.family.depths
+        return None if depths is None else depths.place(name, model, self.family.tensors)
 
     def copies(self, model: Any) -> Mapping[str, str]:
         """Return the tensors of files that repeat another one, with our name of the latter."""
-        if not self.family.has_depths or self.family.depth_place is not None:
-            return {}
-        return {name: ours for ours, name in further_tokens.copies(model)}
+        return {} if self.family.depths is None else self.family.depths.copies(model)
 
     def depths_among(self, names: Collection[str], model: Any) -> int:
         """Return how many depths of multi-token prediction `names`, of the family, contain."""
-        ours = (f"{further_tokens.OURS}{depth}.project.weight" for depth in count())
+        ours = (f"{OURS_OF_MTP}{depth}.project.weight" for depth in count())
         places = takewhile(bool, (self._place_of_depth(each, model) for each in ours))
         return sum(1 for _ in takewhile(lambda at: at is not None and at.name in names, places))
 
@@ -344,36 +363,11 @@ class Part(Generic[M]):
         prefix, stands_for = max(found, key=lambda pair: len(pair[1]))
         return prefix + inner.removeprefix(stands_for)
 
-    def is_ignored(self, name: str, model: M) -> bool:
+    def is_ignored(self, name: str, model: Any) -> bool:
         """Return whether a tensor of the files is left out by rule."""
         inner = self.inner_name(name)
         if inner is None:
             return name.startswith(self.elsewhere)
         if inner.endswith(SCALE_OF_INPUTS):
             return True
-        return self.family.is_ignored(inner, model) or inner in self.copies(model)
-
-
-@dataclass(frozen=True, slots=True)
-class Alone(Generic[M]):
-    """How a folder names its only family; it may hold parts that are left out.
-
-    The fields are as in `Part`.
-    """
-
-    family: Family[M]
-    prefixes: tuple[tuple[str, str], ...]
-    elsewhere: tuple[str, ...] = ()
-    may_end_early: bool = False
-
-    def part(self, config: Config, kind: str) -> Part[M]:
-        """Return the only part of a folder. Raises: NoSuchPart."""
-        if kind != self.family.kind:
-            raise NoSuchPart(f"model_type: {self.family.model_type}")
-        return Part(
-            family=self.family,
-            config=config,
-            prefixes=self.prefixes,
-            elsewhere=self.elsewhere,
-            may_end_early=self.may_end_early,
-        )
+        return self.family.tensors.is_dropped(inner, model) or inner in self.copies(model)

@@ -7,10 +7,10 @@ Leaves: the list of all types to `families_page`.
 
 from collections.abc import Iterator
 
-from mimo_launch.hugging_face import own_folders
+from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.folder import Config, short
-from mimo_launch.hugging_face.registry import FAMILIES, KINDS, PARTS, WHOLES, part_of, parts_of
+from mimo_launch.hugging_face.registry import FAMILIES, KINDS, WHOLES, part_of, parts_of
 from mimo_launch.spec.wording import close_matches, listing
 
 NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
@@ -53,8 +53,8 @@ def _of_part(config: Config, kind: str) -> Iterator[str]:
 
 def _of_whole(config: Config) -> Iterator[str]:
     """Yield the types most like an unknown one, and its parts that would be read."""
-    ours = {each.model_type for each in own_folders.FAMILIES}
-    known = [name for name in dict.fromkeys([*PARTS, *FAMILIES]) if name not in ours]
+    ours = {each.model_type for each in own.FAMILIES}
+    known = [name for name in dict.fromkeys([*WHOLES, *FAMILIES]) if name not in ours]
     like = close_matches(str(config.get("model_type")), known)[:_LIKE]
     if len(like) > 1:
         yield f"the types most like it that are read are {', '.join(like[:-1])} and {like[-1]}"

@@ -55,6 +55,9 @@ class Refusals:
         return Refusals(tuple(rule.after(prepared) for rule in self.rules))
 
 
+NOTHING = Refusals()
+
+
 def refusals(*rules: Refusal) -> Refusals:
     """Return the rules of a family."""
     return Refusals(rules)

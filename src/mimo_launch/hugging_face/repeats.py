@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.decoder import EMBEDDING, HEAD
 from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 
 # The number of compared blocks, and their bytes: few, so that any folder takes milliseconds.
@@ -22,7 +22,7 @@ _BLOCKS, _BLOCK = 64, 1 << 16
 Headers = Mapping[str, TensorHeader]
 
 
-def repeats(part: Part[Any], model: Any) -> dict[str, str]:
+def repeats(part: Part, model: Any) -> dict[str, str]:
     """Return the family's names of tensors that repeat another one, with the latter's name."""
     copies = part.copies(model).items()
     found = {name: place.name for name, ours in copies if (place := part.place(ours, model))}
@@ -30,7 +30,7 @@ def repeats(part: Part[Any], model: Any) -> dict[str, str]:
 
 
 def unlike(
-    folder: Path, part: Part[Any], headers: Headers, pairs: Mapping[str, str]
+    folder: Path, part: Part, headers: Headers, pairs: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield, by names in files, the `pairs` that both exist and hold different values.
 
@@ -44,7 +44,7 @@ def unlike(
                 yield one, other
 
 
-def as_stored(part: Part[Any], folder: Path, headers: Headers) -> Part[Any]:
+def as_stored(part: Part, folder: Path, headers: Headers) -> Part:
     """Return a part, `untied` if it is tied but its files hold a different output layer.
 
     Raises: ConfigError.

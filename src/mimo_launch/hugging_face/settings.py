@@ -1,72 +1,198 @@
-"""Settings and keys of a model: one table for reading and writing, and what many families share.
+"""Settings of a model: one table that reads `config.json` as our keys, and writes it from a model.
 
-Decides: that a setting is a boolean if its default is one, and a number otherwise; our names of
-activations; what a plain tower and a plain projector do not have.
+Decides: the kinds of entries: a number or a boolean, a word (`Named`), a value that no
+configuration has (`Fixed`), a section of our keys (`Section`), and two functions (`Computed`); that
+keys without an entry have the defaults of our model, except keys that a folder does not decide.
 Relies on: `folder` for numbers that may be missing or null.
 Leaves: the tables to the families.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from mimo_launch.hugging_face.family import value_of
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import one_of
+from mimo_launch.spec.hybrid import DeltaNetSizes
+from mimo_launch.spec.layers import Moe, Mtp
+from mimo_launch.spec.spec import Model, Strict
 
 Default = float | None | Callable[[Config], float]
-# Our activations by their names in transformers.
-ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
-PLAIN: dict[str, Any] = {
-    "qkv_bias": True, "block_bias": True, "qk_norm": False, "layer_scale": None,
-    "rope_frequencies": "shared", "patch_norm": False, "registers": 0,
-}  # fmt: skip
-PLAIN_PROJECTOR: dict[str, Any] = {
-    "projector_norm_eps": None, "projector_bias": True, "projector_mlp": None, "pooling": None,
-    "tiles": None,
-}  # fmt: skip
-# A table of positions and nothing else.
-LEARNED: dict[str, Any] = {
-    "temporal_patch": 1, "positions": "learned", "windows": None, "interpolation": "bicubic",
-    "deepstack": (),
-}  # fmt: skip
+
+
+# A value of a key that some configurations of a family do not decide.
+UNDECIDED = object()
+
+
+class Entry(Protocol):
+    """An entry of a table, in both directions."""
+
+    def read(self, config: Config) -> Any:
+        """Return our value. Raises: ConfigError."""
+
+    def write(self, ours: str, model: Any) -> Config:
+        """Return the settings for our key of a model, or of a section."""
+
+
+# Keys with a default, and the property of the model that applies it.
+_DERIVED = {
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_size",
+    "mlp": "mlp_width",
+    "projector_mlp": "projector_mlp_width",
+}
+
+
+def value_of(model: Model, key: str) -> Any:
+    """Return a model's value for one of its keys, with defaults applied.
+
+    For a section, only the keys that decide what is computed, not how it is computed or trained.
+    """
+    derived = _DERIVED.get(key, key)
+    found = getattr(model, derived if hasattr(model, derived) else key)
+    if isinstance(found, Moe | Mtp | DeltaNetSizes):
+        return found.architecture()
+    return found.model_dump() if isinstance(found, Strict) else found
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, or a boolean if its default is one.
+
+    Without a default it is required. A default may be a function of the configuration; the last one
+    is for a setting that is null.
+    """
+
+    key: str
+    defaults: tuple[Default, ...] = ()
+
+    def read(self, config: Config) -> Any:
+        """Return our value. Raises: ConfigError."""
+        if self.defaults and isinstance(self.defaults[0], bool):
+            return bool(config.get(self.key, self.defaults[0]))
+        usual = (each(config) if callable(each) else each for each in self.defaults)
+        return number(config, self.key, *usual)
+
+    def write(self, ours: str, model: Any) -> Config:
+        """Return the setting."""
+        return {self.key: value_of(model, ours)}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A word, and our value for each; words that we do not know are refused elsewhere."""
+
+    key: str
+    values: Mapping[str, Any]
+    default: str
+
+    def read(self, config: Config) -> Any:
+        """Return our value."""
+        said = str(config.get(self.key, self.default))
+        return self.values.get(said, self.values.get(self.default))
+
+    def write(self, ours: str, model: Any) -> Config:
+        """Return the setting."""
+        value = getattr(model, ours)
+        words = (word for word, each in self.values.items() if each == value)
+        return {self.key: next(words, self.default)}
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A value that no configuration has: it is the same in every model of the family."""
+
+    value: Any
+
+    def read(self, _config: Config) -> Any:
+        """Return our value."""
+        return self.value
+
+    def write(self, _ours: str, _model: Any) -> Config:
+        """Return nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A value that a function reads, and the settings that another one writes of a model.
+
+    `words` say on the page of families where the value comes from.
+    """
+
+    from_config: Callable[[Config], Any]
+    to_config: Callable[[Any], Config] = lambda _: {}
+    words: str = ""
+
+    def read(self, config: Config) -> Any:
+        """Return our value. Raises: ConfigError."""
+        return self.from_config(config)
+
+    def write(self, _ours: str, model: Any) -> Config:
+        """Return the settings."""
+        return self.to_config(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of our keys with a table of its own; None where a configuration lacks it."""
+
+    settings: "Settings"
+    is_there: Callable[[Config], bool] = lambda _: True
+
+    def read(self, config: Config) -> dict[str, Any] | None:
+        """Return our section. Raises: ConfigError."""
+        return self.settings.keys(config) if self.is_there(config) else None
+
+    def write(self, ours: str, model: Any) -> Config:
+        """Return the settings; none if the model has no such section."""
+        section = getattr(model, ours)
+        return {} if section is None else self.settings.config(section)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a configuration for a model.
+    """The settings of a configuration for a model, or for a section of one.
 
-    `table`: settings by our keys, each alone or with the default of its class. A setting without a
-    default is required. A default may be a function of the configuration. `besides`: our keys
-    without a setting, each a value or a function of a configuration. `written`: settings that none
-    of our keys covers, each a value or a function of a model.
+    `table`: by our keys, an `Entry`, or a setting alone or with its defaults (see `Number`).
+    `written`: settings that none of our keys covers, each a value or a function of a model.
+    `rest`: our keys without an entry that a folder decides all the same, with their values.
     """
 
-    table: Mapping[str, str | tuple[str, Default]]
-    besides: Mapping[str, Any] = field(default_factory=dict)
+    table: Mapping[str, Entry | str | tuple[Any, ...]]
     written: Mapping[str, Any] = field(default_factory=dict)
+    rest: Mapping[str, Any] = field(default_factory=dict)
 
-    def keys(self, config: Config, **defaults: Default) -> dict[str, Any]:
-        """Return a configuration as our keys. Raises: ConfigError.
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The table, with an entry for every key."""
+        return {ours: _entry(each) for ours, each in self.table.items()}
 
-        `defaults` override defaults of the table, by our keys.
-        """
-        said: dict[str, Any] = {}
-        for ours, entry in self.table.items():
-            key, usual = _key(entry)
-            if isinstance(usual, bool):
-                said[ours] = bool(config.get(key, usual))
-                continue
-            other = defaults.get(ours)
-            default = usual if other is None else other
-            said[ours] = number(config, key, default(config) if callable(default) else default)
-        return said | applied(self.besides, config)
+    def keys(self, config: Config) -> dict[str, Any]:
+        """Return a configuration as our keys. Raises: ConfigError."""
+        said = {ours: each.read(config) for ours, each in self.entries.items()}
+        found = said | {key: value for key, value in self.rest.items() if key not in said}
+        return {key: value for key, value in found.items() if value is not UNDECIDED}
 
     def config(self, model: Any) -> Config:
         """Return a model, or a section of one, as settings."""
-        said = {_key(each)[0]: value_of(model, ours) for ours, each in self.table.items()}
+        said: Config = {}
+        for ours, each in self.entries.items():
+            said |= each.write(ours, model)
         return said | applied(self.written, model)
+
+    def but(self, table: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> "Settings":
+        """Return these settings with other entries; an entry of None is left out."""
+        entries = {key: each for key, each in {**self.table, **table}.items() if each is not None}
+        return replace(self, table=entries, written={**self.written, **(written or {})})
+
+
+NO_SETTINGS = Settings({})
+
+
+def _entry(said: Entry | str | tuple[Any, ...]) -> Entry:
+    if isinstance(said, str):
+        return Number(said)
+    return Number(said[0], said[1:]) if isinstance(said, tuple) else said
 
 
 def applied(entries: Mapping[str, Any], to: Any) -> dict[str, Any]:
@@ -77,26 +203,12 @@ def applied(entries: Mapping[str, Any], to: Any) -> dict[str, Any]:
     return {key: entry(to) if callable(entry) else entry for key, entry in entries.items()}
 
 
-def _key(entry: str | tuple[str, Default]) -> tuple[str, Default]:
-    return (entry, None) if isinstance(entry, str) else entry
+def defaults_of(model: type[Strict], *, but: frozenset[str]) -> dict[str, Any]:
+    """Return the defaults of a model's keys, without keys that are required or named."""
+    fields = model.model_fields.items()
+    return {key: x.default for key, x in fields if key not in but and not x.is_required()}
 
 
-def theirs(activation: str, otherwise: str = "gelu") -> str:
-    """Return the name of our activation in transformers, or `otherwise` if it has none."""
-    names = (name for name, ours in ACTIVATIONS.items() if ours == activation)
-    return next(names, otherwise)
-
-
-def activation_of(config: Config, key: str = "hidden_act") -> str:
-    """Return our activation for a setting; unknown ones are refused elsewhere."""
-    return ACTIVATIONS.get(str(config.get(key, "gelu")), "gelu")
-
-
-_OF_PROJECTOR = "projector_hidden_act"
-activation_of_projector = partial(activation_of, key=_OF_PROJECTOR)
-ACTIVATION_REFUSED = one_of(_OF_PROJECTOR, ACTIVATIONS, "gelu")
-
-
-def theirs_of_projector(model: Any) -> str:
-    """Return the name of the activation of our projector in transformers."""
-    return theirs(model.projector_activation)
+def architecture(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys of `moe` that decide what is computed: these, and the defaults of the others."""
+    return {**defaults_of(Moe, but=Moe.TRAINING), **said}

@@ -1,0 +1,88 @@
+"""GLM-4: half of each head rotates; gate and up are one tensor; from GLM-4.5 on with experts.
+
+Sources: `transformers` 5.23, models/glm, models/glm4 and models/glm4_moe; arXiv:2406.12793,
+arXiv:2508.06471.
+"""
+
+from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face.decoders import FACTOR, LAYERS
+from mimo_launch.hugging_face.families.deepseek_v3 import DEPTHS, WRITTEN_DEPTHS
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.refusals import one_of, refusals
+from mimo_launch.hugging_face.tensors import fused, in_layers
+
+BIAS = "attention_bias"
+# What rotates in part may have biases or not.
+REFUSED = decoders.not_computed(but=(FACTOR, BIAS))
+TENSORS = decoders.TENSORS | in_layers(
+    LAYERS,
+    {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_mlp_norm": "post_mlp_layernorm",
+        **fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"), lambda model: [model.mlp_width] * 2),
+    },
+)
+
+
+def _dense(model_type: str, *, post_norms: bool, published: str, notes: str) -> Family:
+    return Family(
+        model_type=model_type,
+        kind="decoder",
+        architecture=f"{model_type.capitalize()}ForCausalLM",
+        published=(published,),
+        settings=decoders.decoder(
+            decoders.sizes(kv_heads=2, head_size=128),
+            qkv_bias=(BIAS, True),
+            **decoders.rope(decoders.factor_as_written),
+            rotary_factor=decoders.rotary_factor(0.5),
+            rotary_interleaved=True,
+            post_norms=post_norms,
+        ),
+        tensors=TENSORS,
+        refused=refusals(one_of(BIAS, (True, False), True)) + REFUSED,
+        defaults={
+            "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "rms_norm_eps": 1.5625e-07,
+        },
+        notes=notes,
+    )  # fmt: skip
+
+
+GLM = _dense(
+    "glm",
+    post_norms=False,
+    published="zai-org/glm-4-9b-chat-hf",
+    notes="Of the half of a head that rotates, neighbours rotate together (`rotary_interleaved`).",
+)
+GLM4 = _dense(
+    "glm4",
+    post_norms=True,
+    published="zai-org/GLM-4-9B-0414",
+    notes="A `glm` with norms on both sides of attention and MLP.",
+)
+GLM4_MOE = Family(
+    model_type="glm4_moe",
+    kind="decoder",
+    architecture="Glm4MoeForCausalLM",
+    published=("zai-org/GLM-4.5", "zai-org/GLM-4.6"),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=8),
+        qkv_bias=(BIAS, False),
+        qk_norm=("use_qk_norm", False),
+        **decoders.rope(decoders.factor_as_written),
+        rotary_factor=decoders.rotary_factor(0.5),
+        moe=decoders.GROUPED,
+    ).but({}, WRITTEN_DEPTHS),
+    tensors=decoders.GROUPED_TENSORS,
+    depths=DEPTHS,
+    refused=refusals(one_of(BIAS, (True, False), False)) + REFUSED,
+    defaults={
+        "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
+        "num_hidden_layers": 46, "num_attention_heads": 96, "rms_norm_eps": 1e-5,
+        "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1,
+        "n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    notes="Experts are chosen as in DeepSeek-V3. With `mtp` in `model`, the layers that [predict "
+    "further tokens](further-tokens.md#folders) are read and written, too.",
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a decoder.
+
+Source: `transformers` 5.23, models/mistral3.
+"""
+
+from mimo_launch.hugging_face.decoders import NORM_EPS
+from mimo_launch.hugging_face.families import llava, mistral, pixtral
+from mimo_launch.hugging_face.folder import number, section
+from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.tensors import Place, layers_at
+from mimo_launch.hugging_face.towers import (
+    ACTIVATION_REFUSED,
+    activation_of_projector,
+    theirs_of_projector,
+)
+from mimo_launch.hugging_face.wholes import ONE_LAYER, TowerAndDecoder, tied_by_default
+
+_PROJECTOR, _BIAS = "multi_modal_projector.", "multimodal_projector_bias"
+MISTRAL3 = TowerAndDecoder(
+    model_type="mistral3",
+    architecture="Mistral3ForConditionalGeneration",
+    published=("mistralai/Mistral-Small-3.1-24B-Instruct-2503",),
+    towers=(pixtral.PIXTRAL,),
+    text=(mistral.MISTRAL, mistral.MINISTRAL3),
+    tower_names=llava.VISION_NAMES,
+    text_names=llava.TEXT_NAMES,
+    projector={
+        "projector.norm.weight": Place(f"{_PROJECTOR}norm.weight"),
+        "projector.merge.weight": Place(f"{_PROJECTOR}patch_merger.merging_layer.weight"),
+        **layers_at(llava.PROJECTOR_LAYERS),
+    },
+    feature_layer=-1,
+    fixed={
+        "final_norm": False,
+        "shuffle": lambda config: number(config, "spatial_merge_size", 2),
+        "pooling": "linear",
+        "projector": "mlp",
+        "projector_mlp": None,
+        "projector_activation": activation_of_projector,
+        "projector_bias": lambda config: bool(config.get(_BIAS, False)),
+        # The same as for the norms of the decoder.
+        "projector_norm_eps": lambda config: number(
+            section(config, "text_config"), "rms_norm_eps", NORM_EPS
+        ),
+        "projector_norm": "rms",
+        "projector_norm_offset": False,
+    },
+    refusals=refusals(
+        ONE_LAYER,
+        ACTIVATION_REFUSED,
+        where(
+            _BIAS,
+            "other than `true` and `false`",
+            lambda config: not isinstance(config.get(_BIAS, False), bool),
+        ),
+    ),
+    # Folders without the setting are older than today's default.
+    tied=tied_by_default(False),
+    token="image_token_index",
+    settings={
+        "spatial_merge_size": lambda vision: vision.shuffle,
+        "projector_hidden_act": theirs_of_projector,
+        _BIAS: lambda vision: vision.projector_bias,
+        "vision_feature_layer": -1,
+    },
+    notes="`pooling: linear`: a row is a linear map, without bias, of the patches of a square, "
+    "each after the norm of the projector. Between the lines of an image comes the token "
+    "`image_break_token`, after its last row `image_end_token`, as in the processor of the model; "
+    "both are text. Without `tie_word_embeddings` the output layer is not the embedding.",
+)
