@@ -46,7 +46,11 @@ def memory_findings(plan: Plan, constants: Calibration) -> Iterator[Diagnostic]:
 def fits(spec: Spec, constants: Calibration) -> bool:
     """Return whether `memory_findings` would yield nothing, without spending time on help."""
     limit = None if spec.nodes is None else spec.nodes.memory
-    return limit is None or not any(_near(Estimator.of(Plan.of(spec), constants), limit))
+    if limit is None:
+        return True
+    estimator = Estimator.of(Plan.of(spec), constants)
+    is_small = estimator.least_bytes <= (1 - TOLERANCE) * limit
+    return is_small and not any(_near(estimator, limit))
 
 
 def _near(estimator: Estimator, limit: int) -> Iterator[tuple[RankClass, MemoryRow]]:

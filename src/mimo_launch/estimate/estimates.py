@@ -127,6 +127,17 @@ class Estimator:
         """The times of all actions."""
         return CostModel(self.spec, self.layout, self.sample, self.constants)
 
+    @cached_property
+    def least_bytes(self) -> int:
+        """A bound of the largest memory that needs no program: weights and moments of a rank."""
+        layout, found = self.layout, 0
+        for role in dict.fromkeys(layout.roles):
+            rank = layout.roles.index(role)
+            stages = [(n, s, layout[n].grid.index(Axis.TP, rank)) for n, s in role]
+            held = (self._memory_of_stage(*each) for each in stages)
+            found = max(found, sum(each.weights + each.moments for each in held))
+        return found
+
     def memory(self, alike: RankClass) -> MemoryRow:
         """Return the memory of one class at its peak."""
         return self._memory_of_class(alike)

@@ -222,7 +222,9 @@ class Search:
         self.tried[change.kind] += 1
         self.left -= cost / 2
         estimator = replace(base, plan=plan, spec=change.spec)
-        if any(estimator.memory(each).total > self.limit for each in estimator.classes):
+        if estimator.least_bytes > self.limit or any(
+            estimator.memory(each).total > self.limit for each in estimator.classes
+        ):
             return False
         self.left -= cost / 2
         self.seen[text] = planned = Planned(change, estimator.estimates())
