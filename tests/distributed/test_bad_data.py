@@ -15,13 +15,13 @@ from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop
 from mimo_launch.train.events import BadSamples, EvalFinished, RunFinished, StepFinished
 from mimo_launch.train.loop import train
 from mimo_launch.train.prefetch import StepReader, TooManyBadSamples
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors, pieces_of
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.shrink import shrink

@@ -10,8 +10,8 @@ from tests.distributed.test_checkpoints import make_spec, run, run_on_rank, writ
 
 from mimo_launch.checkpoint.folder import all_checkpoints
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.runtime.progress import EndOfRun
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.run_state import EndOfRun
 
 LAYOUT = "colocated dp2, tp2"
 HEAD = "weights/language.head.weight"

@@ -38,7 +38,7 @@ from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase, Progress
+from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
@@ -54,7 +54,6 @@ from mimo_launch.train.events import (
 from mimo_launch.train.loop import CheckpointNotWritten, Hooks, train
 from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 VISION = {"kind": "vit", "layers": 2, "hidden": 24, "heads": 6, "patch": 4}
 LANGUAGE = {

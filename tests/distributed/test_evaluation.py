@@ -27,13 +27,13 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.models.flow import FlowStage
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import DRAWING_STEPS, evaluate, greedy_answers
 from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 
 def numbers(made: Spec) -> list[tuple[list[dict[str, Any]], list[float]]]:

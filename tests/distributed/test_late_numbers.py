@@ -21,6 +21,7 @@ from mimo_launch.comm.world import device_for
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import step as step_module
@@ -34,7 +35,6 @@ from mimo_launch.train.events import (
 )
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 Weights = dict[str, torch.Tensor]
 

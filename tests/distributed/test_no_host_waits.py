@@ -20,10 +20,10 @@ from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers import experts
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.train.step import StepRunner
 
 

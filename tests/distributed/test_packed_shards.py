@@ -12,11 +12,11 @@ from mimo_launch.data.sample_order import global_order
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import BadSamples
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 
 def packed_spec(folder: Path, dp: int) -> Spec:

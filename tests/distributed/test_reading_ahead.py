@@ -16,13 +16,12 @@ from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase, Progress
+from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.spec.spec import EvalSpec, Spec
 from mimo_launch.train import loop
 from mimo_launch.train.events import BadSamples, StepFinished
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 
 class Watched:

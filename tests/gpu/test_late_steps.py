@@ -19,11 +19,11 @@ from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.train.step import StepRunner
 
 pytestmark = pytest.mark.gpu

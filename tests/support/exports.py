@@ -22,11 +22,11 @@ from mimo_launch.export.export_plan import DType, Exporter
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import CheckpointFailed
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 SAVES = {"checkpoint": {"every": 1, "asynchronous": False}}
 

@@ -13,11 +13,11 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import BadSamples
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 SIZES = {"hidden": 16, "heads": 2, "mlp": 32}
 VIT = {"kind": "vit", "layers": 1, **SIZES, "patch": 2, "shuffle": 2, "channels": 3}

@@ -50,14 +50,13 @@ from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.runtime.progress import Phase, Progress
+from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Listener
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.train.step import StepRunner
 
 # Steps differ in lengths and images. More steps would fill memory, and the warm-up would not cover

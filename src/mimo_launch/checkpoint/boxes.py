@@ -19,8 +19,8 @@ from mimo_launch.layers.parameter_segments import DeclaredParameter, LocalSegmen
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.optimizer.module_optimizers import Updates
+from mimo_launch.runtime.progress import EndOfRun
 from mimo_launch.spec.optimizers import UpdateRule
-from mimo_launch.train.run_state import EndOfRun
 
 WEIGHTS = "weights"
 FP8 = "fp8/"

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.data.dataset import Contents, changed_files, contents_from
+from mimo_launch.runtime.progress import EndOfRun
 from mimo_launch.spec.base import MAX_INTEGER
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import MARKER
-from mimo_launch.train.run_state import EndOfRun
 
 CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"

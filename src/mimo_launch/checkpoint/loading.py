@@ -49,12 +49,11 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.optimizers import STATE
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,10 @@ from mimo_launch.checkpoint.storage import CheckpointError, write_boxes
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.comm.finite_flags import not_finite
 from mimo_launch.data.dataset import Contents
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.train.events import CheckpointFailed, CheckpointSaved, Event
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 Outcome = CheckpointSaved | CheckpointFailed
 

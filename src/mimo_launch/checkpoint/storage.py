@@ -46,7 +46,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.checkpoint.folder import DamagedCheckpoint
 from mimo_launch.checkpoint.index import TENSORS, index_text, read_index, uncovered
-from mimo_launch.train.run_state import EndOfRun
+from mimo_launch.runtime.progress import EndOfRun
 
 
 def tensors_of(metadata: Metadata) -> Iterator[tuple[str, TensorStorageMetadata]]:

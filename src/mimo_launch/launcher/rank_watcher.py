@@ -33,7 +33,7 @@ from mimo_launch.launcher.watchdog import POLL_SECONDS, LocalWorker, WorkerWatch
 from mimo_launch.launcher.watched_rank import peer_of
 from mimo_launch.launcher.worker_logs import next_attempt, rank_folder
 from mimo_launch.launcher.worker_processes import ExitWatch
-from mimo_launch.train.run_state import STOP_SIGNALS
+from mimo_launch.runtime.progress import STOP_SIGNALS
 
 # A rank sends its number as soon as it has connected.
 HELLO_SECONDS = 2.0

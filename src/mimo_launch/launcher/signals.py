@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from mimo_launch.train.run_state import STOP_SIGNALS
+from mimo_launch.runtime.progress import STOP_SIGNALS
 
 # A signal to all processes of a job reaches a rank twice: directly and through torchrun.
 SAME_SECONDS = 5.0

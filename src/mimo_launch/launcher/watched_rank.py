@@ -27,8 +27,7 @@ from mimo_launch.launcher.shared_progress import WorkerCells
 from mimo_launch.launcher.worker import answer_for, tell_error
 from mimo_launch.launcher.worker_logs import ERROR, STACK, STDERR, rank_folder
 from mimo_launch.launcher.worker_processes import name_process, write_stacks_on_signal
-from mimo_launch.runtime.progress import Phase
-from mimo_launch.train.run_state import STOP_SIGNALS
+from mimo_launch.runtime.progress import STOP_SIGNALS, Phase
 
 # Within this time all hosts report and node 0 judges.
 JUDGE_SECONDS = 20.0

@@ -1,15 +1,23 @@
-"""The progress of this rank, in cells that its parent can read if the rank hangs or has died.
+"""The progress of this rank, in cells that its parent can read, and of the run; how runs end early.
 
-Decides: the phases of a worker and the record of each.
-Relies on: a few integers in shared memory, or a plain list if there is no parent.
-Leaves: judging progress and naming the rank at fault to `launcher`.
+Decides: the phases of a worker and the record of each, for a rank that hangs or has died; which
+counts a checkpoint holds, so that a resumed run continues exactly; which signals stop a run.
+Relies on: a few integers in shared memory, or a plain list if there is no parent; data order and
+random numbers being pure functions of (seed, position).
+Leaves: judging progress and naming the rank at fault to `launcher`, weights and moments to
+`checkpoint`.
 
 A write costs a clock call and three stores, so every slot of a step is recorded.
 """
 
+import signal
 import time
 from collections.abc import MutableSequence
+from dataclasses import dataclass
 from enum import IntEnum
+
+# On any of these signals, a run ends after its current step.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Phase(IntEnum):
@@ -128,3 +136,25 @@ class Progress:
         """Record that this rank is done; `ended_by` is the signal that ended it, or 0."""
         self._cells[Cell.SIGNAL] = ended_by
         self.enter(Phase.FINISHED)
+
+
+@dataclass(slots=True)
+class RunState:
+    """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
+
+    `samples` is the position in the order of samples; see `data.sample_order` for packs.
+    """
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    bad_samples: int = 0
+
+
+class EndOfRun(Exception):
+    """The run ends on purpose: all ranks raise this after the same step.
+
+    A new attempt would end in the same way, unless the subclass is `restartable`.
+    """
+
+    restartable = False

@@ -15,7 +15,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import global_order
 from mimo_launch.optimizer.step_metrics import StepMetrics
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
@@ -29,7 +29,6 @@ from mimo_launch.train.events import (
 from mimo_launch.train.non_finite import NonFiniteRun
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import STOP_SIGNALS, EndOfRun, RunState
 from mimo_launch.train.step import StepRunner, StepWatch
 
 

@@ -23,10 +23,10 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.optimizer.step_metrics import NonFiniteFlags, PendingFlags
+from mimo_launch.runtime.progress import EndOfRun
 from mimo_launch.spec.base import Axis
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import EndOfRun
 
 
 class NonFiniteRun(EndOfRun):

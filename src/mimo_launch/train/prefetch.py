@@ -33,12 +33,11 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.step_views import StepViews, reads_of
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
 from mimo_launch.spec.spec import WebdatasetData
 from mimo_launch.train.events import BadSamples, Listener, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import EndOfRun, RunState
 
 _MOST_LISTED = 5
 

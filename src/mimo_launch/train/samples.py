@@ -19,12 +19,12 @@ from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.train.evaluation import Answer, Drawn, draw, greedy_answers
 from mimo_launch.train.events import Listener, SamplesWritten
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 
 Picture = npt.NDArray[np.uint8]
 LINES = "samples.jsonl"

@@ -27,12 +27,11 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.module_optimizers import rate_at
 from mimo_launch.optimizer.step_metrics import PendingMetrics, StepMetrics
-from mimo_launch.runtime.progress import Phase
+from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, bad_weights, find_origin
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import EndOfRun, RunState
 
 
 def steps_late(device: torch.device) -> int:

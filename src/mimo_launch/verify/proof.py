@@ -23,10 +23,10 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.run_on_ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.verify.compare import (
     BOUNDS,
     ModuleVerdict,

@@ -30,6 +30,7 @@ from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.optimizers import ADAMW
 from mimo_launch.spec.spec import Spec
@@ -38,7 +39,6 @@ from mimo_launch.train.evaluation import draw
 from mimo_launch.train.events import EvalFinished, Event, StepFinished
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.run_state import RunState
 from mimo_launch.verify.compare import (
     EXACT,
     MADE,
