@@ -19,14 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.audio import KERNEL, AudioKind, WindowsShape
-from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import gelu
-from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.whole_linear import WholeTable
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.patches import (
     VALUES_PER_BAND,
     Patches,
@@ -36,6 +32,7 @@ from mimo_launch.models.patches import (
 )
 from mimo_launch.models.projector import owned
 from mimo_launch.models.stage_interface import ListForward, ListInput, ModelStage
+from mimo_launch.spec.spec import AudioModel
 
 
 class Convolution(ShapedLayer[WindowsShape]):
@@ -60,29 +57,13 @@ class FramesInput(ListInput):
 class AudioStage(ModelStage):
     """Consecutive layers; the first stage embeds frames, the last stage projects rows."""
 
+    kind: AudioKind
+    model: AudioModel
     conv1: Convolution
     conv2: Convolution
     positions: WholeTable
     norm: Norm
     projector: nn.Module
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        kind: AudioKind,
-        stage: Stage,
-        ends: Ends,
-        *,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        shapes = {number: kind.layer(number) for number in stage.layers}
-        self.layers = blocks(context, shapes, recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
 
     def inputs(self, forward: ListForward) -> FramesInput:
         """Return the input of a forward."""

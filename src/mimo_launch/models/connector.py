@@ -15,43 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.kinds.connector import ConnectorKind
-from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.whole_linear import WholeTable
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.projector import owned
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
+from mimo_launch.spec.spec import ConnectorModel
 
 
 class ConnectorStage(ModelStage):
     """Consecutive layers; the first stage takes rows in, the last stage projects rows."""
 
+    kind: ConnectorKind
+    model: ConnectorModel
     reads: RowReader
     queries: WholeTable | None
     norm: Norm
     projector: nn.Module
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        kind: ConnectorKind,
-        stage: Stage,
-        ends: Ends,
-        *,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        shapes = {number: kind.layer(number) for number in stage.layers}
-        self.layers = blocks(context, shapes, recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
 
     def inputs(self, forward: ListForward) -> RowsInput:
         """Return the input of a forward."""

@@ -19,19 +19,16 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.autograd_collectives import exit_tp
 from mimo_launch.kinds.flow import FlowKind, TimeShape
-from mimo_launch.kinds.layer import Ends
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
-from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.whole_linear import WholeLinear
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.noise import HeldNoise, NoiseCanvas, NoisedPatches
 from mimo_launch.models.patches import image_places, own_share, own_tokens
 from mimo_launch.models.positions import sincos_positions
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
+from mimo_launch.spec.spec import FlowModel
 
 # Times between 0 and 1 are embedded like the steps of a diffusion model with this many steps.
 TIME_SCALE = 1000.0
@@ -71,29 +68,13 @@ class FlowInput(RowsInput):
 class FlowStage(ModelStage):
     """Consecutive layers; the first stage embeds noised patches, the last computes the loss."""
 
+    kind: FlowKind
+    model: FlowModel
     patch: WholeLinear
     time: TimeEmbedding
     reads: RowReader
     norm: Norm
     velocity: WholeLinear
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        kind: FlowKind,
-        stage: Stage,
-        ends: Ends,
-        *,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        shapes = {number: kind.layer(number) for number in stage.layers}
-        self.layers = blocks(context, shapes, recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
 
     def inputs(self, forward: ListForward) -> FlowInput:
         """Return the input of a forward: images to learn from, or those drawn so far."""

@@ -28,7 +28,6 @@ from mimo_launch.layers.sequence_contexts import (
     with_images,
     zigzag_positions,
 )
-from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     VocabHead,
@@ -37,20 +36,21 @@ from mimo_launch.layers.vocab_parallel import (
     vocab_cross_entropy,
 )
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.language_input import LanguageInput, TextForward, language_input
 from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.row_places import all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
-from mimo_launch.spec.spec import DecoderModel
+from mimo_launch.spec.spec import DecoderModel, LanguageModel
 
 
 class LanguageStage(ModelStage):
     """Consecutive layers; the first stage embeds tokens, the last stage computes the loss.
 
-    Each kind of model has a subclass that makes the layers.
+    Without a subclass its layers are transformer blocks.
     """
 
+    kind: LanguageKind
+    model: LanguageModel
     embedding: VocabEmbedding
     norm: Norm
     head: VocabHead
@@ -64,15 +64,9 @@ class LanguageStage(ModelStage):
         *,
         recompute: bool,
     ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        self.ends, self.sights = ends, {number: kind.sight(number) for number in stage.layers}
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        self.layers = self.make_layers(recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
+        super().__init__(context, kind, stage, ends, recompute=recompute)
+        self.sights = {number: kind.sight(number) for number in stage.layers}
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)[len(stage.layers) :]
         self.mtp = nn.ModuleList(
             MtpDepth(context, kind.depth(number), recompute=recompute) for number in numbers
@@ -87,10 +81,6 @@ class LanguageStage(ModelStage):
     def logit_cap(self) -> float | None:
         """The number below which logits stay."""
         return None
-
-    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
-        """Return the layers of the stage, named by their number in the whole model."""
-        raise NotImplementedError
 
     def inputs(self, forward: TextForward) -> LanguageInput:
         """Return the input of a forward."""
@@ -214,7 +204,7 @@ class LanguageStage(ModelStage):
 
 
 class DecoderStage(LanguageStage):
-    """A stage of transformer blocks."""
+    """A stage of a decoder."""
 
     kind: DecoderKind
     model: DecoderModel
@@ -228,8 +218,3 @@ class DecoderStage(LanguageStage):
     def logit_cap(self) -> float | None:
         """The number below which logits stay."""
         return self.model.logit_softcap
-
-    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
-        """Return blocks of the context's backend. Raises: BackendError."""
-        shapes = {number: self.kind.block(number) for number in self.stage.layers}
-        return blocks(self.context, shapes, recompute=recompute)

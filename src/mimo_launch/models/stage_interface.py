@@ -23,6 +23,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from mimo_launch.data.random_draws import Noise
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.image_contexts import (
@@ -32,12 +34,14 @@ from mimo_launch.layers.image_contexts import (
     window_context,
 )
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.patches import Image, Patches, Reader, own_tokens, pack, reader
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.spec import Model, Spec
@@ -244,7 +248,39 @@ class StageClass(Protocol):
 
 
 class ModelStage(nn.Module):
-    """Base of the stages of built-in kinds, which are made from the kind alone."""
+    """Base of the stages of built-in kinds, which are made from the kind alone.
+
+    A subclass annotates the layers around its blocks that it uses; see `layers.shaped_layer`.
+    """
+
+    kind: ModelKind
+    model: Any
+
+    def __init__(
+        self,
+        context: ParallelContext,
+        kind: ModelKind,
+        stage: Stage,
+        ends: Ends,
+        *,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.context, self.kind, self.model = context, kind, kind.model
+        self.stage, self.ends = stage, ends
+        if stage.is_first:
+            add_parts(self, context, kind.before(ends))
+        self.layers = self.make_layers(recompute=recompute)
+        if stage.is_last:
+            add_parts(self, context, kind.after(ends))
+
+    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
+        """Return the layers of the stage, named by their number in the whole model.
+
+        Raises: BackendError if the backend cannot be used.
+        """
+        shapes: dict[int, Any] = {number: self.kind.layer(number) for number in self.stage.layers}
+        return blocks(self.context, shapes, recompute=recompute)
 
     def between(self, mask: ImageContext, tokens: int) -> ListInput:
         """Return the input of a stage between others, for so many tokens at any place."""

@@ -17,23 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.talker import TalkerKind
 from mimo_launch.layers.image_contexts import turned_in_order
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.shaped_layer import add_parts
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     greedy_choice,
     vocab_cross_entropy,
 )
 from mimo_launch.layers.whole_linear import WholeLinear
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.code_frames import CodeFrames, CodesCanvas, code_frames
 from mimo_launch.models.row_places import with_rows
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput, StageLosses
+from mimo_launch.spec.spec import TalkerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,30 +49,17 @@ class FramesInput(RowsInput):
 class TalkerStage(ModelStage):
     """Consecutive layers; the first stage embeds codes and rows, the last computes the loss."""
 
+    kind: TalkerKind
+    model: TalkerModel
     codes: VocabEmbedding
     project: WholeLinear
     norm: Norm
     heads: nn.ModuleList
 
-    def __init__(
-        self,
-        context: ParallelContext,
-        kind: TalkerKind,
-        stage: Stage,
-        ends: Ends,
-        *,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        ((self.source, _),) = ends.sources
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        shapes = {number: kind.block(number) for number in stage.layers}
-        self.layers = blocks(context, shapes, recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
-        self.part = context.part(kind.model.vocab)
+    @property
+    def part(self) -> range:
+        """The codes whose heads this tp rank holds."""
+        return self.context.part(self.model.vocab)
 
     def inputs(self, forward: ListForward) -> FramesInput:
         """Return the input of a forward: frames to learn from, or those said so far."""
@@ -132,6 +115,8 @@ class TalkerStage(ModelStage):
         # The tables of all codebooks form one table, one below the other.
         first_K = torch.arange(self.model.codebooks, device=tokens_NK.device) * self.model.vocab
         x_nE = F.pad(self.codes(tokens_NK + first_K), (0, 0, 0, packed.extra_tokens))
-        received, where = packed.rows[self.source], packed.row_places[self.source]
+        # It reads one module.
+        ((source, received),) = packed.rows.items()
+        where = packed.row_places[source]
         embedded: Tensor = self.project(with_rows(x_nE, received, where, self.context))
         return embedded

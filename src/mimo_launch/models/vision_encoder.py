@@ -18,21 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.whole_linear import WholeLinear
-from mimo_launch.layout.stages import Stage
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.patches import Patches, image_places, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import owned
 from mimo_launch.models.stage_interface import ListForward, ListInput, ModelStage
 from mimo_launch.models.tiled_rows import RowSources, row_sources
+from mimo_launch.spec.spec import VitModel
 
 
 class ClassToken(ShapedLayer[OneShape]):
@@ -70,6 +67,8 @@ class ImagesInput(ListInput):
 class VisionStage(ModelStage):
     """Consecutive layers of a ViT; the first stage embeds patches, the last projects rows."""
 
+    kind: VisionKind
+    model: VitModel
     patch: WholeLinear
     patch_norm: Norm | None
     positions: LearnedPositions | None
@@ -78,24 +77,6 @@ class VisionStage(ModelStage):
     pre_norm: Norm | None
     norm: Norm | None
     projector: nn.Module
-
-    def __init__(
-        self,
-        context: ParallelContext,
-        kind: VisionKind,
-        stage: Stage,
-        ends: Ends,
-        *,
-        recompute: bool,
-    ) -> None:
-        super().__init__()
-        self.context, self.kind, self.model, self.stage = context, kind, kind.model, stage
-        if stage.is_first:
-            add_parts(self, context, kind.before(ends))
-        shapes = {number: kind.layer(number) for number in stage.layers}
-        self.layers = blocks(context, shapes, recompute=recompute)
-        if stage.is_last:
-            add_parts(self, context, kind.after(ends))
 
     def inputs(self, forward: ListForward) -> ImagesInput:
         """Return the input of a forward."""
