@@ -7,8 +7,8 @@ import pytest
 from tests.unit.test_pasted_help import VALID, mended, spec_of
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.spec.foreign_words import synonym, synonyms
 from mimo_launch.spec.places import places_of
-from mimo_launch.spec.synonyms import _TABLE, synonym
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 DECODER = "{kind: decoder, layers: 2, hidden: 64, heads: 4, vocab: digits}"
@@ -184,9 +184,9 @@ def test_the_page_of_words_is_in_step_with_the_table(word: str, ours: str) -> No
     assert said is None or re.search(rf"\b{said}\b", ours), (word, known.key)
 
 
-@pytest.mark.parametrize("word", sorted(_TABLE))
+@pytest.mark.parametrize("word", sorted(synonyms()))
 def test_every_synonym_stands_for_a_key_of_the_spec(word: str) -> None:
-    known = _TABLE[word]
+    known = synonyms()[word]
     assert bool(known.key) is not bool(known.note)
     if known.key not in ("", "kind"):
         assert tuple(known.key.split(".")) in places_of(known.key.rpartition(".")[2])

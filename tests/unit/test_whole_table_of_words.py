@@ -8,13 +8,13 @@ import pytest
 from tests.support.pasting import offers, pasted
 from tests.unit.test_pasted_help import VALID
 
+from mimo_launch.spec.foreign_words import synonyms, tables
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.places import value_at
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.synonyms import _DERIVED, _TABLE, _VALUES, _WORDS
-from mimo_launch.spec.words_without_key import MISSING, NOTES
 from mimo_launch.spec.yaml_source import read_text
 
+KEYS: dict[str, str] = tables()["keys"]
 BASE: dict[str, Any] = read_text(VALID).data or {}
 LAYER = "modules.language.model."
 LANGUAGE = "modules.language."
@@ -98,12 +98,12 @@ def changed(path: tuple[str, ...], value: Any, *, without: tuple[str, ...] = ())
 
 def words(key: str) -> list[tuple[str, str]]:
     """Return each word for a key, with the section in which it must stand, if there is one."""
-    return [(word.rpartition(".")[2], word.rpartition(".")[0]) for word in _WORDS[key].split()]
+    return [(word.rpartition(".")[2], word.rpartition(".")[0]) for word in KEYS[key].split()]
 
 
 RENAMED = [
     pytest.param(key, word, section, id=f"{word} for {key}")
-    for key in _WORDS
+    for key in KEYS
     if key != "kind"
     for word, section in words(key)
 ]
@@ -125,10 +125,10 @@ def test_a_word_leads_to_its_key_with_its_value(key: str, word: str, section: st
         assert all(spec == right for spec in specs), told
 
 
-@pytest.mark.parametrize("word", _VALUES)
+@pytest.mark.parametrize("word", [word for word, known in synonyms().items() if known.values])
 def test_a_word_with_another_value_leads_to_ours(word: str) -> None:
-    key, values = _VALUES[word]
-    path = place_of(key)
+    values = synonyms()[word].values
+    path = place_of(synonyms()[word].key)
     place = path[:2] if path[0] == "modules" else ()
     for theirs, ours in values.items():
         read = json.loads(theirs) if theirs in ("true", "false") or theirs.isdigit() else theirs
@@ -160,10 +160,10 @@ IN_ANOTHER_UNIT: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("names", _DERIVED)
+@pytest.mark.parametrize("names", [each["words"] for each in tables()["units"]])
 def test_a_value_in_another_unit_is_converted(names: str) -> None:
-    key, _, formula = _DERIVED[names]
-    path = place_of(key)
+    known = synonyms()[names.split(maxsplit=1)[0]]
+    path = place_of(known.key)
     theirs, ours = IN_ANOTHER_UNIT[names.split(maxsplit=1)[0]]
     for word in names.split():
         for place in (path[:-1], path[:2] if path[0] == "modules" else ()):
@@ -173,11 +173,11 @@ def test_a_value_in_another_unit_is_converted(names: str) -> None:
             # Without the numbers that it needs, it says how to compute it, and offers nothing.
             if not word.endswith(("beta1", "beta2")):
                 (found, *_) = load_text(changed((*place, word), "some", without=path)).diagnostics
-                assert found.help.endswith(formula), found.help
+                assert found.help.endswith(known.formula), found.help
                 assert not offers(found.help)
 
 
-@pytest.mark.parametrize("words", MISSING)
+@pytest.mark.parametrize("words", [each["words"] for each in tables()["missing"]])
 def test_what_is_not_here_is_said_and_deleted_only_where_it_was_off(words: str) -> None:
     place = ("modules", "language")
     first, *others = words.split()
@@ -192,10 +192,10 @@ def test_what_is_not_here_is_said_and_deleted_only_where_it_was_off(words: str) 
         assert mended(text) == [spec_of(json.dumps(BASE))]
 
 
-@pytest.mark.parametrize("word", [word for words in NOTES for word in words.split()])
+@pytest.mark.parametrize("word", [word for words in tables()["notes"] for word in words.split()])
 def test_a_note_never_says_to_delete_what_was_meant(word: str) -> None:
-    assert not offers(f"delete it: {_TABLE[word].note}")[1:] or "write" in _TABLE[word].note
-    assert "delete" not in _TABLE[word].note
+    assert not offers(f"delete it: {synonyms()[word].note}")[1:] or "write" in synonyms()[word].note
+    assert "delete" not in synonyms()[word].note
     # What is on, also by the word `full`, is never to be deleted.
     for value in (True, "full", "all"):
         (found, *_) = load_text(changed((word,), value)).diagnostics

@@ -3,11 +3,12 @@
 Decides: steps from a part of the run or from epochs, microbatches from their size, a rate from a
 part of the peak, and so on. If a number that a value needs is missing, there is no value.
 Relies on: the data of a spec, not yet validated.
-Leaves: the words for these values to `synonyms`.
+Leaves: the words for these values to `foreign_words`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -21,13 +22,6 @@ from mimo_launch.spec.wording import flow
 # Takes their value, the data of the spec and the path of our key; returns our value or None.
 Derive = Callable[[Any, Any, YamlPath], Any]
 _MOST = 2**31
-# Words for the microbatches of a step.
-ACCUMULATION = (
-    "gradient_accumulation_steps",
-    "grad_accum_steps",
-    "gradient_accumulation",
-    "num_microbatches",
-)
 
 
 def _number(value: Any) -> Fraction | None:
@@ -96,18 +90,18 @@ def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:
     return samples // (dp * size)
 
 
-def accumulation(data: Any) -> int | None:
-    """Return the microbatches of a step by another trainer's word, in any section."""
+def first_count(words: Iterable[str], data: Any) -> int | None:
+    """Return the positive number that one of some keys has, in any section; None without any."""
     top = data if isinstance(data, dict) else {}
     sections = [top, *(each for each in top.values() if isinstance(each, dict))]
-    found = [each[word] for each in sections for word in ACCUMULATION if word in each]
+    found = [each[word] for each in sections for word in words if word in each]
     return found[0] if found and type(found[0]) is int and found[0] > 0 else None
 
 
-def samples_of_accumulation(size: Any, data: Any, _: YamlPath = ()) -> int | None:
-    """Return the samples of a step: size of a microbatch x accumulated microbatches x dp."""
-    number, dp = accumulation(data), _size("dp", data)
-    return size * number * dp if type(size) is int and size > 0 and number and dp else None
+def samples_of_accumulation(number: int, size: Any, data: Any, _: YamlPath = ()) -> int | None:
+    """Return the samples of a step: size of a microbatch x `number` of microbatches x dp."""
+    dp = _size("dp", data)
+    return size * number * dp if type(size) is int and size > 0 and dp else None
 
 
 def min_lr_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> float | None:
@@ -151,7 +145,7 @@ def patches_of_pixels(sides: Any, data: Any, path: YamlPath) -> list[int] | None
     return None if any(side % patch for side in pixels) else [side // patch for side in pixels]
 
 
-def beta_of(place: int, beta: Any, data: Any, _: YamlPath = ()) -> list[Any]:
+def _beta_of(place: int, beta: Any, data: Any, _: YamlPath = ()) -> list[Any]:
     """Return both betas: the given one, and the other as written under any name, or its default."""
     section = value_at(("optimizer",), data)
     written = section if isinstance(section, dict) else {}
@@ -163,3 +157,7 @@ def beta_of(place: int, beta: Any, data: Any, _: YamlPath = ()) -> list[Any]:
             pair[other] = written.get(word, pair[other])
     pair[place] = beta
     return pair
+
+
+beta1_of: Derive = partial(_beta_of, 0)
+beta2_of: Derive = partial(_beta_of, 1)

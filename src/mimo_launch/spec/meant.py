@@ -3,7 +3,7 @@
 Decides: the spellings of other tools that are understood: lists of ranks, sizes without a unit,
 `1_000`, `4k`, `0x10`, `yes`, a part of the run in place of steps, a name in place of a list. A
 guess keeps the meaning; otherwise none is made.
-Relies on: JSON Schema fragments for what a key accepts; `foreign_values` for words.
+Relies on: JSON Schema fragments for what a key accepts; `foreign_words` for words.
 Leaves: the words around a guess to `findings`.
 """
 
@@ -19,7 +19,7 @@ from mimo_launch.spec.derived_values import (
     steps_of_epochs,
     steps_of_ratio,
 )
-from mimo_launch.spec.foreign_values import same_choice
+from mimo_launch.spec.foreign_words import same_choice
 from mimo_launch.spec.wording import allowed_types
 
 _BOOLEANS = {

@@ -36,10 +36,10 @@ from mimo_launch.spec.base import (
     words_in,
 )
 from mimo_launch.spec.custom import CLASS_PATH
+from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.language_models import LanguageModel
 from mimo_launch.spec.renaming import Renamed, renamed
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
-from mimo_launch.spec.synonyms import synonym
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
 

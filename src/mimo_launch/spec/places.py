@@ -2,7 +2,7 @@
 
 Decides: which field of the models a path of a spec leads to, and which paths end in some key.
 Relies on: the models.
-Leaves: words of other trainers to `synonyms`.
+Leaves: words of other trainers to `foreign_words`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -2,7 +2,7 @@
 
 Decides: that the value is kept, in our spelling; that a key with several meanings, or none here,
 gets an explanation instead of a line. Help says to delete a key only if that changes nothing.
-Relies on: `synonyms` for the words of other trainers, `places` for our keys in a wrong section,
+Relies on: `foreign_words` for words of other trainers, `places` for our keys in a wrong section,
 `meant` for values.
 Leaves: misspelt keys to `findings`.
 """
@@ -15,12 +15,10 @@ from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import LANGUAGE, field_schema, leaf_adapter, models_in
-from mimo_launch.spec.foreign_values import not_here, why_other
+from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
 from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
 from mimo_launch.spec.places import ANY, field_at, in_modules, places_of, value_at
-from mimo_launch.spec.synonyms import Synonym, synonym
 from mimo_launch.spec.wording import expected, flow, listing
-from mimo_launch.spec.words_without_key import OFF
 
 # Longer values are renamed, not repeated.
 _MOST_SHOWN = 80
