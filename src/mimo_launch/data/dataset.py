@@ -54,17 +54,18 @@ class Dataset(Protocol):
 
     Every method that takes an index raises IndexError when it is not in [0, num_samples). Methods
     that read a record raise BadSample; callers treat OSError, EOFError and ValueError likewise.
+    Without other answers, samples are generated from the settings, and nothing is scored or judged.
     """
 
     @property
     def answer_end(self) -> int | None:
         """The token that ends an answer, if evaluation decodes answers and scores them."""
-        ...
+        return None
 
     @property
     def judges(self) -> bool:
         """Whether the data set can judge generated images; see `recognised`."""
-        ...
+        return False
 
     def num_samples(self, split: Split) -> int:
         """Return the number of samples: one epoch for "train"."""
@@ -72,11 +73,12 @@ class Dataset(Protocol):
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of the files; empty if samples are generated from the settings."""
-        ...
+        return ()
 
     def name(self, split: Split, index: int) -> str:
         """Return a name by which a person finds the sample: shard and key, or its number."""
-        ...
+        self.length(split, index)
+        return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, cheaply and without reading pixels."""
@@ -117,7 +119,8 @@ class Dataset(Protocol):
 
         `images` are in the order of its spans, in the form of `images`.
         """
-        ...
+        self.length(split, index)
+        return 0, 0
 
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return an array of `images` as displayable pixels [channels, h, w]; None for a clip."""
@@ -129,7 +132,8 @@ class Dataset(Protocol):
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the token ids of the true answer without its end token; empty if not scored."""
-        ...
+        self.length(split, index)
+        return ()
 
 
 _MOST_LISTED = 5

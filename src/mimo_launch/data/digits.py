@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Contents, Media
+from mimo_launch.data.dataset import Dataset, Media
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
     PIXEL_MEAN,
@@ -75,7 +75,7 @@ class _Shape:
         return max(0, self.num_labels - max(0, tokens - self.ask))
 
 
-class DigitStrips:
+class DigitStrips(Dataset):
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
 
     answer_end = EOS
@@ -143,15 +143,6 @@ class DigitStrips:
         images = tuple(pool[pick(word, len(pool))] for word in words[2 : 2 + shape.num_digits])
         text_only = not shape.is_drawn and not shape.spans
         return Strip(images, text_only=text_only, is_drawn=shape.is_drawn)
-
-    def contents(self, split: Split) -> Contents:
-        """Return nothing: there are no files."""
-        return ()
-
-    def name(self, split: Split, index: int) -> str:
-        """Return the number of a sample."""
-        self._look_up(split, index)
-        return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, without its pixels."""

@@ -11,13 +11,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, Media
+from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
-from mimo_launch.data.samples.member_readers import ImageReader
 from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.kinds.registry import kind_of
@@ -28,11 +27,8 @@ from mimo_launch.spec.spec import Spec, WebdatasetData
 Int64s = npt.NDArray[np.int64]
 
 
-class ShardSamples:
+class ShardSamples(Dataset):
     """Samples by index; see `dataset.Dataset` for what the methods return."""
-
-    answer_end = None
-    judges = False
 
     def __init__(self, spec: Spec, data: WebdatasetData, say: Say = lambda progress: None) -> None:
         """Open the index, or make it; `say` gets the progress.
@@ -109,24 +105,13 @@ class ShardSamples:
         self.splits[split].row(index)
         return np.zeros(self._seq, dtype=np.int64)
 
-    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
-        """Judge nothing: shards do not say what an image should show."""
-        self.describe(split, index)
-        return 0, 0
-
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return a target image as pixels, by reversing the last steps of its processor."""
-        reader = self._inputs.readers[generator]
-        return reader.pixels(image) if isinstance(reader, ImageReader) else None
+        return self._inputs.readers[generator].pixels(image)
 
     def words(self, tokens: Sequence[int]) -> str:
         """Return tokens as text."""
         return self._sample_encoder.decode(tokens)
-
-    def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Return nothing: answers in free text are not scored."""
-        self.splits[split].row(index)
-        return ()
 
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
         members = found.members(row)
@@ -137,24 +122,18 @@ class ShardSamples:
         )
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
         told: dict[Marker, list[list[int]]] = {}
-        of = partial(found.told, row)
-        if counts["video"]:
+        for marker, module in self._inputs.tellers.items():
             # Videos come after the images.
-            told["video"] = of(self._inputs.names.index(self._inputs.video_reader))[
-                counts["image"] :
-            ]
-        if self._inputs.cuts_images:
-            told["image"] = of(self._inputs.names.index(self._inputs.cutter))[: counts["image"]]
+            here = slice(counts["image"]) if marker == "image" else slice(counts["image"], None)
+            told[marker] = found.told(row, module)[here]
         encoded = self._sample_encoder.encode(record, counts, told=told)
-        spans = found.spans(row)
-        is_row = self._inputs.rows_among(
-            len(encoded.tokens), [(module, span) for module, _, span in spans]
-        )
+        spans = [(each.module, each.span) for each in found.placed(row)]
+        is_row = self._inputs.rows_among(len(encoded.tokens), spans)
         if len(is_row) != (expected := found.index.columns["tokens"][row]):
             raise BadSample(f"it has {len(is_row)} tokens, and {expected} in the index")
         all_tokens = np.empty(len(is_row), dtype=np.int64)
         all_tokens[~is_row] = encoded.tokens
-        for module, _, span in spans:
+        for module, span in spans:
             placeholder = self._placeholders.get(self._inputs.names[module])
             if placeholder is not None:
                 if self._inputs.line_break is not None:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Contents, Media
+from mimo_launch.data.dataset import Dataset, Media
 from mimo_launch.data.packing import count_labels
 from mimo_launch.data.random_draws import (
     Draws,
@@ -50,11 +50,8 @@ MAX_READS = 2
 _WORDS_PER_IMAGE = 5
 
 
-class SyntheticSamples:
+class SyntheticSamples(Dataset):
     """The `synthetic` data set; see `dataset.Dataset` for what the methods return."""
-
-    answer_end = None
-    judges = False
 
     def __init__(self, spec: Spec, data: SyntheticData) -> None:
         """Prepare the index.
@@ -113,14 +110,6 @@ class SyntheticSamples:
     def num_samples(self, split: Split) -> int:
         """Return the number of samples in the split."""
         return self._data.samples if split == "train" else HELDOUT_SAMPLES
-
-    def contents(self, split: Split) -> Contents:
-        """Return nothing: there are no files."""
-        return ()
-
-    def name(self, split: Split, index: int) -> str:
-        """Return the number of a sample."""
-        return f"record {index}"
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, without its pixels."""
@@ -239,11 +228,6 @@ class SyntheticSamples:
         documents[cuts[order_of(words[1:])[:num_cuts]]] = 1
         return np.cumsum(documents)
 
-    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
-        """Judge nothing: random images show nothing."""
-        self._drawn(split, index)
-        return 0, 0
-
     def pixels(self, generator: str, image: Media) -> npt.NDArray[np.uint8] | None:
         """Return values from -2 to 2 as black to white; None for codes, which are not pixels."""
         if image.dtype == np.int64:
@@ -253,11 +237,6 @@ class SyntheticSamples:
     def words(self, tokens: Sequence[int]) -> str:
         """Return the token ids as text."""
         return " ".join(map(str, tokens))
-
-    def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Return nothing: random text has no answer to score."""
-        self._drawn(split, index)
-        return ()
 
     def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
         """Return height and width in rows, drawn within the limits of the data unless fixed."""

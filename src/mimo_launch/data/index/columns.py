@@ -26,6 +26,7 @@ from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.tar_files import Member
 from mimo_launch.kinds.tiles import Frame, Shown, Tiling
+from mimo_launch.layout.step_data import ImageSpan
 
 Column = npt.NDArray[Any]
 
@@ -65,18 +66,35 @@ TYPES = {
 }
 
 
-def numbers_of(shown: Shown) -> tuple[int, ...]:
-    """Return the tiling of an image as the numbers of `TILING`."""
-    if shown is None:
-        return (0, 0, 0, 0)
-    return astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
+def numbers_of(placed: PlacedMedium) -> tuple[int, ...]:
+    """Return the rows of a medium as the numbers of `LISTS["span"]`."""
+    span, shown = placed.span, placed.span.shown
+    tiling: tuple[int, ...] = (0, 0, 0, 0)
+    if shown is not None:
+        tiling = astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
+    size = span.position, span.height, span.width, span.reads or 0
+    later = 0 if span.later is None else span.later + 1
+    return (placed.module, placed.member, *size, later, placed.told, span.loose, *tiling)
 
 
-def shown_as(numbers: tuple[int, ...]) -> Shown:
-    """Return the inverse of `numbers_of`."""
-    if numbers[0]:
-        return Tiling(*numbers)
-    return Frame(numbers[2] > 1) if numbers[2] else None
+def placed_from(
+    numbers: Sequence[int], gaps: Sequence[int], holds_text: Sequence[bool]
+) -> PlacedMedium:
+    """Return the inverse of `numbers_of`, given two fields of the spans of each module."""
+    module, member, position, height, width, reads, later, told, loose, *tiling = numbers
+    shown: Shown = Frame(tiling[2] > 1) if tiling[2] else None
+    span = ImageSpan(
+        position,
+        height,
+        width,
+        reads or None,
+        gap=gaps[module],
+        later=later - 1 if later else None,
+        holds_text=holds_text[module],
+        loose=loose,
+        shown=Tiling(*tiling) if tiling[0] else shown,
+    )
+    return PlacedMedium(module, member, span, told)
 
 
 class DamagedIndex(Exception):
@@ -254,41 +272,32 @@ class ShardRows:
 
     def add(self, member: Member, seen: IndexedSample) -> None:
         """Append one sample."""
-        rows, runs = self.values, seen.runs
+        runs = seen.runs
         count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
         kept = [
             suffix
             for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
             if suffix in member.places
         ]
+        places = [member.places[suffix] for suffix in kept]
+        numbers = [self.suffixes.setdefault(suffix, len(self.suffixes)) for suffix in kept]
         num_labels = int((runs[:, 1] - runs[:, 0]).sum())
-        sizes = str([member.places[suffix].size for suffix in kept])
-        content = crc32(sizes.encode(), seen.checksum)
-        per_sample = (seen.num_tokens, num_labels, self.number, content)
-        for name, value in zip(SAMPLES, per_sample, strict=True):
-            rows[name].append(value)
-        for suffix in kept:
-            rows["member_offset"].append(member.places[suffix].offset)
-            rows["member_size"].append(member.places[suffix].size)
-            rows["member_suffix"].append(self.suffixes.setdefault(suffix, len(self.suffixes)))
-        for each in seen.placed:
-            rows["span_module"].append(each.module)
-            rows["span_member"].append(each.member)
-            rows["span_position"].append(each.span.position)
-            rows["span_height"].append(each.span.height)
-            rows["span_width"].append(each.span.width)
-            rows["span_reads"].append(each.span.reads or 0)
-            rows["span_later"].append(0 if each.span.later is None else each.span.later + 1)
-            rows["span_told"].append(each.told)
-            rows["span_loose"].append(each.span.loose)
-            for name, value in zip(TILING, numbers_of(each.span.shown), strict=True):
-                rows[name].append(value)
-        for first, last in runs.tolist():
-            rows["run_first"].append(first)
-            rows["run_last"].append(last)
-        rows["key_byte"] += member.key.encode("utf-8", "surrogateescape")
+        content = crc32(str([place.size for place in places]).encode(), seen.checksum)
+        self._append(SAMPLES, [(seen.num_tokens, num_labels, self.number, content)])
+        found: dict[str, Iterable[Sequence[int]]] = {
+            "member": ((at.offset, at.size, n) for at, n in zip(places, numbers, strict=True)),
+            "span": map(numbers_of, seen.placed),
+            "run": runs.tolist(),
+            "key": zip(member.key.encode("utf-8", "surrogateescape")),
+        }
         for name, columns in LISTS.items():
-            rows[f"{name}_end"].append(len(rows[next(iter(columns))]))
+            self._append(columns, found[name])
+            self.values[f"{name}_end"].append(len(self.values[next(iter(columns))]))
+
+    def _append(self, columns: Iterable[str], rows: Iterable[Sequence[int]]) -> None:
+        for row in rows:
+            for name, value in zip(columns, row, strict=True):
+                self.values[name].append(value)
 
     def index(self, bad: Sequence[Bad]) -> ShardIndex:
         """Return the index of the shard, with the records that were left out."""

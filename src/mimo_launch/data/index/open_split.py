@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents
-from mimo_launch.data.index.columns import BAD, TILING, shown_as
+from mimo_launch.data.index.columns import BAD, LISTS, placed_from
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index, split_shards
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
+from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.sources.tar_files import MemberPlace, ShardReader
 from mimo_launch.layout.step_data import ImageSpan
 
@@ -47,7 +48,9 @@ class OpenSplit:
         self.split: Split = split
         self.index = open_index(indexer, split, say)
         self._data, self._seq = indexer.data, indexer.spec.batch.seq
-        self._inputs = indexer.inputs
+        self._inputs = inputs = indexer.inputs
+        self._gaps = [inputs.gap(name) for name in inputs.names]
+        self._holds_text = [inputs.holds_text(name) for name in inputs.names]
         self._shards = split_shards(self._data, split)
         self._reader = ShardReader([each.path for each in self._shards])
         too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
@@ -159,9 +162,9 @@ class OpenSplit:
         if (length := int(self.index.columns["tokens"][row])) <= self._seq:
             return length
         shown = [
-            (member, span)
-            for module, member, span in self.spans(row)
-            if self._inputs.names[module] in self._inputs.in_text
+            (each.member, each.span)
+            for each in self.placed(row)
+            if self._inputs.names[each.module] in self._inputs.in_text
         ]
         end = next((s.position for _, s in shown if s.position < self._seq < s.end), self._seq)
         if self._inputs.cuts_images:
@@ -187,53 +190,29 @@ class OpenSplit:
         )
         return int((last - first).sum())
 
-    def spans(self, row: int) -> tuple[tuple[int, int, ImageSpan], ...]:
-        """Return module, index of the image or clip, and span, in the order of the sample."""
-        columns, here = self.index.columns, self.index.range("span", row)
-        names = ("module", "member", "position", "height", "width", "reads", "later", "loose")
-        values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
-        tilings = zip(*(columns[name][here].tolist() for name in TILING), strict=True)
-        gaps = [self._inputs.gap(name) for name in self._inputs.names]
-        holds = [self._inputs.holds_text(name) for name in self._inputs.names]
-        return tuple(
-            (
-                module,
-                member,
-                ImageSpan(
-                    position,
-                    height,
-                    width,
-                    reads or None,
-                    gap=gaps[module],
-                    later=later - 1 if later else None,
-                    holds_text=holds[module],
-                    loose=loose,
-                    shown=shown_as(tiling),
-                ),
-            )
-            for (module, member, position, height, width, reads, later, loose), tiling in zip(
-                values, tilings, strict=True
-            )
+    def placed(self, row: int) -> tuple[PlacedMedium, ...]:
+        """Return the rows of images, clips and targets, in the order of the sample."""
+        here = self.index.range("span", row)
+        numbers = zip(
+            *(self.index.columns[name][here].tolist() for name in LISTS["span"]), strict=True
         )
+        return tuple(placed_from(each, self._gaps, self._holds_text) for each in numbers)
 
     def told(self, row: int, module: int) -> list[list[int]]:
         """Return `told` of each span, for each image and video of a module."""
-        columns, here = self.index.columns, self.index.range("span", row)
-        names = ("module", "member", "told")
-        values = zip(*(columns[f"span_{name}"][here].tolist() for name in names), strict=True)
         found: dict[int, list[int]] = {}
-        for of, member, told in values:
-            if of == module:
-                found.setdefault(member, []).append(told)
+        for each in self.placed(row):
+            if each.module == module:
+                found.setdefault(each.member, []).append(each.told)
         return [found[member] for member in sorted(found)]
 
     def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
         """Yield the name of the module, the index and the span, for spans that are not cut off."""
         end = self.end(row)
-        for module, member, span in self.spans(row):
+        for each in self.placed(row):
             # A shown image is never split; a target is dropped if any of its tokens is cut off.
-            if span.position + (span.reads or 1) <= end:
-                yield self._inputs.names[module], member, span
+            if each.span.position + (each.span.reads or 1) <= end:
+                yield self._inputs.names[each.module], each.member, each.span
 
     def members(self, row: int) -> dict[str, MemberPlace]:
         """Return the members of a sample by suffix, images and clips in order."""

@@ -21,7 +21,6 @@ from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.member_readers import (
     ImageReader,
     MediumSize,
-    MemberReader,
     ShownVideo,
 )
 from mimo_launch.data.samples.readers import CutReader, readers_of
@@ -32,7 +31,6 @@ from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.frame_rules import VideoSize
 from mimo_launch.processors.image_texts import line_break
 from mimo_launch.processors.tokenizer import token_id
-from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
 
@@ -68,8 +66,10 @@ class ShardInputs:
         self._spec, self._most_reads = spec, data.target_reads
         self.names = (*spec.encoders, *spec.generators)
         self.readers = {each.module: each for each in readers_of(spec)}
-        self._video_reader = next((r for r in self.readers.values() if _videos(r)), None)
-        self._cutter = next((r for r in self.readers.values() if isinstance(r, CutReader)), None)
+        images = [r for r in self.readers.values() if isinstance(r, ImageReader)]
+        self._video_reader = next((each for each in images if each.videos), None)
+        self._videos = None if self._video_reader is None else self._video_reader.videos
+        self._cutter = next((each for each in images if isinstance(each, CutReader)), None)
         self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
         chats = isinstance(data.template, ChatTemplate)
@@ -121,16 +121,16 @@ class ShardInputs:
         return [0] if self._cutter is None else self._cutter.pieces(size)
 
     @property
-    def cutter(self) -> str:
-        """The module for which an image becomes several. Raises: TypeError if there is none."""
-        if self._cutter is None:
-            raise TypeError("no module cuts images")
-        return self._cutter.module
+    def tellers(self) -> dict[Marker, int]:
+        """By marker, the number of the module whose spans say `told` of its images and videos."""
+        readers: dict[Marker, ImageReader | None]
+        readers = {"video": self._video_reader, "image": self._cutter}
+        return {m: self.names.index(each.module) for m, each in readers.items() if each}
 
     @property
     def says_time(self) -> Videos | None:
         """The settings of videos, if the time of each temporal patch is in the text."""
-        videos = None if self._video_reader is None else _videos(self._video_reader)
+        videos = self._videos
         return videos.videos if videos is not None and videos.videos.in_text else None
 
     def takes(self, marker: Marker, suffix: str) -> bool:
@@ -141,18 +141,9 @@ class ShardInputs:
 
     def shown_video(self, size: VideoSize) -> ShownVideo:
         """Return the part of a video that is shown. Raises: BadSample."""
-        return self._of_videos.shown(size)
-
-    @property
-    def video_reader(self) -> str:
-        """The module that reads videos. Raises: TypeError if there is none."""
-        return self._of_videos.module
-
-    @property
-    def _of_videos(self) -> ImageReader:
-        if not isinstance(self._video_reader, ImageReader):
+        if self._video_reader is None:
             raise TypeError("no module reads videos")
-        return self._video_reader
+        return self._video_reader.shown(size)
 
     def place(
         self,
@@ -219,7 +210,7 @@ class ShardInputs:
         A marker is for the whole video or for a temporal patch.
         """
         for number, video in enumerate(videos, first):
-            sizes = [partial(_same, each) for each in self._of_videos.group_sizes(video)]
+            sizes = [partial(_same, each) for each in video.rows]
             shown: _Images = list(zip(sizes, video.later, video.told, strict=True))
             for part in [[each] for each in shown] if self.says_time else [shown]:
                 yield number, part
@@ -245,16 +236,15 @@ class ShardInputs:
 
     def holds_text(self, name: str) -> bool:
         """Return whether the text of a module's video continues after its last time."""
-        reader = self.readers.get(name)
-        videos = None if reader is None else _videos(reader)
-        return videos is not None and videos.videos.holds_text
+        reader, videos = self.readers.get(name), self._videos
+        return reader is self._video_reader and videos is not None and videos.videos.holds_text
 
     def _media(self, name: str) -> tuple[Medium, ...]:
         if (reader := self.readers.get(name)) is None:
             # `checks` refuses modules that see both images and clips.
             return self._media(self._spec.sources_of(name)[0])
         media: tuple[Medium, ...] = (reader.medium or "image",)
-        return media if _videos(reader) is None else (*media, "video")
+        return (*media, "video") if reader is self._video_reader else media
 
     def _size_of(self, size: MediumSize, alone: bool, name: str) -> ImageSize:
         return self.readers[name].sized(size, alone=alone)
@@ -319,11 +309,6 @@ def _same(size: ImageSize, name: str) -> ImageSize:
     """Return the size of a temporal patch; only one module makes rows of it."""
     del name
     return size
-
-
-def _videos(reader: MemberReader) -> VideoRecipe | None:
-    """Return the recipe of the videos that a module reads, if it reads any."""
-    return reader.videos if isinstance(reader, ImageReader) else None
 
 
 def _targets(number: int) -> str:

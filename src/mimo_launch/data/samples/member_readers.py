@@ -86,16 +86,21 @@ class MemberReader(ABC):
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Media:
         """Return the module's input or target from a member that becomes `span`."""
 
+    def pixels(self, array: Media) -> npt.NDArray[np.uint8] | None:
+        """Return an array as displayable pixels, [channels, height, width]; None for a clip."""
+        del array
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ShownVideo:
-    """The images of a video that an encoder sees, all of one height and width in pixels.
+    """The images of a video that an encoder sees, with the rows of each.
 
     For each image, `later` is how much later than the first language counts it (None for a separate
     image), and `told` is the number from which its text is written.
     """
 
-    size: MediumSize
+    rows: tuple[ImageSize, ...]
     later: tuple[int | None, ...]
     told: tuple[int, ...]
 
@@ -134,12 +139,12 @@ class ImageReader(MemberReader):
     def shown(self, size: VideoSize) -> ShownVideo:
         """Return the part of a video that is shown. Raises: BadSample."""
         taken = self._taken(size)
-        return ShownVideo((taken.height, taken.width), taken.later, taken.told)
+        return ShownVideo(self._group_sizes(taken), taken.later, taken.told)
 
-    def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
+    def _group_sizes(self, taken: TakenVideo) -> tuple[ImageSize, ...]:
         """Return the rows of each image of a video."""
-        height, width = (side // self.images.row_side for side in video.size)
-        return [ImageSize(height, width)] * len(video.later)
+        side = self.images.row_side
+        return (ImageSize(taken.height // side, taken.width // side),) * len(taken.later)
 
     def _taken(self, size: VideoSize) -> TakenVideo:
         try:

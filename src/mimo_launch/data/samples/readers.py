@@ -29,7 +29,6 @@ from mimo_launch.data.samples.member_readers import (
     ImageReader,
     MediumSize,
     MemberReader,
-    ShownVideo,
 )
 from mimo_launch.data.shared_images import ImageSize, frame_size
 from mimo_launch.kinds.registry import kind_of
@@ -40,7 +39,7 @@ from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
-from mimo_launch.processors.video_recipe import VideoRecipe
+from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.spec.spec import Images, Spec, WebdatasetData
 
 
@@ -127,10 +126,10 @@ class TileReader(ImageReader):
             return self._seen(process(image, self.recipe)[None])
         return self._seen(process_tiles(image, self.recipe, self.rule.side))
 
-    def group_sizes(self, video: ShownVideo) -> list[ImageSize]:
+    def _group_sizes(self, taken: TakenVideo) -> tuple[ImageSize, ...]:
         """Return the rows of each frame of a video."""
-        last = len(video.later) - 1
-        return [frame_size(self.rule, is_last=number == last) for number in range(last + 1)]
+        last = len(taken.later) - 1
+        return tuple(frame_size(self.rule, is_last=number == last) for number in range(last + 1))
 
     def _group(self, pixels: Array, span: ImageSpan) -> Array:
         """Return a frame [channels, 1, height, width] as a tile."""
