@@ -284,7 +284,8 @@ _QWENS = {
         # The recurrence of the others is in fp32 in transformers, whatever the type.
         exact={} if kind in qwen_vl.KINDS else None,
         steps=steps(step, of=FP64 if kind in qwen_vl.KINDS else [("sgd", "fp32")]),
-        undecided="correction_bias$",
+        # An expert may get no token.
+        undecided=r"correction_bias$|\.experts\.",
         sections=("vision_config", "text_config"),
         # A window of 9 pixels holds whole rows of 8, and is written so.
         derived=frozenset({"layer_types", "tie_word_embeddings", "window_size"}),

@@ -37,7 +37,7 @@ from mimo_launch.data.samples.decode_video import video_groups
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.video_words import in_words, words_of
 from mimo_launch.processors.videos import read_video_recipe

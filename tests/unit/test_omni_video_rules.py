@@ -19,7 +19,7 @@ from mimo_launch.hugging_face.families.qwen2_5_omni import QWEN2_5_OMNI
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.text_positions import axis_positions
-from mimo_launch.processors.frame_rules import VideoSize
+from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.video_recipe import as_asked
 from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, Videos, VideoSettings, VitModel

@@ -22,8 +22,7 @@ from tokenizers import Tokenizer
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_video import video_groups, video_size
-from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
-from mimo_launch.processors.single_frames import EvenSampling
+from mimo_launch.processors.frame_sampling import EvenSampling, VideoSize, VideoTooShort
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.spec import Videos, VideoSettings

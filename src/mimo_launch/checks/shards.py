@@ -153,7 +153,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
 
 def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule | None) -> str:
     """Return why the processor of videos does not fit the patches of an encoder, or ""."""
-    from mimo_launch.processors.single_frames import ExactFrames
+    from mimo_launch.processors.frame_sizes import ExactFrames
 
     side, size = images.row_side, videos.frame_size
     a_row = f"but a row of `{name}` takes {side} x {side}"

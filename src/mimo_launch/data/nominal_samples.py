@@ -214,7 +214,7 @@ def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
         rows = usual if room is None else min(usual, room)
         images, videos = kind_of(spec.modules[encoder].model).images, None
         if images is not None and (videos := video_recipe_of(spec, encoder)) is not None:
-            from mimo_launch.processors.single_frames import ExactFrames
+            from mimo_launch.processors.frame_sizes import ExactFrames
 
             rows = min(rows, max(1, videos.frame_size.most_pixels // images.row_side**2))
             if not worst and not isinstance(videos.frame_size, ExactFrames):

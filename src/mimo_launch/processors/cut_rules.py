@@ -21,11 +21,13 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from mimo_launch.kinds.tiles import TileRule, Tiling
-from mimo_launch.processors.resize_rules import MAX_ASPECT, MOST_PIXELS, ImageTooThin
-
-Size = tuple[int, int]
-# The longest side, in pixels, that Idefics3 enlarges an image to.
-_MOST_SIDE = 4096
+from mimo_launch.processors.resize_rules import (
+    MOST_PIXELS,
+    MOST_SIDE,
+    Size,
+    even_sides,
+    limit_aspect,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Enlarged:
 
     @property
     def _most_along(self) -> int:
-        return math.ceil(min(self.longest, _MOST_SIDE) / self.side) if self.splits else 1
+        return math.ceil(min(self.longest, MOST_SIDE) / self.side) if self.splits else 1
 
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the sizes that an image gets, in order; the last is the size of the grid."""
@@ -76,20 +78,13 @@ class Enlarged:
         return [first, (height, width)]
 
     def _first(self, height: int, width: int) -> Size:
-        aspect, longest = width / height, self.longest
-        if width >= height:
-            tall, wide = int(longest / aspect), longest
-            tall += tall % 2
-        else:
-            tall, wide = longest, int(longest * aspect)
-            wide += wide % 2
-        tall, wide = max(tall, 1), max(wide, 1)
-        if max(tall, wide) <= _MOST_SIDE:
+        tall, wide = even_sides(self.longest, height, width)
+        if max(tall, wide) <= MOST_SIDE:
             return tall, wide
         aspect = wide / tall
         if wide >= tall:
-            return max(int(_MOST_SIDE / aspect), 1), _MOST_SIDE
-        return _MOST_SIDE, max(int(_MOST_SIDE * aspect), 1)
+            return max(int(MOST_SIDE / aspect), 1), MOST_SIDE
+        return MOST_SIDE, max(int(MOST_SIDE * aspect), 1)
 
     def _multiple(self, length: int) -> int:
         return math.ceil(length / self.side) * self.side
@@ -205,8 +200,7 @@ def best_grid(height: int, width: int, grids: Iterable[Size]) -> Size:
 
     Of equal grids the first is taken. Raises: ImageTooThin.
     """
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
+    limit_aspect(height, width)
 
     def kept_and_spare(grid: Size) -> tuple[int, int]:
         scale = min(grid[0] / height, grid[1] / width)

@@ -1,18 +1,20 @@
 """The steps from the images and videos of shards to a module: those of its folder, or usual ones.
 
 Decides: which folder has the processor of a module; the steps without one; which modules read
-videos.
+videos; that the input conditioner of a RADIO, which normalises inside the model, is a step here.
 Relies on: `image_processor` and `video_processor` for the steps of a folder. Both are imported only
 for a spec with shards, because their rules take a twentieth of the time of `validate`.
 Leaves: carrying out a recipe to `data.webdataset`.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError
+from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
 
@@ -28,22 +30,13 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     if images is None or not isinstance(data, WebdatasetData):
         raise ProcessorError(f"`{encoder}` does not read images of shards")
     from mimo_launch.processors.images import ImageRecipe, read_recipe
-    from mimo_launch.processors.input_conditioner import conditioner_of
     from mimo_launch.processors.resize_rules import Exact, Smart
 
     folder = processor_folder(spec, encoder)
-    try:
-        own = conditioner_of(spec, encoder)
-        if folder is not None:
-            found = read_recipe(folder)
-            if own is None:
-                return found
-            mean, std = own.behind(found.mean, found.std)
-            return replace(found, mean=mean, std=std)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ProcessorError):
-            raise
-        raise ProcessorError(f"its input conditioner is malformed: {error}") from error
+    own = _conditioner_of(spec, encoder)
+    if folder is not None:
+        found = read_recipe(folder)
+        return found if own is None else _before(found, *own)
     # Images to generate should resemble the noise they start from: zero mean and unit variance.
     # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
     deviation = 0.25 if kind_of(model).computes_loss else 0.5
@@ -55,8 +48,48 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
         side = images.row_side
         resize = Smart(side, side**2, data.max_rows * side**2)
     if own is not None:
-        return ImageRecipe(resize, mean=own.mean, std=own.std)
+        return ImageRecipe(resize, mean=own[0], std=own[1])
     return ImageRecipe(resize, mean=middle, std=spread)
+
+
+# The values of CLIP, which `config.json` of a RADIO may leave out.
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)
+Values = tuple[float, ...]
+
+
+def _conditioner_of(spec: Spec, encoder: str) -> tuple[Values, Values] | None:
+    """Return mean and deviation by which the model of a folder, a RADIO, normalises pixels itself.
+
+    Raises: ProcessorError.
+    """
+    for start, _ in earlier_specs(spec.modules[encoder].init_from, encoder):
+        file = Path(start) / "config.json"
+        if not os.path.lexists(file):
+            continue
+        try:
+            config = read_json(file)
+        except (OSError, ValueError):
+            return None  # `checks.init_from_folder` reports it.
+        if not isinstance(config, dict) or config.get("model_type") != "radio":
+            return None
+        said = (config.get("norm_mean") or _MEAN, config.get("norm_std") or _STD)
+        try:
+            mean, std = (tuple(map(float, each)) for each in said)
+        except (TypeError, ValueError) as error:
+            raise ProcessorError(f"its input conditioner is malformed: {error}") from error
+        return mean, std
+    return None
+
+
+def _before(recipe: "ImageRecipe", mean: Values, std: Values) -> "ImageRecipe":
+    """Return a recipe of which one step normalises by its own values, then by these."""
+    try:
+        channels = list(zip(recipe.mean, recipe.std, mean, std, strict=True))
+    except ValueError as error:
+        raise ProcessorError(f"its input conditioner is malformed: {error}") from error
+    means = tuple(own + deviation * each for own, deviation, each, _ in channels)
+    return replace(recipe, mean=means, std=tuple(own * each for _, own, _, each in channels))
 
 
 def processor_folder(spec: Spec, encoder: str) -> Path | None:
@@ -96,9 +129,15 @@ def video_recipe_of(spec: Spec, encoder: str) -> "VideoRecipe | None":
         return None
     if model.video is None:
         return None
-    from mimo_launch.processors import video_recipe as usual
-    from mimo_launch.processors.frame_rules import FrameSampling, FrameSize
-    from mimo_launch.processors.single_frames import EvenSampling, ExactFrames
+    from mimo_launch.processors.frame_sampling import (
+        FPS,
+        MAX_FRAMES,
+        MIN_FRAMES,
+        EvenSampling,
+        FrameSampling,
+    )
+    from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize
+    from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
     from mimo_launch.processors.videos import read_video_recipe
 
     group = model.temporal_patch
@@ -108,12 +147,12 @@ def video_recipe_of(spec: Spec, encoder: str) -> "VideoRecipe | None":
         recipe = read_video_recipe(folder, model.video)
     elif model.tiles is not None:
         frames = ExactFrames(model.image_side, model.image_side)
-        even = EvenSampling(usual.FPS, None, usual.MAX_FRAMES)
-        recipe = usual.VideoRecipe(even, frames, model.video, mean=half, std=half)
+        even = EvenSampling(FPS, None, MAX_FRAMES)
+        recipe = VideoRecipe(even, frames, model.video, mean=half, std=half)
     else:
         side = model.row_side
-        limits = usual.FPS, None, usual.MIN_FRAMES, usual.MAX_FRAMES
+        limits = FPS, None, MIN_FRAMES, MAX_FRAMES
         sampling = FrameSampling(*limits, group, to_ends=True)
         size = FrameSize(side, side**2, data.max_rows * side**2, group, over_time=False, cap=None)
-        recipe = usual.VideoRecipe(sampling, size, model.video, mean=half, std=half)
-    return usual.as_asked(recipe, data.video)
+        recipe = VideoRecipe(sampling, size, model.video, mean=half, std=half)
+    return as_asked(recipe, data.video)

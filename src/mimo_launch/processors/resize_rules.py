@@ -2,78 +2,178 @@
 
 Decides: height and width of an image, or of the frames of a video.
 Relies on: nothing.
-Leaves: which rule a folder has to `image_processor` and `video_processor`.
+Leaves: which rule a folder has to `images` and `videos`.
 
 Source: `transformers` 5.23.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+Size = tuple[int, int]
 MAX_ASPECT = 200
 # The most pixels that a step may make: half a gigabyte in 8-bit RGB.
 MOST_PIXELS = 178_000_000
+# The longest side that Idefics3 and SmolVLM enlarge an image or a frame to.
+MOST_SIDE = 4096
 
 
 class ImageTooThin(ValueError):
     """An image with an aspect or size that allows no row."""
 
 
+class Resize(ABC):
+    """A rule for height and width, in pixels; None for what a rule does not limit."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width after resizing. Raises: ImageTooThin."""
+
+    @property
+    def only_size(self) -> Size | None:
+        """Height and width of every image, if all are equal."""
+        return None
+
+    @property
+    def divisor(self) -> int | None:
+        """A number that divides the sides of every image."""
+        return None
+
+    @property
+    def most_pixels(self) -> int | None:
+        """The most pixels of an image."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class Exact:
+class Exact(Resize):
     """Resize to this height and width."""
 
     height: int
     width: int
 
+    @property
+    def only_size(self) -> Size:
+        """Height and width of every image."""
+        return self.height, self.width
+
+    def size(self, height: int, width: int) -> Size:
+        """Return the only size."""
+        del height, width
+        return self.only_size
+
 
 @dataclass(frozen=True, slots=True)
-class ShortEdge:
+class ShortEdge(Resize):
     """Resize the shorter edge to this length."""
 
     length: int
 
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width with the shorter one as asked. Raises: ImageTooThin."""
+        # Rounded down, as transformers does.
+        short, long = self.length, int(self.length * max(height, width) / min(height, width))
+        limit(height, width, made=long * short)
+        return (long, short) if width <= height else (short, long)
+
 
 @dataclass(frozen=True, slots=True)
-class Smart:
+class OfFactor(Resize):
+    """A rule that makes multiples of `factor`."""
+
+    factor: int
+
+    @property
+    def divisor(self) -> int:
+        """The factor."""
+        return self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Smart(OfFactor):
     """Resize to multiples of `factor` with an area in a range, near the aspect of the image.
 
     The rule of Qwen2-VL (https://arxiv.org/abs/2409.12191, section 2.1).
     """
 
-    factor: int
     min_pixels: int
     max_pixels: int
 
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of an image."""
+        return self.max_pixels
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width near the aspect of the image. Raises: ImageTooThin."""
+        limit_aspect(height, width)
+        return _near_aspect(self, height, width, frames=1, counted=1)
+
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(OfFactor):
     """Shrink, if larger, to at most this height and width; then round up to multiples of `factor`.
 
     The rule of Pixtral (https://arxiv.org/abs/2410.07073).
     """
 
-    factor: int
     height: int
     width: int
 
+    @property
+    def most_pixels(self) -> int:
+        """Pixels of the largest image, rounded up."""
+        return math.prod(self._up(side) for side in (self.height, self.width))
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width, rounded up. Raises: ImageTooThin."""
+        shrink = max(height / self.height, width / self.width, 1)
+        found = math.floor(height / shrink), math.floor(width / shrink)
+        if not all(found):
+            raise ImageTooThin(f"{width} x {height} pixels become {found[1]} x {found[0]}")
+        return self._up(found[0]), self._up(found[1])
+
+    def _up(self, side: int) -> int:
+        return -(-side // self.factor) * self.factor
+
 
 @dataclass(frozen=True, slots=True)
-class OverTime:
+class OverTime(OfFactor):
     """Resize to multiples of `factor`, with limits on the pixels of all frames together.
 
     Frames are counted in whole groups; an image is one group. The rule of the videos of Qwen3-VL,
     and of images and videos of GLM-4.1V.
     """
 
-    factor: int
     min_pixels: int
     max_pixels: int
     group: int
 
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of an image, which is as large as a group of frames may be."""
+        return self.max_pixels // self.group
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width of an image. Raises: ImageTooThin."""
+        return self.size_of_frames(self.group, height, width)
+
+    def size_of_frames(self, frames: int, height: int, width: int) -> Size:
+        """Return height and width of `frames` frames. Raises: ImageTooThin."""
+        factor = self.factor
+        if min(height, width) < factor:
+            grow = max(factor / height, factor / width)
+            height, width = int(height * grow), int(width * grow)
+        limit_aspect(height, width)
+        counted = round(frames / self.group) * self.group
+        return _near_aspect(self, height, width, frames=frames, counted=counted)
+
 
 @dataclass(frozen=True, slots=True)
-class PatchCount:
+class PatchCount(Resize):
     """Resize to a number of patches in a range, near the aspect of the image.
 
     Sides are multiples of `merge` patches of `patch` pixels; resized pixels are neither rounded nor
@@ -85,8 +185,36 @@ class PatchCount:
     least: int
     most: int
 
+    @property
+    def divisor(self) -> int:
+        """The side of a row."""
+        return self.patch * self.merge
 
-Resize = Exact | ShortEdge | Smart | Within | OverTime | PatchCount
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of an image."""
+        # A thin image that grows to `least` patches may exceed them when rounded up.
+        return max(self.most, 2 * self.least + 2) * self.patch**2
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width of whole rows. Raises: ImageTooThin."""
+        patch, merge, most = self.patch, self.merge, self.most
+        tall, wide = (max(1, round(side / patch + 0.5)) for side in (height, width))
+        shrink = min(math.sqrt(most / (tall * wide)), 1.0)
+        tall, wide = math.floor(shrink * tall), math.floor(shrink * wide)
+        if not tall * wide:
+            raise ImageTooThin(f"{width} x {height} pixels become {wide} x {tall} patches")
+        if most > self.least > tall * wide:
+            grow = math.sqrt(self.least / (tall * wide))
+            tall, wide = math.ceil(grow * tall), math.ceil(grow * wide)
+        if over := tall % merge:
+            more = tall + merge - over
+            tall = more if more * wide <= most else max(merge, tall - over)
+        if over := wide % merge:
+            more = wide + merge - over
+            wide = more if tall * more <= most else max(merge, wide - over)
+        limit(height, width, made=tall * wide * patch**2)
+        return tall * patch, wide * patch
 
 
 def limit(height: int, width: int, *, made: int) -> None:
@@ -97,79 +225,34 @@ def limit(height: int, width: int, *, made: int) -> None:
         )
 
 
-def short_edge_size(height: int, width: int, short: int) -> tuple[int, int]:
-    """Return height and width with the shorter one equal to `short`. Raises: ImageTooThin."""
-    # Rounded down, as transformers does.
-    long = int(short * max(height, width) / min(height, width))
-    limit(height, width, made=long * short)
-    return (long, short) if width <= height else (short, long)
-
-
-def smart_size(height: int, width: int, rule: Smart) -> tuple[int, int]:
-    """Return height and width by the rule of Qwen2-VL. Raises: ImageTooThin."""
+def limit_aspect(height: int, width: int) -> None:
+    """Raise ImageTooThin for sides that are too unequal."""
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
-    factor = rule.factor
-    tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    if tall * wide > rule.max_pixels:
-        shrink = math.sqrt(height * width / rule.max_pixels)
+
+
+def even_sides(longest: int, height: int, width: int) -> Size:
+    """Return height and width with this longer side, and the other one an even number."""
+    aspect = width / height
+    if width >= height:
+        shorter = int(longest / aspect)
+        return max(shorter + shorter % 2, 1), longest
+    shorter = int(longest * aspect)
+    return longest, max(shorter + shorter % 2, 1)
+
+
+def _near_aspect(
+    rule: Smart | OverTime, height: int, width: int, *, frames: int, counted: int
+) -> Size:
+    """Return multiples of the factor with an area in the range, over all `frames`."""
+    factor, pixels = rule.factor, frames * height * width
+    tall, wide = (round(side / factor) * factor for side in (height, width))
+    if counted * tall * wide > rule.max_pixels:
+        shrink = math.sqrt(pixels / rule.max_pixels)
         tall, wide = (
-            max(factor, math.floor(edge / shrink / factor) * factor) for edge in (height, width)
+            max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)
         )
-    elif tall * wide < rule.min_pixels:
-        grow = math.sqrt(rule.min_pixels / (height * width))
-        tall, wide = (math.ceil(edge * grow / factor) * factor for edge in (height, width))
+    elif counted * tall * wide < rule.min_pixels:
+        grow = math.sqrt(rule.min_pixels / pixels)
+        tall, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
     return tall, wide
-
-
-def within_size(height: int, width: int, rule: Within) -> tuple[int, int]:
-    """Return height and width by the rule of Pixtral. Raises: ImageTooThin."""
-    shrink = max(height / rule.height, width / rule.width, 1)
-    found = math.floor(height / shrink), math.floor(width / shrink)
-    if not all(found):
-        raise ImageTooThin(f"{width} x {height} pixels become {found[1]} x {found[0]}")
-    tall, wide = (-(-edge // rule.factor) * rule.factor for edge in found)
-    return tall, wide
-
-
-def over_time_size(frames: int, height: int, width: int, rule: OverTime) -> tuple[int, int]:
-    """Return height and width of `frames` frames. Raises: ImageTooThin."""
-    factor = rule.factor
-    if min(height, width) < factor:
-        grow = max(factor / height, factor / width)
-        height, width = int(height * grow), int(width * grow)
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ImageTooThin(f"{width} x {height} pixels have sides of more than {MAX_ASPECT} to 1")
-    tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    pixels = round(frames / rule.group) * rule.group * tall * wide
-    if pixels > rule.max_pixels:
-        shrink = math.sqrt(frames * height * width / rule.max_pixels)
-        return (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    if pixels < rule.min_pixels:
-        grow = math.sqrt(rule.min_pixels / (frames * height * width))
-        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return tall, wide
-
-
-def patch_count_size(height: int, width: int, rule: PatchCount) -> tuple[int, int]:
-    """Return height and width by the rule of Nemotron-H Omni. Raises: ImageTooThin."""
-    patch, merge, most = rule.patch, rule.merge, rule.most
-    tall, wide = (max(1, round(side / patch + 0.5)) for side in (height, width))
-    shrink = min(math.sqrt(most / (tall * wide)), 1.0)
-    tall, wide = math.floor(shrink * tall), math.floor(shrink * wide)
-    if not tall * wide:
-        raise ImageTooThin(f"{width} x {height} pixels become {wide} x {tall} patches")
-    if most > rule.least > tall * wide:
-        grow = math.sqrt(rule.least / (tall * wide))
-        tall, wide = math.ceil(grow * tall), math.ceil(grow * wide)
-    if over := tall % merge:
-        more = tall + merge - over
-        tall = more if more * wide <= most else max(merge, tall - over)
-    if over := wide % merge:
-        more = wide + merge - over
-        wide = more if tall * more <= most else max(merge, wide - over)
-    limit(height, width, made=tall * wide * patch**2)
-    return tall * patch, wide * patch

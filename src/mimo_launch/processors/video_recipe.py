@@ -1,7 +1,7 @@
 """The steps from a video to the inputs of an encoder.
 
 Decides: how frames are grouped and timed, and what a spec may change.
-Relies on: `frame_rules` and `single_frames` for the choice and size of frames; `video_words`.
+Relies on: `frame_sampling` and `frame_sizes` for the choice and size of frames; `video_words`.
 Leaves: settings of folders to `video_processor`; frames themselves to `decode_video`.
 """
 
@@ -9,25 +9,18 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.frame_rules import (
+from mimo_launch.processors.frame_sampling import (
+    FPS,
+    NEEDS_FPS,
     FrameSampling,
-    FrameSize,
-    SecondSampling,
+    Sampling,
     VideoSize,
 )
+from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize
 from mimo_launch.processors.images import BICUBIC, HALF
-from mimo_launch.processors.single_frames import (
-    EndlessSampling,
-    ExactFrames,
-    SingleSampling,
-    Size,
-)
+from mimo_launch.processors.resize_rules import Size
 from mimo_launch.processors.video_words import told_of
 from mimo_launch.spec.spec import Videos, VideoSettings
-
-# Without a processor: the values of Qwen3-VL.
-FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
-Sampling = FrameSampling | SecondSampling | SingleSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +105,23 @@ class VideoRecipe:
 
 def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
     """Return a recipe with the frames that a spec asks for. Raises: ProcessorError."""
-    sampling = recipe.sampling
-    if asked.fps is not None:
-        recipe = replace(recipe, nominal_fps=asked.fps)
-    if isinstance(recipe.frame_size, ExactFrames) and sampling is None and asked.fps is not None:
-        # All other rules have a sampling, even if it takes all frames.
-        if asked.max_frames is None:
+    sampling, fps, most = recipe.sampling, asked.fps, asked.max_frames
+    try:
+        if sampling is None and fps is not None:
+            sampling = recipe.frame_size.sampling(fps, most)
+        elif sampling is not None:
+            sampling = sampling.asked(fps, most)
+        elif most is not None:
+            raise ValueError(NEEDS_FPS)
+    except ValueError as error:
+        raise ProcessorError(str(error)) from error
+    if isinstance(sampling, FrameSampling):
+        fills = recipe.frame_size.over_time or not sampling.to_ends
+        if fills and sampling.most_taken < recipe.group:
             raise ProcessorError(
-                "its video processor takes so many frames a second only up to some number: write "
-                f"`fps: {asked.fps:g}, max_frames: 64` in `data.video`"
+                f"at most {sampling.number or sampling.most} frame is taken of a video, but a "
+                f"temporal patch has {recipe.group}: write `max_frames: {recipe.group}` or more, "
+                "and `fps`, in `data.video`"
             )
-        sampling = EndlessSampling(asked.fps, asked.max_frames)
-    if sampling is not None and not isinstance(sampling, FrameSampling):
-        try:
-            return replace(recipe, sampling=sampling.asked(asked.fps, asked.max_frames))
-        except ValueError as error:
-            raise ProcessorError(str(error)) from error
-    if asked.fps is not None:
-        to_ends = recipe.frame_size.over_time
-        base = sampling or FrameSampling(None, None, MIN_FRAMES, MAX_FRAMES, recipe.group, to_ends)
-        sampling = replace(base, fps=asked.fps, number=None)
-    if asked.max_frames is not None:
-        if sampling is None or sampling.number is not None:
-            raise ProcessorError("its video processor takes no `max_frames`: write `fps` as well")
-        least = min(sampling.least, asked.max_frames)
-        sampling = replace(sampling, most=asked.max_frames, least=least)
-    fills = recipe.frame_size.over_time or (sampling is not None and not sampling.to_ends)
-    if sampling is not None and fills and sampling.most_taken < recipe.group:
-        raise ProcessorError(
-            f"at most {sampling.number or sampling.most} frame is taken of a video, but a temporal "
-            f"patch has {recipe.group}: write `max_frames: {recipe.group}` or more, and `fps`, in "
-            "`data.video`"
-        )
-    return replace(recipe, sampling=sampling)
+    nominal = recipe.nominal_fps if fps is None else fps
+    return replace(recipe, sampling=sampling, nominal_fps=nominal)

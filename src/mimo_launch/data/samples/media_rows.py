@@ -28,7 +28,7 @@ from mimo_launch.data.shared_images import ImageSize, made_together, size_made, 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.files import TokenizerError
-from mimo_launch.processors.frame_rules import VideoSize
+from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.image_texts import line_break
 from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.base import LANGUAGE

@@ -28,7 +28,7 @@ from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.data.shared_images import ImageSize
 from mimo_launch.data.sources.tar_files import CODES_SUFFIX, target_of
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.processors.frame_rules import VideoSize, VideoTooShort
+from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
