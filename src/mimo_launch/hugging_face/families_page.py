@@ -1,8 +1,9 @@
-"""Lists the families: what is read, written and refused.
+"""Lists the families: what is read, written and refused, and where each setting and tensor is.
 
 Decides: the form of the list and of the page;
 `python -m mimo_launch.hugging_face.families_page docs/families.md` writes it.
-Relies on: the declarations of families and wholes; there is no second list.
+Relies on: the declarations of families and wholes; there is no second list. `family_tables` for the
+settings and tensors of a family.
 Leaves: printing to `cli.inspect`.
 """
 
@@ -12,14 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_launch.hugging_face.families.own import FAMILIES as OWN
+from mimo_launch.hugging_face.family import Whole
+from mimo_launch.hugging_face.family_tables import described, tables
 from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
+from mimo_launch.spec.wording import text_of
 
 _HEAD = """# Families
 
 Every model type of `config.json` that is read, made from the code by
 `python -m mimo_launch.hugging_face.families_page`. `mimo-launch inspect --families` prints the
-same. What the settings mean is in [Hugging Face weights](hugging-face.md).
+same. Each type has a section below: where our keys and tensors are. What the keys mean, and how
+folders are read, is in [Hugging Face weights](hugging-face.md).
+
+In a section, `*` is the number of a layer or of an expert. Prefixes of names come with what they
+stand for in the names of the part; the first is written today.
 
 * *Published as*: names on the hub of models with this type; others have it, too. The type is
   `model_type` in the `config.json` of a folder.
@@ -97,7 +105,39 @@ def page() -> str:
         ),
     ):
         parts += [f"## {title}\n\n{intro}\n", *_table(entries), ""]
+    seen: dict[str, str] = {}
+    own = {each.model_type for each in OWN}
+    for name in sorted({**WHOLES, **FAMILIES}.keys() - own):
+        parts += [f"## {_code(name)}\n", *_section(name, seen)]
     return "\n".join(parts)
+
+
+def _section(name: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield the section of a type; `seen` are the tables of earlier types, by their text."""
+    if (whole := WHOLES.get(name)) is not None:
+        parts = {f"[{_code(x.model_type)}](#{x.model_type})": x.kind for x in whole.families}
+        yield f"A whole model of {', '.join(parts)}.\n"
+        yield from _decided(whole)
+        yield from ([f"{whole.notes}\n"] if whole.notes else [])
+        return
+    family = FAMILIES[name]
+    text = "\n".join(tables(family))
+    like = seen.setdefault(text, name)
+    yield f"Read as [{_code(like)}](#{like}).\n" if like != name else text
+    yield from ([f"{family.notes}\n"] if family.notes else [])
+
+
+def _decided(whole: Whole) -> Iterator[str]:
+    """Yield the names of a whole model's parts and projector, and the keys that it decides."""
+    for prefixes in whole.names:
+        said = (f"`{there}` ({_code(name)})" if name else _code(there) for there, name in prefixes)
+        yield f"Its files begin the names of a part with {', '.join(said)}.\n"
+    fixed = {key: x for key, x in getattr(whole, "fixed", {}).items() if not callable(x)}
+    if fixed:
+        yield f"It decides {', '.join(f'`{key}: {text_of(x)}`' for key, x in fixed.items())}.\n"
+    if projector := getattr(whole, "projector", {}):
+        places = (f"`{ours}` is {described(place)}" for ours, place in projector.items())
+        yield f"Its projector: {'; '.join(places)}.\n"
 
 
 def _table(entries: list[FamilyEntry]) -> Iterator[str]:

@@ -238,6 +238,10 @@ class Whole(Protocol):
         """Return the families of its parts."""
 
     @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """Return the prefixes of names in the files, of each part."""
+
+    @property
     def refusals(self) -> Refusals:
         """Return the refused settings around the parts."""
 

@@ -79,6 +79,11 @@ class TowerAndDecoder:
         """The families of towers and of decoders."""
         return *self.towers, *self.text
 
+    @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of the tower and of the decoder."""
+        return self.tower_names, self.text_names
+
     def part(self, config: Config, kind: str) -> Part:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
         if kind == self.text[0].kind:
@@ -250,6 +255,11 @@ class VisionAndText:
         return self.text, self.vision
 
     @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of both parts."""
+        return self._ordered(_VISION_NAMES), self._ordered(_TEXT_NAMES)
+
+    @property
     def refusals(self) -> Refusals:
         """Rows must be as wide as language."""
         key = self.vision.row_width or ""
@@ -359,6 +369,11 @@ class NestedParts:
     def families(self) -> tuple[Family, ...]:
         """The families of its parts."""
         return tuple(each.family for each in self.parts)
+
+    @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of its parts."""
+        return tuple(each.prefixes for each in self.parts)
 
     def part(self, config: Config, kind: str) -> Part:
         """Return the part of a kind. Raises: NoSuchPart."""

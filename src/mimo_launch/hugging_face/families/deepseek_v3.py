@@ -65,6 +65,7 @@ def _still(model: Any) -> Config:
 
 
 def _query(model: Any, _layer: int) -> Place:
+    """`self_attn.q_b_proj.weight`, or `q_proj` without `q_rank`."""
     is_narrow = model.mla is not None and model.mla.q_rank is not None
     return Place(f"self_attn.{'q_b_proj' if is_narrow else 'q_proj'}.weight")
 

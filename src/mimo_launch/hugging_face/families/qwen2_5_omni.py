@@ -37,7 +37,7 @@ VISION = replace(
 
 
 def _head(_model: TalkerModel, book: int) -> Place:
-    """Return the place of the head of a codebook. Raises: KeyError for all but the first."""
+    """`codec_head.weight`, of the first codebook. Raises: KeyError for others."""
     if book:
         raise KeyError(book)
     return Place("codec_head.weight")

@@ -33,10 +33,12 @@ _UNGATED = {"up": "fc1", "down": "fc2"}
 
 
 def _scale(number: int, _model: Any, _layer: int) -> Place:
+    """`layer_scale1.lambda1` of attention, `layer_scale2.lambda1` of the MLP; 1 if missing."""
     return Place(f"layer_scale{number}.lambda1", optional=True)
 
 
 def _mlp_layer(part: str, model: Any, _layer: int) -> Place:
+    """`mlp.fc1`, `mlp.fc2`; gated ones `mlp.gate_proj`, `up_proj`, `down_proj`."""
     return Place(f"mlp.{part}_proj" if model.activation == "swiglu" else f"mlp.{_UNGATED[part]}")
 
 

@@ -5,7 +5,7 @@ Sources: arXiv:2303.15343, arXiv:2103.00020; `transformers` 5.23, models/siglip 
 
 from dataclasses import dataclass
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
+from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Prefixes
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import Refusals, left_out, one_of, refusals
 from mimo_launch.hugging_face.settings import Computed, Named, Settings
@@ -132,6 +132,11 @@ class Pair:
         """The family of the tower."""
         return (self.tower,)
 
+    @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of the tower."""
+        return ((("vision_model.", ""),),)
+
     def made_of(self, _models: Models, _tokens: Tokens) -> None:
         """Return None: no such model is written."""
 
@@ -145,7 +150,7 @@ class Pair:
         return Part(
             family=_TOWERS[inner["model_type"]],
             config=inner,
-            prefixes=(("vision_model.", ""),),
+            prefixes=self.names[0],
             elsewhere=_BESIDE,
             may_end_early=True,
         )
