@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.kinds.tiles import Frame
-from mimo_launch.models import tile_sources
+from mimo_launch.models import tiled_rows
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.proof import verify_spec
 
@@ -130,28 +130,26 @@ def test_a_proof_over_videos(
 
 def row_in_front() -> None:
     """The learned row stands in front of a video."""
-    correct = tile_sources.row_patches
+    correct = tiled_rows.row_patches
 
     def in_front(rule: Any, shown: Any) -> Any:
         places, shares = correct(rule, shown)
         turned = isinstance(shown, Frame) and shown.is_last
         return (places[::-1], shares[::-1]) if turned else (places, shares)
 
-    from mimo_launch.models import tiled_rows
-
     tiled_rows.row_patches = in_front
 
 
 def first_of_each_square() -> None:
     """A row is the first of its patches, not their mean."""
-    correct = tile_sources._neighbours
+    correct = tiled_rows._neighbours
 
     def first(size: int, number: int) -> Any:
         return [
             (before, share * 0 + (1 - i)) for i, (before, share) in enumerate(correct(size, number))
         ]
 
-    tile_sources._neighbours = first
+    tiled_rows._neighbours = first
 
 
 @pytest.mark.parametrize("bug", [row_in_front, first_of_each_square])

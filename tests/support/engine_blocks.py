@@ -22,7 +22,7 @@ from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
-from mimo_launch.models.block_stack import blocks
+from mimo_launch.models.transformer_block import blocks
 
 DECODER = block_shape(width=512, heads=8, head_size=64, mlp=1408)
 GROUPED = block_shape(width=512, heads=8, kv_heads=2, head_size=64, mlp=1408, qk_norm=True)

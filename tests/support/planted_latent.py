@@ -8,8 +8,8 @@ from tests.support.specs import behind_vision
 
 from mimo_launch.layers import router
 from mimo_launch.layers.latent_attention import LatentInputs
+from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.spec.spec import Spec
 
 MLA = {"kv_rank": 12, "q_rank": 10, "rope_head_dim": 4, "v_head_dim": 6}

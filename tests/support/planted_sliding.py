@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from tests.support.specs import behind_vision
 
+from mimo_launch.kinds.decoder import DecoderKind
+from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.layers import attention
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.models.language_model import LanguageStage
@@ -39,24 +41,23 @@ def window_one_longer() -> None:
 
 def windows_in_every_layer() -> None:
     """Layers that attend to whole sequences attend in windows, too."""
-    correct = LanguageStage._attention_contexts
+    correct = DecoderKind.sight
 
-    def local(self: Any, *args: Any) -> Any:
-        everywhere, in_windows = correct(self, *args)
-        return replace(everywhere, reach=in_windows.reach), in_windows
+    def local(self: Any, number: int) -> Any:
+        return replace(correct(self, number), reach=self.sliding_window.size)
 
-    LanguageStage._attention_contexts = local
+    DecoderKind.sight = local
 
 
 def one_base_everywhere() -> None:
     """Layers with windows rotate as the others do."""
-    correct = LanguageStage._attention_contexts
+    correct = DecoderKind.sight
+    whole = LanguageKind.sight
 
-    def alike(self: Any, *args: Any) -> Any:
-        everywhere, in_windows = correct(self, *args)
-        return everywhere, replace(in_windows, cos=everywhere.cos, sin=everywhere.sin)
+    def alike(self: Any, number: int) -> Any:
+        return replace(correct(self, number), rotary=whole(self, number).rotary)
 
-    LanguageStage._attention_contexts = alike
+    DecoderKind.sight = alike
 
 
 def windows_counted_in_the_stage() -> None:

@@ -8,7 +8,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.tiles import Tiling
-from mimo_launch.models import tile_sources
+from mimo_launch.models import tiled_rows
 from mimo_launch.models.tiled_rows import TiledRows
 from mimo_launch.spec.spec import Spec
 
@@ -28,14 +28,14 @@ def tiled(**vision: Any) -> Spec:
 
 def padding_kept() -> None:
     """The lines in the middle are counted from the upper edge of the tiles."""
-    correct = tile_sources._places
+    correct = tiled_rows._places
 
     def from_the_edge(rule: Any, tiling: Any, down: Any, right: Any) -> Any:
         lines, columns = tiling.tall * rule.height, tiling.wide * rule.width
         whole = Tiling(tiling.tall, tiling.wide, lines, columns)
         return correct(rule, whole, down, right)
 
-    tile_sources._places = from_the_edge
+    tiled_rows._places = from_the_edge
 
 
 def corners_averaged() -> None:
@@ -47,7 +47,7 @@ def corners_averaged() -> None:
         share = at - before
         return [(before, 1 - share), (np.minimum(before + 1, size - 1), share)]
 
-    tile_sources._neighbours = between_corners
+    tiled_rows._neighbours = between_corners
 
 
 def learned_row_of_one_rank() -> None:

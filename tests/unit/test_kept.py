@@ -32,8 +32,7 @@ from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
-from mimo_launch.models.mtp import MtpDepth
-from mimo_launch.models.transformer_block import Block
+from mimo_launch.models.transformer_block import Block, MtpDepth
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.layers import Mla
 
@@ -76,7 +75,7 @@ def block_of(
     )
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
     block: Block | MtpDepth = (
-        Block(context, shape, recompute=False)
+        Block(context, shape)
         if made is Block
         else MtpDepth(context, DepthShape(shape), recompute=False)
     )

@@ -16,7 +16,7 @@ from mimo_launch.layers.linear import GradAccumulator
 from mimo_launch.layers.parallel_context import ParallelContext, torch_type
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.hybrid_layers import HybridLayer
+from mimo_launch.models.transformer_block import HybridLayer
 from mimo_launch.spec.spec import HybridModel, Spec
 from mimo_launch.spec.values import PRECISIONS
 
@@ -108,7 +108,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
     context = ParallelContext(
         compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=f"hybrid {letter}"
     )
-    layer = HybridLayer(context, HybridKind(model).mixed(0), recompute=False)
+    layer = HybridLayer(context, HybridKind(model).mixed(0))
     for each in layer.modules():
         if hasattr(each, "weight_gradients"):
             each.weight_gradients = GradAccumulator(None)  # type: ignore[assignment]

@@ -322,10 +322,25 @@ def scale_shape(width: int, start: float) -> OneShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedShape(LayerShape):
+    """A layer of a hybrid: one norm, and one mixer with its name."""
+
+    layer = "mimo_launch.models.transformer_block:HybridLayer"
+
+    norm: NormShape
+    name: str
+    mixer: LayerShape
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return both."""
+        return {"norm": self.norm, self.name: self.mixer}
+
+
+@dataclass(frozen=True, slots=True)
 class DepthShape(LayerShape):
     """One depth of multi-token prediction: a block after a product of two streams."""
 
-    layer = "mimo_launch.models.mtp:MtpDepth"
+    layer = "mimo_launch.models.transformer_block:MtpDepth"
 
     block: BlockShape
 

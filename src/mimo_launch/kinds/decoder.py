@@ -128,7 +128,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     @property
     def stage(self) -> str:
         """The class that builds a stage."""
-        return "mimo_launch.models.language_model:DecoderStage"
+        return "mimo_launch.models.language_model:LanguageStage"
 
     @property
     def sliding_window(self) -> SlidingWindow | None:
@@ -263,6 +263,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return (CAPPED_BACKWARD,) if self.model.attention_softcap is not None else ()
 
     @property
-    def caps_logits(self) -> bool:
-        """Whether logits are capped."""
-        return self.model.logit_softcap is not None
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings of tokens, if any."""
+        return self.model.embedding_scale
+
+    @property
+    def logit_cap(self) -> float | None:
+        """The number below which logits stay, if any."""
+        return self.model.logit_softcap

@@ -12,6 +12,7 @@ from mimo_launch.kinds.block_shapes import (
     AttentionShape,
     BlockShape,
     DepthShape,
+    MixedShape,
     MlpShape,
     MoeShape,
 )
@@ -27,7 +28,6 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
-from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
     ATTENTION,
@@ -70,19 +70,6 @@ BACKWARD = (
 
 
 @dataclass(frozen=True, slots=True)
-class MixedShape(LayerShape):
-    """One norm, and one mixer with its name."""
-
-    norm: NormShape
-    name: str
-    mixer: LayerShape
-
-    def parts(self) -> Mapping[str, LayerShape]:
-        """Return both."""
-        return {"norm": self.norm, self.name: self.mixer}
-
-
-@dataclass(frozen=True, slots=True)
 class HybridKind(LanguageKind):
     """Layers of one norm and one mixer each, as in Nemotron-H (arXiv:2504.03624)."""
 
@@ -91,7 +78,7 @@ class HybridKind(LanguageKind):
     @property
     def stage(self) -> str:
         """The class that builds a stage."""
-        return "mimo_launch.models.hybrid_layers:HybridStage"
+        return "mimo_launch.models.language_model:LanguageStage"
 
     @property
     def recurrent(self) -> Mapping[str, RecurrentSizes]:

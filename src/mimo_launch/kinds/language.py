@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
+from mimo_launch.kinds.block_shapes import (
+    AttentionShape,
+    DepthShape,
+    MlpShape,
+    MoeShape,
+)
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
@@ -255,6 +260,11 @@ class LanguageKind(CausalKind):
         rotary = Rotary(model.rotary_size, model.rope_theta, self.mrope_axes, self.rope_scaling)
         return Sight(rotary, growth=self.query_scaling)
 
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor on embeddings of tokens, if any."""
+        return None
+
     def depth(self, number: int) -> DepthShape:
         """Return a depth of multi-token prediction, numbered after the layers."""
         raise NotImplementedError
@@ -303,10 +313,10 @@ class LanguageKind(CausalKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the head: its input, the gradient of logits, and logits."""
         normed = self.model.hidden if held.weights_train else 0
-        words = held.words * (1 + self.caps_logits)
+        words = held.words * (1 + (self.logit_cap is not None))
         return held.tokens * self._heads * (normed + words) if ends.is_last else 0
 
     @property
-    def caps_logits(self) -> bool:
-        """Whether logits are capped; the backward of the cap needs the logits."""
-        return False
+    def logit_cap(self) -> float | None:
+        """The number below which logits stay, if any; the backward of the cap needs the logits."""
+        return None

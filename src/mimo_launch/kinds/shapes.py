@@ -14,7 +14,7 @@ from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Terms, Weigh
 # Of norms whose model has no key for it.
 EPSILON = 1e-5
 NORMS, LINEAR = "mimo_launch.layers.norms", "mimo_launch.layers.linear"
-TABLE = "mimo_launch.layers.whole_linear:WholeTable"
+TABLE = "mimo_launch.layers.linear:WholeTable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class WideNormShape(LayerShape):
 class WholeShape(LayerShape):
     """A linear map that each tp rank holds whole, for tokens between regions."""
 
-    layer = "mimo_launch.layers.whole_linear:WholeLinear"
+    layer = "mimo_launch.layers.linear:WholeLinear"
 
     inputs: int
     outputs: int

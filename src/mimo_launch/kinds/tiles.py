@@ -5,7 +5,7 @@ line, the rows of the other tiles together, without padding; the most rows; that
 each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile, with half
 its lines and columns; a learned row ends the video.
 Relies on: nothing.
-Leaves: cutting pixels to `data`, the patches of each row to `models.tile_sources`.
+Leaves: cutting pixels to `data`, the patches of each row to `models.tiled_rows`.
 """
 
 import math

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from mimo_launch.kinds.block_shapes import LatentShape
-from mimo_launch.layers.linear import ColumnLinear
+from mimo_launch.layers.linear import ColumnLinear, WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.layers.whole_linear import WholeLinear
 
 
 class LatentInputs(ShapedLayer[LatentShape]):

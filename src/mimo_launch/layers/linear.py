@@ -1,4 +1,4 @@
-"""Linear layers cut over tp, and products that accumulate their weight gradients.
+"""Linear layers and tables, cut over tp or whole; products that accumulate weight gradients.
 
 Decides: where the weight gradients of a step accumulate before their reduction.
 Relies on: `parallel_context` for the collectives around a region; FSDP2, which keeps an unsharded
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
-from mimo_launch.kinds.shapes import ColumnShape, RowShape
+from mimo_launch.kinds.shapes import ColumnShape, OneShape, RowShape, WholeShape
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -140,3 +140,22 @@ class RowLinear(ShapedLayer[RowShape]):
             return linear(x_Nf, self.weight, self.bias, self.weight_gradients)
         out = self.context.leave(linear(x_Nf, self.weight, None, self.weight_gradients))
         return out if self.bias is None else out + self.bias
+
+
+class WholeTable(ShapedLayer[OneShape]):
+    """A table of vectors: places [n] -> [n, D]."""
+
+    def __len__(self) -> int:
+        return self.shape.weight.shape[0]
+
+    def forward(self, places_n: Tensor) -> Tensor:
+        """Return the vectors at these places."""
+        return F.embedding(places_n, self.weight)
+
+
+class WholeLinear(ShapedLayer[WholeShape]):
+    """One linear map per token: [n, inputs] -> [n, outputs]."""
+
+    def forward(self, x_n: Tensor) -> Tensor:
+        """Return the map of each token."""
+        return F.linear(x_n, self.weight, self.bias)

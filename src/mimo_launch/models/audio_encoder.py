@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.audio import KERNEL, AudioKind, WindowsShape
+from mimo_launch.layers.linear import WholeTable
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.pointwise import gelu
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.models.patches import (
     VALUES_PER_BAND,
     Patches,

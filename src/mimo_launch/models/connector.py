@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.kinds.connector import ConnectorKind
+from mimo_launch.layers.linear import WholeTable
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.whole_linear import WholeTable
 from mimo_launch.models.projector import owned
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput

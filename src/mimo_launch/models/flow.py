@@ -19,10 +19,10 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.autograd_collectives import exit_tp
 from mimo_launch.kinds.flow import FlowKind, TimeShape
+from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.noise import HeldNoise, NoiseCanvas, NoisedPatches
 from mimo_launch.models.patches import image_places, own_share, own_tokens
 from mimo_launch.models.positions import sincos_positions

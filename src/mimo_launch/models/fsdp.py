@@ -19,7 +19,7 @@ from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
 from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.mtp import MtpDepth
+from mimo_launch.models.transformer_block import MtpDepth
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.values import Precision, Sharding
 

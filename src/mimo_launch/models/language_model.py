@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.decoder import DecoderKind
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import Ends, Sight
 from mimo_launch.layers.norms import Norm
@@ -37,17 +36,14 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.language_input import LanguageInput, TextForward, language_input
-from mimo_launch.models.mtp import MtpDepth
 from mimo_launch.models.row_places import all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
-from mimo_launch.spec.spec import DecoderModel, LanguageModel
+from mimo_launch.models.transformer_block import MtpDepth
+from mimo_launch.spec.spec import LanguageModel
 
 
 class LanguageStage(ModelStage):
-    """Consecutive layers; the first stage embeds tokens, the last stage computes the loss.
-
-    Without a subclass its layers are transformer blocks.
-    """
+    """Consecutive layers; the first stage embeds tokens, the last stage computes the loss."""
 
     kind: LanguageKind
     model: LanguageModel
@@ -71,16 +67,6 @@ class LanguageStage(ModelStage):
         self.mtp = nn.ModuleList(
             MtpDepth(context, kind.depth(number), recompute=recompute) for number in numbers
         )
-
-    @property
-    def embedding_scale(self) -> float | None:
-        """The factor on embeddings of tokens."""
-        return None
-
-    @property
-    def logit_cap(self) -> float | None:
-        """The number below which logits stay."""
-        return None
 
     def inputs(self, forward: TextForward) -> LanguageInput:
         """Return the input of a forward."""
@@ -163,10 +149,10 @@ class LanguageStage(ModelStage):
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [n, D] of tokens."""
         x_nD: Tensor = self.embedding(tokens.flatten())
-        if self.embedding_scale is None:
+        if (scale := self.kind.embedding_scale) is None:
             return x_nD
         # The scale is first rounded to the dtype of the embeddings, as in Gemma.
-        return x_nD * torch.full((), self.embedding_scale, dtype=x_nD.dtype, device=x_nD.device)
+        return x_nD * torch.full((), scale, dtype=x_nD.dtype, device=x_nD.device)
 
     def _loss(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
         """Return the summed loss of labels."""
@@ -179,8 +165,8 @@ class LanguageStage(ModelStage):
             part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
             part, logits = self.head.part, self.head(x_ND)
-        if self.logit_cap is not None:
-            logits = self.context.fused(soft_capped, logits, self.logit_cap)
+        if self.kind.logit_cap is not None:
+            logits = self.context.fused(soft_capped, logits, self.kind.logit_cap)
         return mask_padding(logits, part, self.ends.words), part
 
     def _embed(self, batch: LanguageInput) -> tuple[Tensor, list[Tensor]]:
@@ -201,20 +187,3 @@ class LanguageStage(ModelStage):
             for layer, each in enumerate(others):
                 deep[layer] = deep[layer].index_copy(0, where.places, each)
         return x_nD, deep
-
-
-class DecoderStage(LanguageStage):
-    """A stage of a decoder."""
-
-    kind: DecoderKind
-    model: DecoderModel
-
-    @property
-    def embedding_scale(self) -> float | None:
-        """The factor on embeddings of tokens."""
-        return self.model.embedding_scale
-
-    @property
-    def logit_cap(self) -> float | None:
-        """The number below which logits stay."""
-        return self.model.logit_softcap

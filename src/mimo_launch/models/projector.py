@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from mimo_launch.comm.autograd_collectives import split_rows
 from mimo_launch.kinds.block_shapes import ProjectorShape
 from mimo_launch.kinds.vision import DeepShape, VisionProjectorShape
-from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.linear import RowLinear, WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS
 from mimo_launch.layers.shaped_layer import ShapedLayer, add_parts
-from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.mlp import Mlp
 
 

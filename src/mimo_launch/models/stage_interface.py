@@ -41,9 +41,9 @@ from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
-from mimo_launch.models.block_stack import blocks
 from mimo_launch.models.patches import Image, Patches, Reader, own_tokens, pack, reader
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.transformer_block import blocks
 from mimo_launch.spec.spec import Model, Spec
 
 
@@ -270,17 +270,10 @@ class ModelStage(nn.Module):
         self.stage, self.ends = stage, ends
         if stage.is_first:
             add_parts(self, context, kind.before(ends))
-        self.layers = self.make_layers(recompute=recompute)
+        shapes = {number: kind.layer(number) for number in stage.layers}
+        self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
             add_parts(self, context, kind.after(ends))
-
-    def make_layers(self, *, recompute: bool) -> nn.ModuleDict:
-        """Return the layers of the stage, named by their number in the whole model.
-
-        Raises: BackendError if the backend cannot be used.
-        """
-        shapes: dict[int, Any] = {number: self.kind.layer(number) for number in self.stage.layers}
-        return blocks(self.context, shapes, recompute=recompute)
 
     def between(self, mask: ImageContext, tokens: int) -> ListInput:
         """Return the input of a stage between others, for so many tokens at any place."""

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from mimo_launch.kinds.talker import TalkerKind
 from mimo_launch.layers.image_contexts import turned_in_order
+from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     greedy_choice,
     vocab_cross_entropy,
 )
-from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.code_frames import CodeFrames, CodesCanvas, code_frames
 from mimo_launch.models.row_places import with_rows
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput, StageLosses

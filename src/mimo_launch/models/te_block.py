@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mimo_launch.kinds.block_shapes import BlockShape, MlpShape
 from mimo_launch.kinds.shapes import NormShape
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, SegmentedModule
@@ -136,7 +137,7 @@ def adopted_segments(
 
 
 def te_blocks(
-    context: ParallelContext, shapes: Mapping[int, BlockShape], *, recompute: bool
+    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: bool
 ) -> nn.ModuleDict:
     """Return the blocks of a stage, by their number in the whole model.
 
@@ -147,5 +148,6 @@ def te_blocks(
         {
             str(i): TeBlock(layers, shape, name=f"layers.{i}", recompute=recompute)
             for i, shape in shapes.items()
+            if isinstance(shape, BlockShape)
         }
     )

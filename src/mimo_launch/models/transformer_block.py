@@ -1,31 +1,41 @@
-"""The transformer block of encoders and decoders: attention, then an MLP or experts.
+"""The layers of a stage: transformer blocks, layers of hybrids, depths of multi-token prediction.
 
-Decides: the order of a block's layers.
+Decides: the order of a block's layers; which library's blocks a stage uses; what a depth reads, and
+that with recomputation of activations the whole depth is recomputed.
 Relies on: `layers` for layers that know their tp group, `mlp`.
-Leaves: the rest of a model to `vision_encoder` and `language_model`, and sharding the experts over
-their replicas to `fsdp`.
+Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
+their replicas to `fsdp`, tokens and labels further ahead to `runtime.tokens_ahead`.
+Source of depths: DeepSeek-V3 (arXiv:2412.19437, section 2.2). As in its published weights, the
+embedding comes before the state in the product's input, and the state is taken after the norm that
+precedes a head.
 
-Legend: n tokens of this tp rank, D width.
+Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
 
-from mimo_launch.kinds.block_shapes import BlockShape
+import torch
+from torch import Tensor, nn
+
+from mimo_launch.kinds.block_shapes import BlockShape, DepthShape, MixedShape
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import AttentionContext
+from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
-from mimo_launch.layers.shaped_layer import S, ShapedLayer
+from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.shaped_layer import S, ShapedLayer, built
 from mimo_launch.models.mlp import Mlp, MoeMlp
+from mimo_launch.models.te_block import te_blocks
 
 
 class Layer(ShapedLayer[S]):
     """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
 
-    def __init__(self, context: ParallelContext, shape: S, *, recompute: bool = False) -> None:
-        super().__init__(context, shape)
-        self.recompute = recompute
+    recompute = False
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the layer's output for every token."""
@@ -68,3 +78,61 @@ class Block(Layer[BlockShape]):
             change = self.mlp_scale(change)
         out: Tensor = x_nD + change
         return out
+
+
+class HybridLayer(Layer[MixedShape]):
+    """The layer of a letter: its mixer is `mamba`, `deltanet`, `attention`, `mlp` or `moe`."""
+
+    norm: Norm
+
+    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        mixer, normed = self.get_submodule(self.shape.name), self.norm(x_nD)
+        mixed: Tensor = (
+            mixer(normed) if isinstance(mixer, Mlp) else mixer(normed, attention_context)
+        )
+        return x_nD + mixed
+
+
+class MtpDepth(ShapedLayer[DepthShape]):
+    """One depth: [n, D] from the depth before and embeddings -> [n, D] for the output layer."""
+
+    token_norm: Norm
+    hidden_norm: Norm
+    project: RowLinear
+    block: Block
+    norm: Norm
+
+    def __init__(self, context: ParallelContext, shape: DepthShape, *, recompute: bool) -> None:
+        super().__init__(context, shape)
+        self.recompute, self.part = recompute, context.part(2 * shape.block.width)
+
+    def forward(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
+        """Return each token's state, from its state at the depth before and the token ahead."""
+        if not self.recompute:
+            return self._compute(x_nD, token_nD, sequences)
+        out: Tensor = recomputed(self._compute, x_nD, token_nD, sequences)
+        return out
+
+    def _compute(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
+        both = torch.cat([self.token_norm(token_nD), self.hidden_norm(x_nD)], dim=1)
+        # Each tp rank multiplies its part of the input features.
+        mine = self.context.enter(both)[:, self.part.start : self.part.stop]
+        out: Tensor = self.norm(self.block(self.project(mine), sequences))
+        return out
+
+
+def blocks(
+    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: bool
+) -> nn.ModuleDict:
+    """Return the layers of a stage, by their number in the whole model.
+
+    Raises: BackendError if the backend cannot be used.
+    """
+    if context.backend == "transformer_engine":
+        return te_blocks(context, shapes, recompute=recompute)
+    made = nn.ModuleDict()
+    for number, shape in shapes.items():
+        layer: Layer[Any] = built(context, shape)
+        layer.recompute = recompute
+        made[str(number)] = layer
+    return made

@@ -21,9 +21,9 @@ from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
+from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.layers.whole_linear import WholeLinear
 from mimo_launch.models.patches import Patches, image_places, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import owned

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from mimo_launch.kinds.tiles import Frame, TileRule
-from mimo_launch.models.tile_sources import NEWLINE, row_patches
+from mimo_launch.models.tiled_rows import NEWLINE, row_patches
 
 
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (27, 27), (1, 2)])
