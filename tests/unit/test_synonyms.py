@@ -7,8 +7,8 @@ import pytest
 from tests.unit.test_pasted_help import VALID, mended, spec_of
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.spec.fields import places_of
 from mimo_launch.spec.foreign_words import synonym, synonyms
-from mimo_launch.spec.places import places_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 DECODER = "{kind: decoder, layers: 2, hidden: 64, heads: 4, vocab: digits}"

@@ -8,9 +8,9 @@ import pytest
 from tests.support.pasting import offers, pasted
 from tests.unit.test_pasted_help import VALID
 
+from mimo_launch.spec.fields import value_at
 from mimo_launch.spec.foreign_words import synonyms, tables
 from mimo_launch.spec.load import load_text
-from mimo_launch.spec.places import value_at
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.yaml_source import read_text
 

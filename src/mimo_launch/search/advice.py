@@ -29,8 +29,8 @@ from mimo_launch.search.setting_changes import (
 )
 from mimo_launch.search.wastes import Waste, wastes
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.fields import field_at
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.places import field_at
 from mimo_launch.spec.spec import Spec
 
 # A change that saves less is not offered: estimates are not that exact.

@@ -1,7 +1,6 @@
 """Defines what all sections of the spec share: strictness, types of ranks and numbers, grids.
 
-Decides: that unknown keys are errors and values are never converted; how an annotation divides into
-sections, words and a single value; the axes of a grid.
+Decides: that unknown keys are errors and values are never converted; the axes of a grid.
 Relies on: pydantic, `wording` for lists.
 Leaves: the sections to `module`, `sections`, `spec` and their neighbours; whether a grid fits a
 model and its ranks to `checks`.
@@ -9,13 +8,10 @@ model and its ranks to `checks`.
 
 import os
 import re
-from collections.abc import Iterator
 from enum import StrEnum
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from mimo_launch.spec.wording import listing
 
@@ -55,6 +51,8 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    # Whether it describes a language model, which only the module `language` may be.
+    speaks: ClassVar[bool] = False
 
     def replace(self, **values: Any) -> Self:
         """Return this section with other values, which are not checked."""
@@ -182,70 +180,6 @@ def num_bytes(size: str) -> int:
     """Return the bytes that a validated size means."""
     number = size.rstrip("BGMTi")
     return round(float(number) * _UNITS[size[len(number) :]])
-
-
-def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
-    """Return the section types of an annotation, and whether it may be null."""
-    parts = list(_alternatives(annotation))
-    models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
-    return models, type(None) in parts
-
-
-def words_in(annotation: Any) -> list[str]:
-    """Return the words that may replace a section."""
-    parts = (part for part in _alternatives(annotation) if get_origin(part) is Literal)
-    return [word for part in parts for word in get_args(part)]
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a union, and of the unions inside it."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
-    elif origin in (Union, UnionType):
-        for part in get_args(annotation):
-            yield from _alternatives(part)
-    else:
-        yield annotation
-
-
-def section_per_name(annotation: Any) -> Any:
-    """Return the section type of a mapping from names to sections; None for other types."""
-    if get_origin(annotation) is not dict:
-        return None
-    value = get_args(annotation)[1]
-    return value if models_in(value)[0] else None
-
-
-def kind_of(model: type[Strict]) -> str | None:
-    """Return the `kind` that selects a variant of a section; None if any class path does."""
-    choices = get_args(model.model_fields["kind"].annotation)
-    return str(choices[0]) if choices else None
-
-
-def may_be_kind_alone(field: FieldInfo) -> bool:
-    """Return whether a section that has only a kind may be written as that kind."""
-    return any(isinstance(each, BeforeValidator) for each in field.metadata)
-
-
-def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    """Return a validator of the single value of a field."""
-    # Not the field itself: alias and default belong to its section, and pydantic warns about them.
-    annotated: Any = Annotated
-    leaf = annotated[(field.annotation, *(field.metadata or [None]))]
-    return TypeAdapter(leaf, config={"strict": True})
-
-
-def field_schema(field: FieldInfo) -> dict[str, Any]:
-    """Return the JSON Schema of a single value; for a section, only what a message needs."""
-    is_section = models_in(field.annotation)[0] or section_per_name(field.annotation)
-    schema: dict[str, Any] = {"type": "object"} if is_section else leaf_adapter(field).json_schema()
-    schema["description"] = field.description or ""
-    schema["examples"] = field.examples or (["{...}"] if is_section else [])
-    if not is_section and not field.is_required():
-        schema["default"] = field.default
-    extra = field.json_schema_extra
-    return {**schema, **extra} if isinstance(extra, dict) else schema
 
 
 class Grid(Strict):

@@ -15,8 +15,8 @@ from typing import Any
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE, Strict
 from mimo_launch.spec.data import DigitsData, SyntheticData
+from mimo_launch.spec.fields import value_at
 from mimo_launch.spec.optimizers import LrSchedule, OptimizerSpec
-from mimo_launch.spec.places import value_at
 from mimo_launch.spec.wording import flow
 
 # Takes their value, the data of the spec and the path of our key; returns our value or None.

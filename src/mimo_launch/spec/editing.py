@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from mimo_launch.diag.diagnostic import YamlPath
+from mimo_launch.spec.fields import value_at
 from mimo_launch.spec.overrides import apply_overrides
-from mimo_launch.spec.places import value_at
 from mimo_launch.spec.wording import flow
 from mimo_launch.spec.yaml_source import NodeReader, read_file
 from mimo_launch.spec.yaml_syntax import compose

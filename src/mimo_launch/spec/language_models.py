@@ -71,6 +71,7 @@ class CausalModel(Strict):
 class LanguageModel(CausalModel):
     """Keys that language models add: words, and perhaps experts."""
 
+    speaks = True
     vocab: Tokens | Literal["digits"] = Field(
         description="Number of tokens, or `digits` for the vocabulary of that data set.",
         examples=["digits"],

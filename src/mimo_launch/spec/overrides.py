@@ -3,7 +3,7 @@
 Decides: how a dotted path finds its place, which path a wrong one means, and which help becomes a
 `--set`. In a wrong path `/` and `[0]` mean dots, a module may lack `modules` before it, and a key
 alone leads to the places that have it.
-Relies on: `places` and `foreign_words` for paths, `yaml_source` for values.
+Relies on: `fields` and `foreign_words` for paths, `yaml_source` for values.
 Leaves: misspelt keys and wrong values to `findings`.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
+from mimo_launch.spec.fields import all_paths, field_at, in_modules
 from mimo_launch.spec.foreign_words import synonym
-from mimo_launch.spec.places import all_paths, field_at, in_modules
 from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import did_you_mean, listing

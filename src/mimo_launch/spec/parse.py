@@ -18,26 +18,20 @@ from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
-from mimo_launch.spec.base import (
-    AXES,
-    LANGUAGE,
-    OPEN_DP,
-    Grid,
-    Places,
-    Ranks,
-    Strict,
+from mimo_launch.spec.base import AXES, LANGUAGE, OPEN_DP, Grid, Places, Ranks, Strict, rank_range
+from mimo_launch.spec.custom import CLASS_PATH
+from mimo_launch.spec.fields import (
     field_schema,
+    item_schema,
     kind_of,
     leaf_adapter,
     may_be_kind_alone,
+    may_have,
     models_in,
-    rank_range,
     section_per_name,
     words_in,
 )
-from mimo_launch.spec.custom import CLASS_PATH
 from mimo_launch.spec.foreign_words import synonym
-from mimo_launch.spec.language_models import LanguageModel
 from mimo_launch.spec.renaming import Renamed, renamed
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches
@@ -54,23 +48,21 @@ def read_spec(data: dict[str, Any]) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return the sound parts of a spec, and every fault of the others."""
     modules = data.get("modules") if isinstance(data, dict) else None
     if isinstance(modules, dict):
-        data = {**data, "modules": {name: _resolved(each) for name, each in modules.items()}}
-    reader = _Reader(data)
-    try:
-        spec = reader.section(Spec, data, ())
-    except _Enough:
-        spec = _construct(Spec, {}, set(Spec.model_fields))
-    return spec, tuple(reader.found())
+        data = {**data, "modules": {name: _with_dp(each) for name, each in modules.items()}}
+    return _read(Spec, data, _Reader(data))
 
 
 def read_module(data: dict[str, Any]) -> tuple[ModuleSpec, tuple[Diagnostic, ...]]:
     """Do the same for one module."""
-    reader = _Reader()
+    return _read(ModuleSpec, _with_dp(data), _Reader())
+
+
+def _read(cls: type[S], data: Any, reader: "_Reader") -> tuple[S, tuple[Diagnostic, ...]]:
     try:
-        module = reader.section(ModuleSpec, _resolved(data), ())
+        section = reader.section(cls, data, ())
     except _Enough:
-        module = _construct(ModuleSpec, {}, set(ModuleSpec.model_fields))
-    return module, tuple(reader.diagnostics)
+        section = _construct(cls, {}, set(cls.model_fields))
+    return section, tuple(reader.found())
 
 
 class _Enough(Exception):
@@ -110,25 +102,17 @@ class _Reader:
         if not isinstance(data, dict):
             self._not_a_section(path, data, words, _only_key_for(cls, data))
             return _construct(cls, {}, set(cls.model_fields))
-        try:
+        with suppress(ValidationError):
             return cls.model_validate(data)
-        except ValidationError:
-            return self._faulty_section(cls, data, path, others)
-
-    def _faulty_section(
-        self,
-        cls: type[S],
-        data: dict[str, Any],
-        path: YamlPath,
-        others: Mapping[str, type[Strict]],
-    ) -> S:
         known = {field.alias or name: (name, field) for name, field in cls.model_fields.items()}
-        free = [key for key in known if key not in data]
-        suspects: set[str] = set()
         of_kinds = {*known, *(key for other in others.values() for key in other.model_fields)}
-        for key, value in data.items():
-            if key not in known:
-                suspects.update(self._unknown_key((*path, key), value, known, free, others))
+        # Keys that an unknown one may mean.
+        suspects = {
+            key
+            for word, value in data.items()
+            if word not in known
+            for key in self._unknown_key((*path, word), value, known, others, data)
+        }
         values: dict[str, Any] = {}
         left_out: set[str] = set()
         for key, (name, field) in known.items():
@@ -136,14 +120,14 @@ class _Reader:
                 values[key] = self._field(field, data[key], (*path, key))
                 if values[key] is UNREADABLE:
                     left_out.add(name)
-            elif field.is_required() and key not in suspects:
+            elif key in suspects:
+                left_out.add(name)
+            elif field.is_required():
+                left_out.add(name)
                 schema = field_schema(field)
                 fault = findings.missing_key(path, key, schema, others=bool({*data} - of_kinds))
                 self._missing[fault] = (*path, key)
                 self._report(fault)
-                left_out.add(name)
-            elif key in suspects:
-                left_out.add(name)
         return _construct(cls, values, left_out)
 
     def _unknown_key(
@@ -151,13 +135,13 @@ class _Reader:
         path: YamlPath,
         value: Any,
         known: Mapping[str, tuple[str, FieldInfo]],
-        free: Sequence[str],
         others: Mapping[str, type[Strict]],
+        data: Mapping[str, Any],
     ) -> list[str]:
         """Report an unknown key; return the known keys without a value that it may mean."""
-        key = str(path[-1])
+        key, free = str(path[-1]), [each for each in known if each not in data]
         kinds = [kind for kind, other in others.items() if key in other.model_fields]
-        unfit = [name for name, (_, field) in known.items() if not _may_have(field, value)]
+        unfit = [name for name, (_, field) in known.items() if not may_have(field, value)]
         near = [name for name in close_matches(key, free) if name not in unfit]
         meant = None
         if self._data is not None and not kinds and not findings.is_spelling(key, known):
@@ -165,7 +149,7 @@ class _Reader:
         self._report(findings.unknown_key(path, known, free, kinds, meant, unfit))
         if meant is None:
             # In a grid any size may be meant.
-            return near if near or not set(known) <= set(AXES) else list(free)
+            return near if near or not set(known) <= set(AXES) else free
         self._meant.update(meant.targets)
         depth = len(path) - 1
         return [str(each[depth]) for each in meant.targets if each[:depth] == path[:-1]]
@@ -248,23 +232,7 @@ class _Reader:
             meant = renamed(at, value[notes[0]], self._data)
             self._report(findings.unknown_key(at, [], [], meant=meant))
             return
-        fitting = {
-            str(kind): len([key for key in value if key not in cls.model_fields])
-            + len(
-                [
-                    1
-                    for name, each in cls.model_fields.items()
-                    if each.is_required() and name not in value
-                ]
-            )
-            for kind, cls in kinds.items()
-            if _may_stand(cls, path)
-        }
-        read = {name for cls in kinds.values() for name in cls.model_fields}
-        # Keys that no kind has do not say which kind is meant.
-        least = min(fitting.values()) if read & {*value} or not value else max(fitting.values())
-        best = [kind for kind, unknown in fitting.items() if unknown <= least]
-        fault = findings.missing_kind(path, best)
+        fault = findings.missing_kind(path, _fitting_kinds(kinds, value, path))
         self._missing[fault] = (*path, "kind")
         self._report(fault)
 
@@ -272,45 +240,47 @@ class _Reader:
         try:
             return leaf_adapter(field).validate_python(value)
         except ValidationError as error:
-            schema = field_schema(field)
-            seen: set[YamlPath] = set()
+            first: dict[int | None, Any] = {}
             for each in error.errors(include_url=False):
                 index = each["loc"][0] if each["loc"] else None
-                if isinstance(value, list) and isinstance(index, int) and index < len(value):
-                    item_path, item, item_schema = (
-                        (*path, index),
-                        value[index],
-                        _item(schema, index),
-                    )
-                else:
-                    item_path, item, item_schema = path, value, schema
-                if item_path in seen or item is UNREADABLE:
-                    continue
-                seen.add(item_path)
+                is_item = isinstance(index, int) and isinstance(value, list) and index < len(value)
+                first.setdefault(index if is_item else None, each)  # type: ignore[arg-type]
+        schema = field_schema(field)
+        for index, each in first.items():
+            at, item, of = path, value, schema
+            if index is not None:
+                at, item, of = (*path, index), value[index], item_schema(schema, index)
+            if item is not UNREADABLE:
                 cause = each.get("ctx", {}).get("error")
                 message = str(cause) if isinstance(cause, ValueError) else ""
                 message = "" if message == "not a range" else message
-                self._report(findings.bad_leaf(item_path, item, item_schema, message, self._data))
-            return UNREADABLE
+                self._report(findings.bad_leaf(at, item, of, message, self._data))
+        return UNREADABLE
 
 
-def _may_have(field: FieldInfo, value: Any) -> bool:
-    """Return whether a key may have a value of this form: a section, a switch or another."""
-    if models_in(field.annotation)[0] or section_per_name(field.annotation):
-        is_word = value in words_in(field.annotation) or may_be_kind_alone(field)
-        return isinstance(value, dict) or value is None or value is UNREADABLE or is_word
-    if field.annotation is bool:
-        return isinstance(value, bool | str) or value in (0, 1)
-    return not isinstance(value, dict)
+def _fitting_kinds(
+    kinds: Mapping[str | None, type[Strict]], value: Mapping[str, Any], path: YamlPath
+) -> list[str]:
+    """Return the kinds that have most keys of a section, and require fewest that it lacks."""
+    unfit = {
+        str(kind): sum(key not in cls.model_fields for key in value)
+        + sum(each.is_required() and key not in value for key, each in cls.model_fields.items())
+        for kind, cls in kinds.items()
+        if _may_stand(cls, path)
+    }
+    read = {name for cls in kinds.values() for name in cls.model_fields}
+    # Keys that no kind has do not say which kind is meant.
+    least = min(unfit.values()) if read & {*value} or not value else max(unfit.values())
+    return [kind for kind, number in unfit.items() if number <= least]
 
 
 def _may_stand(kind: type[Strict], path: YamlPath) -> bool:
     """Return whether a kind is allowed at a path: language models only in `language`."""
     speaks = path[-2:] == (LANGUAGE, "model")
-    return path[-1] != "model" or issubclass(kind, LanguageModel) == speaks
+    return path[-1] != "model" or kind.speaks == speaks
 
 
-def _resolved(module: Any) -> Any:
+def _with_dp(module: Any) -> Any:
     """Return the data of a module, with an open `dp` replaced by its number."""
     grid = module.get("grid") if isinstance(module, dict) else None
     if not isinstance(grid, dict) or grid.get("dp") not in OPEN_DP:
@@ -346,12 +316,3 @@ def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:
         # Reading the attribute now raises MissingPartError, defaults included.
         section.__dict__.pop(name, None)
     return section
-
-
-def _item(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    # A list that may be left out is one of several types.
-    types = (schema, *schema.get("anyOf", ()))
-    array: dict[str, Any] = next((each for each in types if each.get("type") == "array"), {})
-    prefix = array.get("prefixItems", [])
-    item = prefix[index] if index < len(prefix) else array.get("items", {})
-    return dict(item) if isinstance(item, dict) else {}

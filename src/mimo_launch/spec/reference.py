@@ -13,14 +13,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from mimo_launch.spec.base import (
-    Strict,
-    field_schema,
-    kind_of,
-    models_in,
-    section_per_name,
-    words_in,
-)
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name, words_in
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import expected, listing
 

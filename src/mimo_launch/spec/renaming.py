@@ -2,7 +2,7 @@
 
 Decides: that the value is kept, in our spelling; that a key with several meanings, or none here,
 gets an explanation instead of a line. Help says to delete a key only if that changes nothing.
-Relies on: `foreign_words` for words of other trainers, `places` for our keys in a wrong section,
+Relies on: `foreign_words` for words of other trainers, `fields` for our keys in a wrong section,
 `meant` for values.
 Leaves: misspelt keys to `findings`.
 """
@@ -10,14 +10,22 @@ Leaves: misspelt keys to `findings`.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
-from mimo_launch.spec.base import LANGUAGE, field_schema, leaf_adapter, models_in
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.fields import (
+    ANY,
+    field_at,
+    field_schema,
+    in_modules,
+    models_in,
+    places_of,
+    takes,
+    value_at,
+)
 from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
 from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
-from mimo_launch.spec.places import ANY, field_at, in_modules, places_of, value_at
 from mimo_launch.spec.wording import expected, flow, listing
 
 # Longer values are renamed, not repeated.
@@ -101,7 +109,7 @@ def _free_place(section: YamlPath, key: str, value: Any, data: Any) -> YamlPath 
     for pattern in places_of(key.replace("-", "_")):
         for path in _in_module(pattern, section):
             field = field_at(path, data)
-            if field is None or value_at(path, data) is not None or not _takes(field, value):
+            if field is None or value_at(path, data) is not None or not takes(field, value):
                 continue
             same = [one == other for one, other in zip(path, section, strict=False)]
             shared = (*same, False).index(False)
@@ -178,19 +186,8 @@ def our_values(
         return [text] if text else []
     if value is None or (isinstance(value, dict) and len(str(value)) > _MOST_SHOWN):
         return []
-    if _takes(field, value):
+    if takes(field, value):
         return [] if isinstance(value, dict) else [flow(value)]
     if models_in(field.annotation)[0]:
         return []
     return meant_in_spec(target, value, field_schema(field), data)
-
-
-def _takes(field: FieldInfo, value: Any) -> bool:
-    """Return whether a key takes a value unchanged."""
-    if models_in(field.annotation)[0]:
-        return isinstance(value, dict)
-    try:
-        leaf_adapter(field).validate_python(value)
-    except ValidationError:
-        return False
-    return True
