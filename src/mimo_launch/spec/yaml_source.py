@@ -30,6 +30,8 @@ from mimo_launch.spec.yaml_syntax import (
     MAX_VALUES,
     compose,
     document_fault,
+    fault,
+    place_of,
     scalar_value,
     template_in,
     variable_fault,
@@ -60,13 +62,13 @@ def read_file(path: str | Path) -> Document:
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or str(error)
         reason = reason[:1].lower() + reason[1:]
-        fault = Diagnostic(
+        unreadable = Diagnostic(
             code="unreadable-file",
             headline=f"`{name}` cannot be read: {reason}",
             why="the spec is read from this file and from nowhere else",
             help="check the path; it is relative to the current folder unless it starts with `/`",
         )
-        return Document(None, SpecSource(name=name), (fault,))
+        return Document(None, SpecSource(name=name), (unreadable,))
     text, not_text = not_utf8(raw, name)
     if not_text is not None:
         return Document(None, SpecSource(name=name), (not_text,))
@@ -84,11 +86,11 @@ def _stdin() -> bytes:
 
 def read_text(text: str, name: str = "<text>") -> Document:
     """Read YAML text; every fault becomes a diagnostic."""
-    nodes, fault = compose(text)
-    fault = fault or document_fault(nodes)
-    fault = toml_fault(name) if fault is not None and is_toml(text) else fault
-    if fault is not None:
-        return Document(None, SpecSource(name=name, text=text), (fault,))
+    nodes, found = compose(text)
+    found = found or document_fault(nodes)
+    if found is not None:
+        found = toml_fault(name) if is_toml(text) else found
+        return Document(None, SpecSource(name=name, text=text), (found,))
     reader = NodeReader()
     data = reader.read(nodes[0])
     source = SpecSource(name=name, text=text, marks=reader.marks)
@@ -97,9 +99,9 @@ def read_text(text: str, name: str = "<text>") -> Document:
 
 def parse_value(text: str) -> tuple[Any, str]:
     """Parse the value of a `--set` by the rules of the file; return (value, fault or "")."""
-    nodes, fault = compose(text)
-    if fault is not None:
-        return None, fault.headline
+    nodes, found = compose(text)
+    if found is not None:
+        return None, found.headline
     if not nodes:
         return None, ""
     reader = NodeReader()
@@ -131,10 +133,10 @@ class NodeReader:
         """Return the data below `node`; faulty parts become UNREADABLE."""
         self.marks[path] = Mark(key, _span(node))
         self._num_nodes += 1
-        fault = self._refusal(node)
-        if fault is not None:
-            if fault:
-                self._fault(node, fault)
+        refusal = self._refusal(node)
+        if refusal is not None:
+            if refusal:
+                self._fault(node, refusal)
             return UNREADABLE
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -143,10 +145,8 @@ class NodeReader:
             if isinstance(node, yaml.SequenceNode):
                 return [self.read(item, (*path, i)) for i, item in enumerate(node.value)]
             if (variable := template_in(node)) is not None:
-                span = _span(node)
-                self.diagnostics.append(
-                    variable_fault(variable, path, variable, span.line, span.column)
-                )
+                at = place_of(node.start_mark)
+                self.diagnostics.append(variable_fault(variable, path, variable, at))
                 return UNREADABLE
             return self._mapping(node, path)
         finally:
@@ -171,9 +171,8 @@ class NodeReader:
             value = scalar_value(node)
             # Prose may mention a variable.
             if isinstance(value, str) and " " not in value and variable_in(value):
-                span = _span(node)
-                fault = variable_fault(variable_in(value), path, value, span.line, span.column)
-                self.diagnostics.append(fault)
+                at = place_of(node.start_mark)
+                self.diagnostics.append(variable_fault(variable_in(value), path, value, at))
                 return UNREADABLE
             return value
         except ValueError as error:
@@ -234,17 +233,10 @@ class NodeReader:
                 return key
         is_word = isinstance(node, yaml.ScalarNode)
         text = f"`{shortened(node.value)}`" if is_word else "a list or mapping"
-        span = _span(node)
-        self.diagnostics.append(
-            Diagnostic(
-                code="key-not-text",
-                headline=f"{text} is used as a key",
-                why="keys are text such as `modules`; nothing else can be a setting",
-                help="write a name before the `:`, or quote the key",
-                line=span.line,
-                column=span.column,
-            )
-        )
+        why = "keys are text such as `modules`; nothing else can be a setting"
+        help_ = "write a name before the `:`, or quote the key"
+        at = place_of(node.start_mark)
+        self.diagnostics.append(fault(at, f"{text} is used as a key", why, help_, "key-not-text"))
         return None
 
     def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:
@@ -265,17 +257,9 @@ class NodeReader:
         )
 
     def _fault(self, node: yaml.Node, headline: str) -> None:
-        span = _span(node)
-        self.diagnostics.append(
-            Diagnostic(
-                code="yaml-syntax",
-                headline=headline,
-                why="only plain mappings, lists, text, numbers, booleans and null are read",
-                help="write the value out",
-                line=span.line,
-                column=span.column,
-            )
-        )
+        why = "only plain mappings, lists, text, numbers, booleans and null are read"
+        at = place_of(node.start_mark)
+        self.diagnostics.append(fault(at, headline, why, "write the value out"))
 
 
 # Both places of a repeated key share one YAML path, so they get marks of their own under this root.

@@ -107,6 +107,19 @@ def _number(kind: str, text: str) -> int | float:
     return value
 
 
+def fault(
+    at: tuple[int, int], headline: str, why: str, help_: str, code: str = "yaml-syntax"
+) -> Diagnostic:
+    """Report a fault at a line and column, both counted from 1."""
+    line, column = at
+    return Diagnostic(code=code, headline=headline, why=why, help=help_, line=line, column=column)
+
+
+def place_of(mark: yaml.Mark | None) -> tuple[int, int]:
+    """Return line and column of a mark; those of the first character for none."""
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+
+
 def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
     """Return the root node of each document, or the fault that stopped the parser."""
     loader: CoreLoader | None = None
@@ -118,26 +131,21 @@ def compose(text: str) -> tuple[list[yaml.Node], Diagnostic | None]:
             if node is not None:
                 nodes.append(node)
     except TooLarge as error:
-        mark = error.problem_mark
-        return [], Diagnostic(
-            code="yaml-syntax",
-            headline=error.problem or "",
-            why="no spec has that many, so this file is not one, and was not read further",
-            help="check that this file is the spec; a pattern can replace a long list of shards",
-            line=mark.line + 1 if mark else 1,
-            column=mark.column + 1 if mark else 1,
+        return [], fault(
+            place_of(error.problem_mark),
+            error.problem or "",
+            "no spec has that many, so this file is not one, and was not read further",
+            "check that this file is the spec; a pattern can replace a long list of shards",
         )
     except yaml.MarkedYAMLError as error:
         return [], _syntax_fault(error, text)
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        return [], Diagnostic(
-            code="yaml-syntax",
-            headline=f"character U+{int(error.character):04X} is not allowed in YAML",
-            why="YAML allows printable text, tabs and line ends only",
-            help="delete the character",
-            line=before.count("\n") + 1,
-            column=len(before) - (before.rfind("\n") + 1) + 1,
+        return [], fault(
+            (before.count("\n") + 1, len(before) - before.rfind("\n")),
+            f"character U+{int(error.character):04X} is not allowed in YAML",
+            "YAML allows printable text, tabs and line ends only",
+            "delete the character",
         )
     finally:
         if loader is not None:
@@ -187,21 +195,18 @@ _FAULTS = (
 
 def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     """Turn PyYAML's error into a finding that says what to do."""
-    mark = error.problem_mark or error.context_mark
-    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    line, column = place_of(error.problem_mark or error.context_mark)
     lines = text.splitlines()
     shown = lines[line - 1] if line <= len(lines) else ""
     if variable := variable_in(shown):
-        return variable_fault(variable, (), "", line, shown.index(variable) + 1)
+        return variable_fault(variable, (), "", (line, shown.index(variable) + 1))
     if (found := _glued_at(lines, error)) is not None:
         number, glued = found
-        return Diagnostic(
-            code="yaml-syntax",
-            headline=f"`{glued[1]}` has no space behind the `:`",
-            why="without a space it is one word, not a key and its value",
-            help=f"write `{glued[2]}: {glued[3]}`",
-            line=number + 1,
-            column=glued.start(1) + 1,
+        return fault(
+            (number + 1, glued.start(1) + 1),
+            f"`{glued[1]}` has no space behind the `:`",
+            "without a space it is one word, not a key and its value",
+            f"write `{glued[2]}: {glued[3]}`",
         )
     problem = error.problem or ""
     indent = shown[: len(shown) - len(shown.lstrip())]
@@ -215,14 +220,8 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
             for signs, headline, help_ in _FAULTS
             if any(sign in problem for sign in signs)
         )
-    return Diagnostic(
-        code="yaml-syntax",
-        headline=headline,
-        why="the file cannot be read past this point, so nothing after it was checked",
-        help=help_,
-        line=line,
-        column=column,
-    )
+    why = "the file cannot be read past this point, so nothing after it was checked"
+    return fault((line, column), headline, why, help_)
 
 
 def _glued_at(lines: list[str], error: yaml.MarkedYAMLError) -> tuple[int, re.Match[str]] | None:
@@ -256,20 +255,14 @@ def template_in(node: yaml.Node) -> str | None:
     return f"{{{{ {node.value} }}}}" if isinstance(node, yaml.ScalarNode) else None
 
 
-def variable_fault(variable: str, path: YamlPath, value: str, line: int, column: int) -> Diagnostic:
+def variable_fault(variable: str, path: YamlPath, value: str, at: tuple[int, int]) -> Diagnostic:
     """Report a variable, which nothing replaces."""
     help_ = f"write the value in place of `{variable}`"
     if path and all(isinstance(step, str) for step in path):
         dotted = ".".join(map(str, path))
         help_ += f', or delete the line and add `--set "{dotted}={value}"`'
-    return Diagnostic(
-        code="yaml-syntax",
-        headline=f"`{variable}` is a variable, and a spec has none",
-        why="a spec means the same in every shell and on every host",
-        help=help_,
-        line=line,
-        column=column,
-    )
+    headline = f"`{variable}` is a variable, and a spec has none"
+    return fault(at, headline, "a spec means the same in every shell and on every host", help_)
 
 
 def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:
@@ -283,22 +276,20 @@ def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:
             line=1,
         )
     if len(nodes) > 1:
-        return Diagnostic(
-            code="several-documents",
-            headline=f"{len(nodes)} YAML documents in one file",
-            why="a spec is one document; which of them to run would be a guess",
-            help="keep one and delete the `---` lines, or split the file",
-            line=nodes[1].start_mark.line + 1,
-            column=nodes[1].start_mark.column + 1,
+        return fault(
+            place_of(nodes[1].start_mark),
+            f"{len(nodes)} YAML documents in one file",
+            "a spec is one document; which of them to run would be a guess",
+            "keep one and delete the `---` lines, or split the file",
+            "several-documents",
         )
     if not isinstance(nodes[0], yaml.MappingNode):
         kind = "list" if isinstance(nodes[0], yaml.SequenceNode) else "single value"
-        return Diagnostic(
-            code="top-level-not-mapping",
-            headline=f"the file is a {kind}, not `key: value` lines",
-            why="a spec is a mapping with keys such as `modules` and `batch`",
-            help="start with `version: 1`",
-            line=nodes[0].start_mark.line + 1,
-            column=nodes[0].start_mark.column + 1,
+        return fault(
+            place_of(nodes[0].start_mark),
+            f"the file is a {kind}, not `key: value` lines",
+            "a spec is a mapping with keys such as `modules` and `batch`",
+            "start with `version: 1`",
+            "top-level-not-mapping",
         )
     return None
