@@ -23,10 +23,10 @@ def printed(table: PlainTable, width: int) -> str:
 def made() -> PlainTable:
     columns = ("ranks", "holds", "memory", "optimizer", "settings")
     rows = (
-        ("0-1", "vision.0, language.0", "1.71 GB", "392 kB"),
-        ("2", "language.1", "12 GB", "1 kB"),
+        ("0-1", "vision.0, language.0", "1.71 GB", "392 kB", None),
+        ("2", "language.1", "12 GB", "1 kB", None),
     )
-    return PlainTable(Table.of(columns, rows))
+    return PlainTable(Table.of_cells(columns, rows))
 
 
 def test_a_wide_screen_shows_one_line_per_row() -> None:

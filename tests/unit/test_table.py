@@ -1,34 +1,39 @@
-"""A table as a value: the same rows on screens, on pages and in JSON."""
+"""A table as a value: the same rows on screens and on pages."""
+
+from types import SimpleNamespace
 
 from mimo_launch.cli.shared.plain_table import PlainTable, printed
 from mimo_launch.drawing.html_page import html_table
 from mimo_launch.drawing.table import Column, Table
 
-TABLE = Table.of(
-    (Column("rank", key="rank"), Column("memory", "{} GB".format, "gb"), Column("", key="why"), ""),
-    [(0, 8, "fits", "<b>"), (1, 90, None, None), (2, None)],
-    marked=[1],
-    none="-",
+COLUMNS = (
+    Column("rank"),
+    Column("memory", "uses.gb", "{} GB".format),
+    Column("twice", lambda row: 2 * row["rank"]),
+    Column("", "why"),
 )
+ROWS = (
+    {"rank": 0, "uses": {"gb": 8}, "why": "<b>"},
+    {"rank": 1, "uses": {"gb": None}, "why": "full"},
+)
+TABLE = Table(COLUMNS, ROWS, frozenset([1]), none="-")
 
 
-def test_cells_have_units_and_columns_of_json_alone_have_none() -> None:
-    assert TABLE.names() == ("rank", "memory", "")
-    assert list(TABLE.cells()) == [("0", "8 GB", "<b>"), ("1", "90 GB", "-"), ("2", "-", "-")]
+def test_a_column_finds_its_value_by_name_path_or_function() -> None:
+    assert TABLE.names() == ("rank", "memory", "twice", "")
+    assert list(TABLE.cells()) == [("0", "8 GB", "0", "<b>"), ("1", "-", "2", "full")]
 
 
-def test_json_has_the_values_themselves_by_their_keys() -> None:
-    short = Table(TABLE.columns, TABLE.rows[:2])
-    assert short.records() == [
-        {"rank": 0, "gb": 8, "why": "fits"},
-        {"rank": 1, "gb": 90, "why": None},
-    ]
+def test_rows_may_be_objects_or_cells() -> None:
+    row = SimpleNamespace(rank=3, uses={"gb": 1}, why="")
+    assert list(Table(COLUMNS[:2], [row]).cells()) == [("3", "1 GB")]
+    assert list(Table.of_cells(("a", "b"), [(1, None)]).cells()) == [("1", "")]
 
 
 def test_a_marked_row_is_marked_on_screens_and_pages() -> None:
     lines = printed([PlainTable(TABLE)], 60, colors=True).splitlines()
-    assert ["\x1b[33m" in line for line in lines] == [False, False, True, False]
+    assert ["\x1b[33m" in line for line in lines] == [False, False, True]
     page = html_table(TABLE)
     assert page.count("class=marked") == 1
-    assert "<tr class=marked><td>1</td><td>90 GB</td>" in page
+    assert "<tr class=marked><td>1</td><td>-</td>" in page
     assert "&lt;b&gt;" in page

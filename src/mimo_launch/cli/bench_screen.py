@@ -7,7 +7,7 @@ Leaves: nothing.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,6 @@ _SHARES = {
     "optimizer": "optimizer",
     "idle": "idle",
 }
-_BUBBLES = ("bubble", "plan")
 
 
 def tables(record: Record) -> Iterator[Table | str]:
@@ -148,29 +147,41 @@ def tables(record: Record) -> Iterator[Table | str]:
     yield f"{versions}; plan {record['plan_hash']}"
     if record["skipped"]:
         yield f"warning: {record['skipped']} timed steps had a non-finite loss or gradient"
-    yield ""
-    names = ("median", "min", "1st quartile", "3rd quartile", "max", "plan")
-    times = [record["step_s"][name] for name in ("median", "minimum", "q1", "q3", "maximum")]
-    yield Table.of(
-        ("timed steps", *(Column(name, _time) for name in names)),
-        [(record["steps"], *times, record["estimated_step_s"])],
-        none="-",
-    )
-    yield ""
     each = "GPU" if machine["device_kind"] == "cuda" else "rank"
-    speed, peak = record["speed"], record["speed"]["peak_tflops"]
-    columns = (
-        *(Column(name, "{:,.0f}".format) for name in ("tokens/s", f"per {each}")),
-        Column("model work", lambda work: ", ".join(f"{n} {_flop(w)}" for n, w in work.items())),
-        Column(f"per {each} and second", _flop),
-        Column("MFU", lambda mfu: f"{mfu:.1%} of {_flop(peak)}/s"),
+    times = {
+        "median": "step_s.median", "min": "step_s.minimum", "1st quartile": "step_s.q1",
+        "3rd quartile": "step_s.q3", "max": "step_s.maximum", "plan": "estimated_step_s",
+    }  # fmt: skip
+    yield ""
+    steps = Column("timed steps", "steps")
+    yield _table((steps, *(Column(name, path, _time) for name, path in times.items())), [record])
+    speed = (
+        Column("tokens/s", "speed.tokens_per_s", "{:,.0f}".format),
+        Column(f"per {each}", "speed.tokens_per_s_per_rank", "{:,.0f}".format),
+        Column("model work", "speed.tflop", _work),
+        Column(f"per {each} and second", "speed.tflops_per_rank", _flop),
+        Column("MFU", lambda record: _mfu(record["speed"])),
     )
-    keys = ("tokens_per_s", "tokens_per_s_per_rank", "tflop", "tflops_per_rank", "mfu")
-    yield Table.of(columns, [[speed[key] for key in keys]], none="-")
+    yield ""
+    yield _table(speed, [record])
     yield from _of_ranks(record)
     if "compared" in record:
         yield ""
         yield from compared_lines(record["compared"], each=each)
+
+
+def _table(columns: Iterable[Column], rows: Sequence[Record]) -> Table:
+    return Table(tuple(columns), rows, none="-")
+
+
+def _work(tflop: dict[str, float]) -> str:
+    return ", ".join(f"{name} {_flop(each)}" for name, each in tflop.items())
+
+
+def _mfu(speed: Record) -> str | None:
+    if speed["peak_tflops"] is None:
+        return None
+    return f"{speed['mfu']:.1%} of {_flop(speed['peak_tflops'])}/s"
 
 
 def _of_ranks(record: Record) -> Iterator[Table | str]:
@@ -178,38 +189,25 @@ def _of_ranks(record: Record) -> Iterator[Table | str]:
     shown = record["ranks"][:MAX_RANKS]
     # All-to-alls happen only where experts are spread over ranks.
     travels = any(rank["shares"]["all_to_all"] for rank in record["ranks"])
-    names = [name for name in _SHARES if travels or name != "all_to_all"]
-    columns = [
-        Column(name, "{:.1%}".format) for name in (*(_SHARES[each] for each in names), *_BUBBLES)
-    ]
+    shares = {
+        name: f"shares.{key}" for key, name in _SHARES.items() if travels or key != "all_to_all"
+    }
+    shares |= {"bubble": "bubble", "plan": "estimated_bubble"}
+    percents = (Column(name, path, "{:.1%}".format) for name, path in shares.items())
     yield ""
-    yield Table.of(
-        ("rank", *columns),
-        [
-            (
-                rank["rank"],
-                *(rank["shares"][name] for name in names),
-                *(rank["bubble"], rank["estimated_bubble"]),
-            )
-            for rank in shown
-        ],
-        none="-",
-    )
+    yield _table((Column("rank"), *percents), shown)
     sizes = {"resident": "resident"}
     # The plan counts the memory of GPUs.
     if record["machine"]["device_kind"] == "cuda":
-        sizes = {"allocated": "allocated", "reserved": "reserved", "used": "of the GPU"}
-        sizes |= {"estimated_allocated": "plan, allocated", "estimated_total": "plan, in all"}
-    columns = [Column(name, lambda size: f"{size / 1e9:.2f} GB") for name in sizes.values()]
-    yield ""
-    yield Table.of(
-        ("rank", Column("modules", " ".join), *columns),
-        [
-            (rank["rank"], rank["modules"] or None, *(rank["memory"][name] for name in sizes))
-            for rank in shown
-        ],
-        none="-",
+        sizes = {"allocated": "allocated", "reserved": "reserved", "of the GPU": "used"}
+        sizes |= {"plan, allocated": "estimated_allocated", "plan, in all": "estimated_total"}
+    modules = Column("modules", lambda rank: " ".join(rank["modules"]) or None)
+    gigabytes = (
+        Column(name, f"memory.{key}", lambda size: f"{size / 1e9:.2f} GB")
+        for name, key in sizes.items()
     )
+    yield ""
+    yield _table((Column("rank"), modules, *gigabytes), shown)
     hidden = len(record["ranks"]) - len(shown)
     if hidden:
         yield f"{hidden} more ranks: see bench.json"
@@ -217,17 +215,13 @@ def _of_ranks(record: Record) -> Iterator[Table | str]:
 
 def constants_table(event: CalibrationFinished) -> Table:
     """Return the table of the measured constants."""
-    return Table.of(
-        ("constant", Column("value", "{:,.4g}".format), "unit", "meaning"),
-        (
-            (
-                *(each.name, event.constants[each.name]),
-                *(each.metadata["unit"], each.metadata["meaning"]),
-            )
-            for each in constants()
-            if each.name in event.measured
-        ),
+    columns = (
+        Column("constant", "name"),
+        Column("value", lambda each: event.constants[each.name], "{:,.4g}".format),
+        Column("unit", "metadata.unit"),
+        Column("meaning", "metadata.meaning"),
     )
+    return Table(columns, [each for each in constants() if each.name in event.measured])
 
 
 def _time(seconds: float) -> str:

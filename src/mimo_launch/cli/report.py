@@ -237,14 +237,14 @@ def page(charts: "Charts") -> str:
     drawing = "\n".join(map(chart_element, charts.all()))
     parts += [
         f'<figure class="panels" role="img" aria-label="{html_text(label)}">\n{drawing}\n</figure>',
-        html_table(Table.of(("", *names), zip(ROWS, *map(cells, runs), strict=True))),
+        html_table(Table.of_cells(("", *names), zip(ROWS, *map(cells, runs), strict=True))),
     ]
     if len(runs) > 1:
         parts.append("<h2>Settings that differ</h2>")
         rows = differing_settings(runs)
         nothing = "<p>None, in the specs of these runs that can be read.</p>"
-        parts.append(html_table(Table.of(("setting", *names), rows)) if rows else nothing)
+        parts.append(html_table(Table.of_cells(("setting", *names), rows)) if rows else nothing)
     if changes := changed_settings(runs):
-        table = Table.of(("run", "after step", "changed"), changes)
+        table = Table.of_cells(("run", "after step", "changed"), changes)
         parts += ["<h2>Resumed</h2>", html_table(table)]
     return html_page(title, "\n".join(parts), style=f"{_STYLE}\n{CHART_STYLE}", width="72rem")

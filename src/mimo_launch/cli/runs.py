@@ -7,7 +7,7 @@ Leaves: curves to `report`, one run as it happens to `watch`.
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,12 +49,13 @@ def runs(
     except OSError as error:
         help_ = "name the folder that `--runs` of `train` named, by default `runs`"
         console.refuse(f"cannot read {folder}: {error.strerror or error}", help_=help_)
-    table = _table(found)
+    records = [_record(each) for each in found]
     if as_json:
-        console.answer(json.dumps(table.records(), indent=2))
+        console.answer(json.dumps(records, indent=2))
     elif not found:
         console.note(f"{folder} holds no run of `mimo-launch train`")
     else:
+        table = _table(records)
         lines = [table.names(), *table.cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -62,32 +63,33 @@ def runs(
             console.answer("  ".join(cells).rstrip())
 
 
-def _table(found: "list[RunStatus]") -> "Table":
+def _record(status: "RunStatus") -> dict[str, Any]:
+    """Return a run as JSON has it."""
+    return {
+        "name": status.run.name,
+        "run": str(status.run),
+        "state": status.state.value,
+        "why": status.why,
+        "step": status.step,
+        "steps": status.steps,
+        "loss": status.loss if math.isfinite(status.loss) else None,
+        "age_s": round(status.age_s, 1),
+    }
+
+
+def _table(records: list[dict[str, Any]]) -> "Table":
     """Return a row for each run."""
     from mimo_launch.diag.quantities import duration_text
     from mimo_launch.drawing.table import Column, Table
 
+    def step(row: dict[str, Any]) -> str:
+        return f"{row['step']:,} of {'?' if row['steps'] is None else format(row['steps'], ',')}"
+
     columns = (
-        Column("", key="run"),
-        Column("state", key="state"),
-        Column("", key="why"),
-        Column("step", _steps_text),
-        Column("", key="step"),
-        Column("", key="steps"),
-        Column("loss", "{:.4f}".format, "loss"),
-        Column("age", duration_text, "age_s"),
-        Column("name", key="name"),
+        Column("state"),
+        Column("step", step),
+        Column("loss", text="{:.4f}".format),
+        Column("age", "age_s", duration_text),
+        Column("name"),
     )
-    rows = [
-        (
-            *(str(each.run), each.state.value, each.why, each, each.step, each.steps),
-            each.loss if math.isfinite(each.loss) else None,
-            *(round(each.age_s, 1), each.run.name),
-        )
-        for each in found
-    ]
-    return Table.of(columns, rows, none="-")
-
-
-def _steps_text(status: "RunStatus") -> str:
-    return f"{status.step:,} of {'?' if status.steps is None else f'{status.steps:,}'}"
+    return Table(columns, records, none="-")

@@ -92,7 +92,7 @@ class VerifyCommand:
                 "version": 1,
                 "passed": passed,
                 "spec": small.model_dump(mode="json", by_alias=True),
-                "verdicts": _table(verdicts).records(),
+                "verdicts": [asdict(verdict) for verdict in verdicts],
                 "not_proved": [asdict(remark) for remark in remarks],
             }
             console.answer(json.dumps(record, indent=2))
@@ -164,29 +164,12 @@ def _table(verdicts: list["ModuleVerdict"]) -> "Table":
     from mimo_launch.drawing.table import Column, Table
 
     columns = (
-        Column("module", key="module"),
-        Column("compared", key="what"),
-        Column("tensors", key="tensors"),
-        Column("largest relative error", "{:.1e}".format, "worst"),
-        Column("", key="worst_name"),
-        Column("", key="judged"),
-        Column("by floor", key="by_floor"),
-        Column("", key="failures"),
-        Column("result", lambda passed: "equal" if passed else "DIFFERS"),
+        Column("module"),
+        Column("compared", "what"),
+        Column("tensors"),
+        Column("largest relative error", "worst", "{:.1e}".format),
+        Column("by floor", "by_floor"),
+        Column("result", lambda verdict: "equal" if verdict.passed else "DIFFERS"),
     )
-    rows = [
-        (
-            e.module,
-            e.what,
-            e.tensors,
-            e.worst,
-            e.worst_name,
-            e.judged,
-            e.by_floor,
-            e.failures,
-            e.passed,
-        )
-        for e in verdicts
-    ]
-    differ = (number for number, each in enumerate(verdicts) if not each.passed)
-    return Table.of(columns, rows, marked=differ)
+    differ = frozenset(number for number, each in enumerate(verdicts) if not each.passed)
+    return Table(columns, verdicts, differ)

@@ -6,6 +6,7 @@ Leaves: the order of tables, and their form, to `cli` and `plan_page`.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from mimo_launch.diag.quantities import (
     bytes_text,
@@ -40,11 +41,6 @@ LOSS_TERMS_TITLE = "Losses (each the mean of its nominal terms of one step)"
 MAX_GROUPS, MAX_RECEIVERS, MAX_PLACES = 8, 8, 8
 
 
-def bridge_text(name: str) -> str:
-    """Return the name of a bridge with an arrow to its target, unless that is language."""
-    return name.replace(">", " -> ")
-
-
 def ends_text(row: BridgeRow) -> str:
     """Return both ends of a bridge."""
     return f"{row.source or row.encoder} -> {row.target or LANGUAGE}"
@@ -72,66 +68,61 @@ def estimates_title(estimates: Estimates) -> str:
     )
 
 
-def _span(ends: tuple[int, int]) -> str:
-    return span_text(*ends)
+def _layers(row: StageRow | HeldModule) -> str:
+    return span_text(row.first_layer, row.last_layer)
 
 
-_LAYERS = Column("layers", _span)
-_RANKS = Column("ranks", ranks_text)
+_RANKS = Column("ranks", text=ranks_text)
+_HOLDS = Column("holds", "role", ", ".join)
+_PARAMETERS = Column("parameters", text=scaled)
+_WORK = Column("work a step", "tflop", flops_text)
 
 
 def module_table(rows: Sequence[ModuleRow]) -> Table:
     """Return a row per module."""
     is_star = all(row.role is None for row in rows)
-    more = () if is_star else ("role", Column("reads", ", ".join))
     columns = (
-        *("module", "kind", *more, "layers", Column("ranks", _span), Column("grid", sizes_text)),
-        *(Column("order", " ".join), "placement", Column("settings", ", ".join)),
+        Column("module", "name"),
+        Column("kind"),
+        *(() if is_star else (Column("role"), Column("reads", text=", ".join))),
+        Column("layers"),
+        Column("ranks", lambda row: span_text(row.first_rank, row.last_rank)),
+        Column("grid", text=sizes_text),
+        Column("order", text=" ".join),
+        Column("placement"),
+        Column("settings", _settings_text),
     )
-    cells = []
-    for row in rows:
-        settings = {
-            "frozen": row.frozen,
-            "sequence parallel": row.sequence_parallel,
-            "full sharding": row.sharding == "full",
-            "recomputed": row.recompute == "full",
-            "transformer_engine": row.backend != "torch",
-            f"FP8 ({row.fp8})": row.fp8 is not None,
-        }
-        cells.append(
-            (
-                row.name,
-                row.kind,
-                *(() if row.role is None else (row.role, row.reads)),
-                row.layers,
-                (row.first_rank, row.last_rank),
-                row.grid,
-                row.order,
-                row.placement,
-                [word for word, holds in settings.items() if holds],
-            )
-        )
-    return Table.of(columns, cells)
+    return Table(columns, rows)
+
+
+def _settings_text(row: ModuleRow) -> str:
+    settings = {
+        "frozen": row.frozen,
+        "sequence parallel": row.sequence_parallel,
+        "full sharding": row.sharding == "full",
+        "recomputed": row.recompute == "full",
+        "transformer_engine": row.backend != "torch",
+        f"FP8 ({row.fp8})": row.fp8 is not None,
+    }
+    return ", ".join(word for word, holds in settings.items() if holds)
 
 
 def rank_table(rows: Sequence[RankRow]) -> Table:
     """Return a row per rank and stage that it holds."""
-    has_nodes = rows[0].node is not None
-    columns = (
-        *("rank", *(("node",) if has_nodes else ()), "module"),
-        *(Column("(tp, cp, dp, pp)", coords_text), _LAYERS, "samples"),
-        Column("microbatches", _runs_text),
-    )
+    names = ("rank", "node", "module", "(tp, cp, dp, pp)", "layers", "samples", "microbatches")
     cells: list[tuple[object, ...]] = []
     for row in rows:
-        lead: tuple[int | None, ...] = (row.rank, row.node) if has_nodes else (row.rank,)
-        if not row.modules:
-            cells.append((*lead, "idle"))
+        lead: tuple[int | None, int | None] = (row.rank, row.node)
         for held in row.modules:
-            layers = held.first_layer, held.last_layer
-            cells.append((*lead, held.module, held.coords, layers, held.samples, held))
-            lead = (None,) * len(lead)
-    return Table.of(columns, cells)
+            times = coords_text(held.coords), _layers(held), held.samples, _runs_text(held)
+            cells.append((*lead, held.module, *times))
+            lead = (None, None)
+        if not row.modules:
+            cells.append((*lead, "idle", *[None] * 4))
+    table = Table.of_cells(names, cells)
+    if rows[0].node is not None:
+        return table
+    return replace(table, columns=(table.columns[0], *table.columns[2:]))
 
 
 def _runs_text(held: HeldModule) -> str:
@@ -143,57 +134,55 @@ def _runs_text(held: HeldModule) -> str:
 
 def group_table(rows: Sequence[GroupRow]) -> Table:
     """Return a row per module and axes, marked if transfers within a layer cross nodes."""
-    columns = ("module", Column("axes", " x ".join), "size", Column("groups", _groups_text), "")
-    # Gradients over dp normally cross nodes; transfers within a layer should not.
-    marked = {
-        number: f"crossing nodes: {row.num_crossing} of {len(row.groups)}"
-        for number, row in enumerate(rows)
-        if row.num_crossing and {*row.axes} & {Axis.TP, Axis.CP} and Axis.DP not in row.axes
-    }
-    cells = [
-        (row.module, row.axes, len(row.groups[0]), row.groups, marked.get(number))
-        for number, row in enumerate(rows)
-    ]
-    return Table.of(columns, cells, marked=marked)
 
+    def is_marked(row: GroupRow) -> bool:
+        # Gradients over dp normally cross nodes; transfers within a layer should not.
+        is_of_layers = bool({*row.axes} & {Axis.TP, Axis.CP}) and Axis.DP not in row.axes
+        return is_of_layers and row.num_crossing > 0
 
-def _groups_text(groups: Sequence[tuple[int, ...]]) -> str:
-    return some(groups, MAX_GROUPS, sep="  ", text=ranks_text)
+    def note(row: GroupRow) -> str | None:
+        crossing = f"crossing nodes: {row.num_crossing} of {len(row.groups)}"
+        return crossing if is_marked(row) else None
+
+    columns = (
+        Column("module"),
+        Column("axes", text=" x ".join),
+        Column("size", lambda row: len(row.groups[0])),
+        Column("groups", text=lambda each: some(each, MAX_GROUPS, sep="  ", text=ranks_text)),
+        Column("", note),
+    )
+    marked = frozenset(number for number, row in enumerate(rows) if is_marked(row))
+    return Table(columns, rows, marked)
 
 
 def layer_table(rows: Sequence[LayerRow]) -> Table:
     """Return a row per kind of layer of modules that have several kinds, or experts."""
     kinds = [row.module for row in rows]
     columns = (
-        *("module", "kind", "layers", Column("parameters each", scaled)),
-        Column("work a step", flops_text),
-        Column("activations each", lambda size: f"{bytes_text(size)} a forward"),
+        Column("module"),
+        Column("kind"),
+        Column("layers"),
+        Column("parameters each", "parameters", scaled),
+        _WORK,
+        Column("activations each", "kept_bytes", lambda size: f"{bytes_text(size)} a forward"),
     )
-    cells = [
-        (row.module, row.kind, row.layers, row.parameters, row.tflop, row.kept_bytes)
-        for row in rows
-        if kinds.count(row.module) > 1 or row.has_experts
-    ]
-    return Table.of(columns, cells)
+    return Table(columns, [row for row in rows if kinds.count(row.module) > 1 or row.has_experts])
 
 
 def expert_table(rows: Sequence[ExpertsRow]) -> Table:
     """Return a row per module with experts."""
     columns = (
-        *("module", "layers", "experts", "top k", Column("grid", sizes_text)),
-        Column("a rank", lambda number: f"{number} of a layer"),
-        *(Column("parameters", scaled), Column("active", scaled)),
-        Column("sends", lambda size: f"{bytes_text(size)} a step"),
+        Column("module"),
+        Column("layers"),
+        Column("experts"),
+        Column("top k", "top_k"),
+        Column("grid", lambda row: sizes_text({"ep": row.ep, "tp": row.tp, "dp": row.dp})),
+        Column("a rank", "per_rank", "{} of a layer".format),
+        _PARAMETERS,
+        Column("active", "active_parameters", scaled),
+        Column("sends", "sent_bytes", lambda size: f"{bytes_text(size)} a step"),
     )
-    cells = [
-        (
-            *(row.module, row.layers, row.experts, row.top_k),
-            {"ep": row.ep, "tp": row.tp, "dp": row.dp},
-            *(row.per_rank, row.parameters, row.active_parameters, row.sent_bytes),
-        )
-        for row in rows
-    ]
-    return Table.of(columns, cells)
+    return Table(columns, rows)
 
 
 def places_text(row: ExpertsRow) -> str:
@@ -207,29 +196,36 @@ def places_text(row: ExpertsRow) -> str:
 
 def stage_table(rows: Sequence[StageRow]) -> Table:
     """Return a row per stage."""
-    cells = [
-        (row.module, row.stage, (row.first_layer, row.last_layer), row.ranks, row.peak_live)
-        for row in rows
-    ]
-    return Table.of(("module", "stage", _LAYERS, _RANKS, "peak live microbatches"), cells)
+    layers, peak = Column("layers", _layers), Column("peak live microbatches", "peak_live")
+    return Table((Column("module"), Column("stage"), layers, _RANKS, peak), rows)
 
 
 def bridge_table(rows: Sequence[BridgeRow]) -> Table:
     """Return a row per bridge."""
-    more = (Column("size", bytes_text),) if any(row.bytes is not None for row in rows) else ()
-    columns = ("bridge", "replicas", "how", "rows", "copied", *more, Column("", ", ".join))
-    cells = []
-    for row in rows:
-        size = f", {row.group_size} microbatches at once" if row.group_size > 1 else ""
-        notes = [] if row.has_backward else ["forward only"]
-        if row.sharing > 1:
-            notes.append(f"balanced over {row.sharing} replicas")
-        if 2 * row.crossing_rows > row.rows:
-            notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
-        replicas = f"{row.fan} {row.num_src}:{row.num_dst}"
-        lead = (ends_text(row), replicas, row.how + size, row.rows, row.local_rows)
-        cells.append((*lead, *((row.bytes,) if more else ()), notes))
-    return Table.of(columns, cells)
+    has_sizes = any(row.bytes is not None for row in rows)
+    columns = (
+        Column("bridge", ends_text),
+        Column("replicas", lambda row: f"{row.fan} {row.num_src}:{row.num_dst}"),
+        Column("how", _how_text),
+        Column("rows"),
+        Column("copied", "local_rows"),
+        *((Column("size", "bytes", bytes_text),) if has_sizes else ()),
+        Column("", _notes_text),
+    )
+    return Table(columns, rows)
+
+
+def _how_text(row: BridgeRow) -> str:
+    return row.how + (f", {row.group_size} microbatches at once" if row.group_size > 1 else "")
+
+
+def _notes_text(row: BridgeRow) -> str:
+    notes = [] if row.has_backward else ["forward only"]
+    if row.sharing > 1:
+        notes.append(f"balanced over {row.sharing} replicas")
+    if 2 * row.crossing_rows > row.rows:
+        notes.append(f"{percent(row.crossing_rows / row.rows)} of rows cross nodes")
+    return ", ".join(notes)
 
 
 def link_table(bridge: BridgeRow, most: int) -> Table:
@@ -239,41 +235,43 @@ def link_table(bridge: BridgeRow, most: int) -> Table:
         copied = " copied" * (link.src == link.dst)
         sent.setdefault(link.src, []).append(f"{link.dst}: {link.rows}{copied}")
     to = "" if bridge.target is None else f"{bridge.target} "
-    receivers = Column(f"sends to {to}rank: rows", lambda each: some(each, MAX_RECEIVERS, sep=", "))
-    return Table.of(
-        (f"{bridge.source or bridge.encoder} rank", receivers), list(sent.items())[:most]
-    )
+    names = (f"{bridge.source or bridge.encoder} rank", f"sends to {to}rank: rows")
+    shown = list(sent.items())[:most]
+    return Table.of_cells(names, [(src, some(to, MAX_RECEIVERS, sep=", ")) for src, to in shown])
 
 
 def loss_table(rows: Sequence[LossRow]) -> Table:
     """Return a row per loss."""
-    cells = [
-        (
-            row.module,
-            row.weight,
-            row.terms,
-            # The losses of further tokens are called `language.mtp`.
-            "labels" if row.module.partition(".")[0] == LANGUAGE else "patches",
-        )
-        for row in rows
-    ]
-    return Table.of(("module", Column("weight", "{:g}".format), "terms", ""), cells)
+
+    def unit(row: LossRow) -> str:
+        # The losses of further tokens are called `language.mtp`.
+        return "labels" if row.module.partition(".")[0] == LANGUAGE else "patches"
+
+    weight = Column("weight", text="{:g}".format)
+    return Table((Column("module"), weight, Column("terms"), Column("", unit)), rows)
 
 
 def sample_table(rows: Sequence[SampleRow]) -> Table:
     """Return a row per forward of a rank, with its samples."""
-    samples = Column("samples", lambda each: some(each, MAX_RECEIVERS, sep=", ", text=_span))
-    columns = ("module", "group or microbatch", samples)
-    return Table.of(columns, ((row.module, row.index, row.ranges) for row in rows))
+
+    def text(ranges: Sequence[tuple[int, int]]) -> str:
+        return some(ranges, MAX_RECEIVERS, sep=", ", text=lambda ends: span_text(*ends))
+
+    index = Column("group or microbatch", "index")
+    return Table((Column("module"), index, Column("samples", "ranges", text)), rows)
 
 
 def peer_table(rows: Sequence[PeerRow]) -> Table:
     """Return a row for each rank with which a rank exchanges rows over a bridge."""
     words = {"send": "sends to", "receive": "receives from", "copy": "copies within"}
-    by_group = Column("by group", lambda counts: some(counts, MAX_GROUPS, sep=", "))
-    columns = (Column("bridge", bridge_text), Column("", words.__getitem__), "rank", "rows")
-    cells = ((row.bridge, row.way, row.peer, sum(row.rows), row.rows) for row in rows)
-    return Table.of((*columns, by_group), cells)
+    columns = (
+        Column("bridge", text=lambda name: name.replace(">", " -> ")),
+        Column("", "way", words.__getitem__),
+        Column("rank", "peer"),
+        Column("rows", text=lambda by_group: str(sum(by_group))),
+        Column("by group", "rows", lambda by_group: some(by_group, MAX_GROUPS, sep=", ")),
+    )
+    return Table(columns, rows)
 
 
 def not_counted(estimates: Estimates) -> Iterator[str]:
@@ -285,46 +283,37 @@ def not_counted(estimates: Estimates) -> Iterator[str]:
 
 def memory_table(estimates: Estimates) -> Table:
     """Return the memory of each group of similar ranks, marked if it is more than a GPU has."""
-    limit, ranks = estimates.gpu_memory, estimates.ranks
+    limit, rows = estimates.gpu_memory, estimates.ranks
     of = f" of {bytes_text(limit)}" if limit else ""
-    sizes = [Column(name, bytes_text) for name in (f"memory{of}", *ranks[0].memory.parts)]
-    cells = [(row.ranks, row.role, row.total_bytes, *row.memory.parts.values()) for row in ranks]
-    marked = (n for n, row in enumerate(ranks) if limit and row.total_bytes > limit)
-    return Table.of((_RANKS, Column("holds", ", ".join), *sizes), cells, marked=marked)
+    parts = [Column(name, f"memory.parts.{name}", bytes_text) for name in rows[0].memory.parts]
+    columns = (_RANKS, _HOLDS, Column(f"memory{of}", "total_bytes", bytes_text), *parts)
+    marked = (number for number, row in enumerate(rows) if limit and row.total_bytes > limit)
+    return Table(columns, rows, frozenset(marked))
 
 
 def work_table(estimates: Estimates) -> Table:
     """Return the work of each group of similar ranks, and the shares of their time."""
     # All-to-alls, for experts on several ranks, are part of the computing time.
     travels = any(row.all_to_all for row in estimates.ranks)
-    names = ("computes", *(("all-to-all",) * travels), "waits", "reduces", "updates")
     columns = (
-        *(_RANKS, Column("holds", ", ".join), Column("parameters", scaled)),
-        *(Column("work a step", flops_text), *(Column(name, percent) for name in names)),
+        *(_RANKS, _HOLDS, _PARAMETERS, _WORK),
+        Column("computes", lambda row: row.computing - row.all_to_all, percent),
+        *((Column("all-to-all", "all_to_all", percent),) if travels else ()),
+        Column("waits", "waiting", percent),
+        Column("reduces", "reducing", percent),
+        Column("updates", "updating", percent),
     )
-    cells = []
-    for row in estimates.ranks:
-        travel = (row.all_to_all,) * travels
-        shares = (row.computing - sum(travel), *travel, row.waiting, row.reducing, row.updating)
-        cells.append((row.ranks, row.role, row.parameters, row.tflop, *shares))
-    return Table.of(columns, cells)
+    return Table(columns, estimates.ranks)
 
 
 def stage_estimate_table(row: RankEstimate) -> Table:
     """Return the stages of one rank, with the times of their actions."""
     columns = (
-        *("stage", Column("parameters", "{:,}".format), Column("trained", "{:,}".format)),
-        *(Column("work a step", flops_text), Column("forward", _ms), Column("backward", _ms)),
+        Column("stage", lambda each: f"{each.module}.{each.stage}"),
+        Column("parameters", text="{:,}".format),
+        Column("trained", "trained_parameters", "{:,}".format),
+        _WORK,
+        Column("forward", "forward_ms", lambda time: seconds_text(time / 1000)),
+        Column("backward", "backward_ms", lambda time: seconds_text(time / 1000)),
     )
-    cells = [
-        (
-            *(f"{each.module}.{each.stage}", each.parameters, each.trained_parameters),
-            *(each.tflop, each.forward_ms, each.backward_ms),
-        )
-        for each in row.stages
-    ]
-    return Table.of(columns, cells)
-
-
-def _ms(milliseconds: float) -> str:
-    return seconds_text(milliseconds / 1000)
+    return Table(columns, row.stages)

@@ -75,7 +75,7 @@ def class_table(cells: RankCells) -> str:
     ]
     # Where cells are ranks, cell numbers are rank numbers.
     start = 0 if cells.has_classes else 1
-    return html_table(Table.of(columns[start:], (row[start:] for row in rows)))
+    return html_table(Table.of_cells(columns[start:], [row[start:] for row in rows]))
 
 
 def _figures(kind: DrawnClass) -> tuple[str, ...]:

@@ -1,72 +1,63 @@
-"""A table as a value, which screens, pages and JSON show in their own ways.
+"""A table as a value, which screens and pages show: rows of a report or a record, as JSON has them.
 
-Decides: how a value becomes a cell: as its column writes it, with its unit.
-Leaves: the form to `cli.shared.plain_table` and `html_page`; JSON gets the values themselves.
+Decides: how a column finds its value in a row, and how the value becomes a cell, with its unit.
+Leaves: the form to `cli.shared.plain_table` and `html_page`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column by its name on screens and pages, and by its `key` in JSON.
+    """A column by its name; `value` is where a row has its value, or computes it.
 
-    One of both is "" for a column that is not shown there. `text` writes a value with its unit.
+    It is the name of a field or key, as in JSON, or a path such as `speed.mfu`; by default it is
+    `name`. `text` writes the value with its unit.
     """
 
     name: str
+    value: str | Callable[[Any], Any] = ""
     text: Callable[[Any], str] = str
-    key: str = ""
+
+    def value_in(self, row: Any) -> Any:
+        """Return the value of a row."""
+        source = self.value or self.name
+        if callable(source):
+            return source(row)
+        for key in source.split("."):
+            row = row[key] if isinstance(row, Mapping) else getattr(row, key)
+        return row
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of values, one for each column; missing ones at the end are None.
+    """Rows under columns; `none` is the cell of None.
 
-    `marked` are the numbers of rows that a reader should not overlook; `none` is the cell of None.
+    `marked` are the numbers of rows that a reader should not overlook.
     """
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    rows: Sequence[Any]
     marked: frozenset[int] = frozenset()
     none: str = ""
 
     @classmethod
-    def of(
-        cls,
-        columns: Iterable[str | Column],
-        rows: Iterable[Sequence[Any]],
-        *,
-        marked: Iterable[int] = (),
-        none: str = "",
-    ) -> "Table":
-        """Return a table; the values of a column that is only a name are written as they are."""
-        named = tuple(each if isinstance(each, Column) else Column(each) for each in columns)
-        return cls(named, tuple(map(tuple, rows)), frozenset(marked), none)
+    def of_cells(cls, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> "Table":
+        """Return a table of rows with a value for each name."""
+        columns = (Column(name, itemgetter(number)) for number, name in enumerate(names))
+        return cls(tuple(columns), tuple(rows))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the columns that screens show."""
-        return tuple(column.name for column in self.columns if _is_shown(column))
+        """Return the names of the columns."""
+        return tuple(column.name for column in self.columns)
 
     def cells(self) -> Iterator[tuple[str, ...]]:
-        """Yield the words of each row, one for each name."""
+        """Yield the words of each row."""
         for row in self.rows:
-            values = (*row, *[None] * (len(self.columns) - len(row)))
+            values = ((column, column.value_in(row)) for column in self.columns)
             yield tuple(
-                self.none if value is None else column.text(value)
-                for column, value in zip(self.columns, values, strict=True)
-                if _is_shown(column)
+                self.none if value is None else column.text(value) for column, value in values
             )
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a record for each row, for JSON."""
-        keys = [column.key for column in self.columns]
-        return [
-            {key: value for key, value in zip(keys, row, strict=True) if key} for row in self.rows
-        ]
-
-
-def _is_shown(column: Column) -> bool:
-    return bool(column.name or not column.key)
