@@ -19,7 +19,6 @@ from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
 from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.transformer_block import MtpDepth
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.values import Precision, Sharding
 
@@ -56,8 +55,8 @@ def shard(
     blocks = list(cast(_Stage, network).layers.values())
     for unit in stage.units:
         wrap(blocks[unit.start : unit.stop], mesh=mesh)
-    # An evaluation does not run these, so they share no unit with layers.
-    for depth in [each for each in network.modules() if isinstance(each, MtpDepth)]:
+    # An evaluation does not run the depths of multi-token prediction: they share no unit.
+    for depth in getattr(network, "mtp", ()):
         wrap(depth, mesh=mesh)
     wrap(network, mesh=mesh)
     for wrapped in fsdp_modules(network):
