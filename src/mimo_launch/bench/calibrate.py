@@ -33,6 +33,7 @@ from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.values import BF16_PEAKS, PRECISIONS
 from mimo_launch.train.events import Listener
@@ -93,7 +94,8 @@ def calibrate(
     constants = replace(options.calibration, **found)
     found |= of_ranks.overheads(constants)
     # A CUDA context takes the GPU memory in use that neither the allocator nor NCCL holds.
-    report = build_report(session.plan, replace(constants, context_memory=0.0))
+    plan = Plan.of(session.spec)
+    report = build_report(plan, replace(constants, context_memory=0.0))
     contexts = [
         own.used - own.allocated[1] - alike.memory.device
         for alike in report.estimates.ranks
@@ -112,7 +114,7 @@ def calibrate(
         constants=made,
         measured=tuple(found),
         step_seconds=statistics.median(step_seconds(of_ranks.by_rank)),
-        estimated_seconds=Estimator.of(session.plan, made).estimates().step_seconds,
+        estimated_seconds=Estimator.of(plan, made).estimates().step_seconds,
     )
 
 

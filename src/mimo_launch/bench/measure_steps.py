@@ -50,6 +50,7 @@ from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
+from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Listener
@@ -113,7 +114,7 @@ def bench(
         hosts=len({each.host for each in measured}),
         versions=versions(session.device),
     )
-    expected = build_report(session.plan, constants).estimates
+    expected = build_report(Plan.of(spec), constants).estimates
     known = machine.device == constants.rated_device
     peak = peak_tflops(machine.device, spec.train.numbers, constants)
     timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]

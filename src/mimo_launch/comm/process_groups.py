@@ -9,11 +9,10 @@ Leaves: choosing collectives to `comm`.
 # gets the job's timeout.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.step_clock import StepClock, TokenExchange
-from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.rank_groups import RankGroup
-from mimo_launch.schedule.channels import Channel, P2PGroup, p2p_group_of
+from mimo_launch.schedule.channels import Channel, P2PGroup, PlannedGroups, p2p_group_of
 from mimo_launch.spec.base import Axis
 
 # A Hopper GPU runs 132 concurrently; each moves about 20 GB/s over NVLink.
@@ -54,22 +51,6 @@ class Group:
         if self.clock is None or self.size == 1:
             return nullcontext()
         return self.clock.span(TokenExchange(self.ranks))
-
-
-class PlannedGroups(Protocol):
-    """The part of a plan that process groups are made from; see `plan.plan.Plan`."""
-
-    @property
-    def layout(self) -> Layout:
-        """Modules and their grids."""
-
-    @property
-    def groups(self) -> Sequence[RankGroup]:
-        """Every group of ranks that meet in collectives, in the order of creation."""
-
-    @property
-    def p2p_groups(self) -> Sequence[P2PGroup]:
-        """The job-wide groups that carry channels."""
 
 
 class GridSet:

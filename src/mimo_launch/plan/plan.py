@@ -13,9 +13,9 @@ from hashlib import sha256
 from mimo_launch import __version__
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.rank_groups import RankGroup, rank_groups
-from mimo_launch.schedule.actions import Kind, Program, format_program
+from mimo_launch.plan.rank_plan import RankPlan
+from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.channels import (
-    Channel,
     P2PGroup,
     channels_of,
     components_of,
@@ -32,29 +32,6 @@ from mimo_launch.schedule.generate import (
 )
 from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.spec import Spec
-
-
-@dataclass(frozen=True)
-class RankPlan:
-    """One rank's part of a plan: its programs, and the channels to others that they use."""
-
-    rank: int
-    training: Program
-    evaluation: Program
-    decoding: Program
-    drawing: Program
-    channels: tuple[Channel, ...]
-
-    @cached_property
-    def gradients(self) -> Program:
-        """The training program as far as the norms of gradients, which all ranks agree on."""
-        kinds = [slot[0].kind for slot in self.training]
-        return self.training[: kinds.index(Kind.NORM) + 1]
-
-    @property
-    def update(self) -> Program:
-        """The rest of the training program."""
-        return self.training[len(self.gradients) :]
 
 
 @dataclass(frozen=True, eq=False)

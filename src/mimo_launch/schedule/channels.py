@@ -7,12 +7,12 @@ Leaves: the number of rows that each pair moves to the StepData of a step.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
-from mimo_launch.layout.rank_groups import tied_ranks
+from mimo_launch.layout.rank_groups import RankGroup, tied_ranks
 from mimo_launch.schedule.actions import STEP, Action, Kind, Program
 from mimo_launch.schedule.data_flow import exchanges, fills_bubbles
 from mimo_launch.schedule.step_end import END_OF
@@ -51,6 +51,22 @@ class P2PGroup(NamedTuple):
         edge = "bridge" if self.is_bridge else "edge"
         way = "forward" if self.forward else "backward"
         return f"p2p.{self.module}.{edge}.{way}.{'up' if self.up else 'down'}"
+
+
+class PlannedGroups(Protocol):
+    """The part of a plan that process groups are made from; see `plan.plan.Plan`."""
+
+    @property
+    def layout(self) -> Layout:
+        """Modules and their grids."""
+
+    @property
+    def groups(self) -> Sequence[RankGroup]:
+        """Every group of ranks that meet in collectives, in the order of creation."""
+
+    @property
+    def p2p_groups(self) -> Sequence[P2PGroup]:
+        """The job-wide groups that carry channels."""
 
 
 def p2p_group_of(channel: Channel) -> P2PGroup:

@@ -23,7 +23,7 @@ from mimo_launch.models.stage_interface import StepInputs
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
-from mimo_launch.plan.plan import Plan
+from mimo_launch.plan.rank_plan import JobPlan
 from mimo_launch.runtime.executor import Executor, no_losses
 from mimo_launch.runtime.progress import Phase, Progress
 
@@ -33,7 +33,7 @@ class RankSession:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: JobPlan,
         *,
         device: torch.device | None = None,
         randomise: bool = False,
