@@ -97,8 +97,9 @@ class LanguageStage(ModelStage):
             logits, part = self._logits(self.context.enter(normed_nD))
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
         losses = [self._loss(normed_nD, batch.labels)]
-        last = self.sights[self.stage.layers.stop - 1]
-        losses += self._losses_ahead(normed_nD, batch, contexts[last])
+        if self.mtp:
+            last = self.sights[self.stage.layers.stop - 1]
+            losses += self._losses_ahead(normed_nD, batch, contexts[last])
         rows = {
             reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
             for reader, where in batch.wanted.items()
