@@ -11,9 +11,9 @@ Source: `transformers` 5.23.
 from collections.abc import Mapping
 from typing import Any
 
-from mimo_launch.hugging_face.decoders import THETA
 from mimo_launch.hugging_face.folder import Config, section
 from mimo_launch.hugging_face.refusals import Refusals, one_of, only, refusals
+from mimo_launch.hugging_face.rotary import THETA
 from mimo_launch.hugging_face.settings import Named, defaults_of
 from mimo_launch.hugging_face.tensors import Dropped, Tensors, fused_qkv, in_layers, patches
 from mimo_launch.spec.spec import VitModel

@@ -10,7 +10,7 @@ Kimi-K2; arXiv:2507.20534.
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import DepthsAfterLayers, Family
 from mimo_launch.hugging_face.folder import Config, number
@@ -51,7 +51,7 @@ def _head_dim(config: Config) -> float:
 
 
 def _scalar(config: Config) -> float | None:
-    scaling = decoders.scaling_of(config)
+    scaling = rotary.scaling_of(config)
     if scaling is None or not scaling["mscale_all_dim"]:
         return None
     # Scores also grow with the factor that scales all numbers of a head.
@@ -135,7 +135,7 @@ DEEPSEEK_V3 = Family(
 
 def _rope(model: Any) -> Config:
     """Return rotary settings as transformers 4 wrote them, which 5 reads as well."""
-    scaling = decoders.rope_of(model)
+    scaling = rotary.rope_of(model)
     theta, kind = scaling.pop("rope_theta"), scaling.pop("rope_type")
     scaled = None if kind == "default" else {"type": kind, **scaling}
     return {"rope_theta": theta, "rope_scaling": scaled}
@@ -145,7 +145,7 @@ KIMI_K2 = replace(
     DEEPSEEK_V3,
     model_type="kimi_k2",
     published=("moonshotai/Kimi-K2-Instruct",),
-    settings=DEEPSEEK_V3.settings.but({"rope_theta": Computed(decoders.theta_of, _rope)}),
+    settings=DEEPSEEK_V3.settings.but({"rope_theta": Computed(rotary.theta_of, _rope)}),
     refused=DEEPSEEK_V3.refused
     + refusals(
         only("scoring_func", "sigmoid"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import isqrt, prod
 from typing import Any
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, Windows, in_turn
 from mimo_launch.hugging_face.families import llava, siglip_clip
 from mimo_launch.hugging_face.family import Family
@@ -91,7 +91,7 @@ GEMMA2 = Family(
         ),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         _WINDOWS.refusal(),
-        decoders.rope_refusal(),
+        rotary.rope_refusal(),
     ),
     defaults={**_COMMON, "vocab_size": 256000, _SCORE_CAP: 50.0, _LOGIT_CAP: 30.0},
     prepared=lambda config: in_turn(config, every=2),
@@ -131,7 +131,7 @@ def _ropes(config: Config) -> tuple[Config, Config]:
 
 def _scaled(config: Config) -> Iterator[str]:
     everywhere, in_windows = _ropes(config)
-    for rope, kinds in ((everywhere, ("default", decoders.LINEAR)), (in_windows, ("default",))):
+    for rope, kinds in ((everywhere, ("default", rotary.LINEAR)), (in_windows, ("default",))):
         if rope["rope_type"] not in kinds:
             yield f"rope_type: {short(rope['rope_type'])}"
 
@@ -139,7 +139,7 @@ def _scaled(config: Config) -> Iterator[str]:
 def _as_if_alone(config: Config) -> Config:
     """Return a configuration with the rotary settings of layers without windows."""
     everywhere, _ = _ropes(config)
-    rope = everywhere if everywhere["rope_type"] in decoders.SCALINGS else {"rope_type": "default"}
+    rope = everywhere if everywhere["rope_type"] in rotary.SCALINGS else {"rope_type": "default"}
     theta = number(everywhere, "rope_theta")
     return {**config, "rope_parameters": {**rope, "rope_theta": theta}}
 
@@ -158,7 +158,7 @@ def _window(config: Config) -> dict[str, Any] | None:
 def _rope_of(model: Any) -> Config:
     window = model.sliding_window
     local = {"rope_type": "default", "rope_theta": (window and window.rope_theta) or _LOCAL_THETA}
-    return {"rope_parameters": {FULL: decoders.rope_of(model), SLIDING: local}}
+    return {"rope_parameters": {FULL: rotary.rope_of(model), SLIDING: local}}
 
 
 GEMMA3_TEXT = Family(
@@ -170,11 +170,11 @@ GEMMA3_TEXT = Family(
         _BLOCK,
         qk_norm=True,
         rope_theta=Computed(
-            lambda config: decoders.theta_of(_as_if_alone(config)), _rope_of,
+            lambda config: rotary.theta_of(_as_if_alone(config)), _rope_of,
             f"`rope_parameters.{FULL}`, or `rope_theta`; 1e6",
         ),
         rope_scaling=Computed(
-            lambda config: decoders.scaling_of(_as_if_alone(config)),
+            lambda config: rotary.scaling_of(_as_if_alone(config)),
             words=f"`rope_parameters.{FULL}`, or `rope_scaling`",
         ),
         sliding_window=Computed(
@@ -193,7 +193,7 @@ GEMMA3_TEXT = Family(
         ),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         layer_types(_WINDOWS.layer_types, _layers),
-        Refusal(f"`rope_type` other than {listed(('default', decoders.LINEAR))}", _scaled),
+        Refusal(f"`rope_type` other than {listed(('default', rotary.LINEAR))}", _scaled),
     ),
     defaults={**_COMMON, "vocab_size": 262208},
     notes="Layers with windows have a separate rotary embedding, which `rope_scaling` does not "

@@ -4,11 +4,12 @@ Sources: `transformers` 5.23, models/glm, models/glm4 and models/glm4_moe; arXiv
 arXiv:2508.06471.
 """
 
-from mimo_launch.hugging_face import decoders
-from mimo_launch.hugging_face.decoders import FACTOR, LAYERS
+from mimo_launch.hugging_face import decoders, rotary
+from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.deepseek_v3 import DEPTHS, WRITTEN_DEPTHS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.refusals import one_of, refusals
+from mimo_launch.hugging_face.rotary import FACTOR
 from mimo_launch.hugging_face.tensors import fused, in_layers
 
 BIAS = "attention_bias"
@@ -33,8 +34,8 @@ def _dense(model_type: str, *, post_norms: bool, published: str, notes: str) -> 
         settings=decoders.decoder(
             decoders.sizes(kv_heads=2, head_size=128),
             qkv_bias=(BIAS, True),
-            **decoders.rope(decoders.factor_as_written),
-            rotary_factor=decoders.rotary_factor(0.5),
+            **rotary.rope(rotary.factor_as_written),
+            rotary_factor=rotary.rotary_factor(0.5),
             rotary_interleaved=True,
             post_norms=post_norms,
         ),
@@ -69,8 +70,8 @@ GLM4_MOE = Family(
         decoders.sizes(kv_heads=8),
         qkv_bias=(BIAS, False),
         qk_norm=("use_qk_norm", False),
-        **decoders.rope(decoders.factor_as_written),
-        rotary_factor=decoders.rotary_factor(0.5),
+        **rotary.rope(rotary.factor_as_written),
+        rotary_factor=rotary.rotary_factor(0.5),
         moe=decoders.GROUPED,
     ).but({}, WRITTEN_DEPTHS),
     tensors=decoders.GROUPED_TENSORS,

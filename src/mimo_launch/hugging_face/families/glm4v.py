@@ -10,7 +10,7 @@ arXiv:2507.01006, arXiv:2508.06471.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families import glm
 from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number, section, short
@@ -97,7 +97,7 @@ def _vision(model_type: str, architecture: str) -> Family:
     )  # fmt: skip
 
 
-_MROPE = decoders.mrope((8, 12, 12), interleaved=False, also=decoders.factor_as_written)
+_MROPE = rotary.mrope((8, 12, 12), interleaved=False, also=rotary.factor_as_written)
 _TEXT = Family(
     model_type="glm4v_text",
     kind="decoder",
@@ -107,7 +107,7 @@ _TEXT = Family(
         {**decoders.sizes(kv_heads=2), "head_dim": decoders.FILLED},
         qkv_bias=True,
         **_MROPE,
-        rotary_factor=decoders.rotary_factor(1.0),
+        rotary_factor=rotary.rotary_factor(1.0),
         rotary_interleaved=True,
         post_norms=True,
     ),
@@ -127,7 +127,7 @@ _TEXT_MOE = Family(
         # It does not apply to the projection after attention.
         qkv_bias=(glm.BIAS, True),
         **_MROPE,
-        rotary_factor=decoders.rotary_factor(0.5),
+        rotary_factor=rotary.rotary_factor(0.5),
         moe=decoders.GROUPED,
     ),
     tensors=decoders.GROUPED_TENSORS,

@@ -5,7 +5,7 @@ Weights in 4 bits (MXFP4), the form of the published folders, are read by `quant
 Source: `transformers` 5.23, models/gpt_oss; arXiv:2508.10925.
 """
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS, Windows, in_turn
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
@@ -15,13 +15,13 @@ from mimo_launch.hugging_face.tensors import MLP, Experts, in_layers
 
 _WINDOWS = Windows(size=128, by_layer=True)
 _ROPE: Config = {
-    "rope_type": decoders.YARN, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "rope_type": rotary.YARN, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "truncate": False, "original_max_position_embeddings": 4096,
 }  # fmt: skip
 
 
 def _prepared(config: Config) -> Config:
-    if not decoders.rope_settings(config):
+    if not rotary.rope_settings(config):
         config = config | {"rope_parameters": _ROPE}
     return in_turn(config, every=2)
 

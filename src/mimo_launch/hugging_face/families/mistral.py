@@ -6,7 +6,7 @@ arXiv:2401.04088.
 
 from typing import Any
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS, Windows
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
@@ -61,11 +61,11 @@ _ROPE: Config = {
 
 
 def _with_rope(config: Config) -> Config:
-    return config if decoders.rope_settings(config) else {**config, "rope_parameters": _ROPE}
+    return config if rotary.rope_settings(config) else {**config, "rope_parameters": _ROPE}
 
 
 def _growth(config: Config) -> dict[str, Any] | None:
-    rope = decoders.rope_settings(config)
+    rope = rotary.rope_settings(config)
     beta = number(rope, _BETA)
     return {"beta": beta, "length": number(rope, _LENGTH)} if beta else None
 
@@ -73,7 +73,7 @@ def _growth(config: Config) -> dict[str, Any] | None:
 def _as_written(model: Any) -> Config:
     if (growth := model.query_scaling) is not None:
         return {_BETA: growth.beta, _LENGTH: growth.length}
-    return {_BETA: 0.0, _LENGTH: decoders.rope_of(model).get(_LENGTH, _ROPE[_LENGTH])}
+    return {_BETA: 0.0, _LENGTH: rotary.rope_of(model).get(_LENGTH, _ROPE[_LENGTH])}
 
 
 MINISTRAL3 = Family(
@@ -83,7 +83,7 @@ MINISTRAL3 = Family(
     settings=decoders.decoder(
         decoders.sizes(kv_heads=8, head_size=128),
         _NO_SIZE,
-        **decoders.rope(_as_written),
+        **rotary.rope(_as_written),
         query_scaling=Computed(
             _growth, words=f"`{_BETA}` and `{_LENGTH}` of `rope_parameters`; 0.1, 16384"
         ),

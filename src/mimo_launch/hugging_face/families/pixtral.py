@@ -3,10 +3,10 @@
 Sources: arXiv:2410.07073; `transformers` 5.23, models/pixtral and models/mistral3.
 """
 
-from mimo_launch.hugging_face.decoders import THETA
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.rotary import THETA
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tensors import MLP, Beyond, Tensors, in_layers, patches
 from mimo_launch.hugging_face.towers import GATED, REST, ROPES, axial_refusals

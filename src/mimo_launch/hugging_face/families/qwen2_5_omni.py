@@ -9,7 +9,7 @@ Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 
 from dataclasses import replace
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families.qwen import WINDOWS
 from mimo_launch.hugging_face.families.qwen2_vl import QWEN2_5_VL_VISION, text_family
 from mimo_launch.hugging_face.family import Family, Video
@@ -58,7 +58,7 @@ TALKER = Family(
         {
             **decoders.sizes(kv_heads=32),
             "norm_eps": ("rms_norm_eps", decoders.NORM_EPS),
-            **decoders.rope(_sections),
+            **rotary.rope(_sections),
             "start": ("tts_codec_start_token_id", 8293),
             "end": ("tts_codec_end_token_id", 8294),
         },
@@ -85,7 +85,7 @@ TALKER = Family(
         "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 18944, "vocab_size": 8448,
         "rms_norm_eps": 1e-6, "rope_theta": 1e6,
     },
-    prepared=decoders.plain_rope,
+    prepared=rotary.plain_rope,
     row_width="embedding_size",
     notes="The talker reads the states after the last norm of the thinker and the embeddings of "
     "its tokens, as `transformers` does.",

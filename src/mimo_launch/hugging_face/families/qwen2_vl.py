@@ -7,7 +7,7 @@ models/qwen2_5_vl.
 from collections.abc import Mapping
 from typing import Any
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families.qwen import WINDOWS
 from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
@@ -37,7 +37,7 @@ def text_family(model_type: str, architecture: str) -> Family:
             {**decoders.sizes(kv_heads=8), "head_dim": decoders.FILLED},
             WINDOWS,
             qkv_bias=True,
-            **decoders.mrope((16, 24, 24), interleaved=False),
+            **rotary.mrope((16, 24, 24), interleaved=False),
         ),
         tensors=decoders.TENSORS,
         refused=decoders.not_computed(WINDOWS),
@@ -45,7 +45,7 @@ def text_family(model_type: str, architecture: str) -> Family:
             "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
             "max_window_layers": 80,
         },
-        prepared=decoders.plain_rope,
+        prepared=rotary.plain_rope,
     )  # fmt: skip
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.hugging_face import decoders
-from mimo_launch.hugging_face.decoders import FACTOR, HYBRID_REST, LAYERS, THETA
+from mimo_launch.hugging_face import decoders, rotary
+from mimo_launch.hugging_face.decoders import HYBRID_REST, LAYERS
 from mimo_launch.hugging_face.families.qwen3_vl import vision_family
 from mimo_launch.hugging_face.family import Family, OneDepthApart
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.refusals import layer_types, only, refusals
+from mimo_launch.hugging_face.rotary import FACTOR, THETA
 from mimo_launch.hugging_face.settings import UNDECIDED, Computed, Section, Settings
 from mimo_launch.hugging_face.tensors import (
     MLP as PARTS,
@@ -102,7 +103,7 @@ def _settings(pattern: Computed, mrope: Mapping[str, Any], **more: Any) -> Setti
             "norm_eps": ("rms_norm_eps", 1e-6),
             "tied": ("tie_word_embeddings", False),
             "rope_theta": Computed(
-                decoders.theta_of,
+                rotary.theta_of,
                 lambda model: {
                     "rope_parameters": {
                         "rope_type": "default", "rope_theta": model.rope_theta or THETA,
@@ -115,7 +116,7 @@ def _settings(pattern: Computed, mrope: Mapping[str, Any], **more: Any) -> Setti
                 },
                 "`rope_parameters.rope_theta`, or `rope_theta`; 10000",
             ),
-            "rotary_factor": decoders.rotary_factor(0.25),
+            "rotary_factor": rotary.rotary_factor(0.25),
             **mrope,
             **more,
         },
@@ -132,7 +133,7 @@ _REFUSED = refusals(
     layer_types(tuple(_LETTERS), _types),
     only("rope_type", "default").after(
         lambda config: {
-            "rope_type": decoders.type_of(decoders.plain_rope(config)["rope_parameters"], "default")
+            "rope_type": rotary.type_of(rotary.plain_rope(config)["rope_parameters"], "default")
         }
     ),
 )
@@ -243,7 +244,7 @@ def _whole(
     """Return a Qwen3.5; `letter` comes after each mixer, `classes` begin the classes' names."""
     mrope = {
         "mrope": Computed(
-            lambda config: decoders.sections_of(config, (11, 11, 10)),
+            lambda config: rotary.sections_of(config, (11, 11, 10)),
             words="`rope_parameters.mrope_section`; [11, 11, 10]",
         )
     }

@@ -6,7 +6,7 @@ Source: `transformers` 5.23, models/qwen3_vl and models/qwen3_vl_moe.
 from dataclasses import replace
 from math import isqrt
 
-from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.qwen import ROUTER, WINDOWS
 from mimo_launch.hugging_face.family import Family, Video
@@ -111,7 +111,7 @@ def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...]
 
 
 _THETA = {"rope_theta": 5e5}
-_MROPE = decoders.mrope((24, 20, 20), interleaved=True)
+_MROPE = rotary.mrope((24, 20, 20), interleaved=True)
 _VISION = vision_family("qwen3_vl_vision", "Qwen3VLVisionModel", (8, 16, 24))
 QWEN3_VL = VisionAndText(
     model_type="qwen3_vl",
@@ -128,7 +128,7 @@ QWEN3_VL = VisionAndText(
         tensors=decoders.TENSORS,
         refused=decoders.not_computed(WINDOWS),
         defaults=_THETA,
-        prepared=decoders.plain_rope,
+        prepared=rotary.plain_rope,
     ),
     nested=True,
     notes="`deepstack`: the rows of its first layer are added to the tokens of images after layer "
@@ -165,7 +165,7 @@ QWEN3_VL_MOE = VisionAndText(
         refused=decoders.not_computed() + refusals(decoders.FIRST_DENSE),
         training=Settings(decoders.BALANCE),
         defaults=_THETA,
-        prepared=decoders.plain_rope,
+        prepared=rotary.plain_rope,
     ),
     nested=True,
     notes="Weights of experts are always normalised. Versions before 5 wrote the stacked matrices "

@@ -1,0 +1,153 @@
+"""Rotary positions in configurations: on one axis or three, scaled, and of a part of each head.
+
+Decides: where their settings are, which scalings are computed, and what they mean.
+Relies on: `config.json` as transformers 4 and 5 write it.
+Leaves: other forms to the families that have them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face.refusals import Refusal, listed, only
+from mimo_launch.hugging_face.settings import Computed
+from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.layers import RopeScaling
+
+THETA = 10000.0
+# The scalings of rotary positions that our decoder has.
+LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
+# The part of a head that rotates.
+FACTOR = "partial_rotary_factor"
+_LENGTH = "original_max_position_embeddings"
+# The keys of rotary settings, in transformers 5 and before.
+_ROPES = ("rope_parameters", "rope_scaling")
+
+
+def rope_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of rotary embeddings: `rope_parameters` since transformers 5."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return rope if isinstance(rope, dict) else {"rope_type": short(rope)}
+
+
+def type_of(rope: Config, default: str | None = None) -> Any:
+    """Return the type of rotary embeddings, under either of its names."""
+    return rope.get("rope_type", rope.get("type", default))
+
+
+def rope_refusal(*, in_part: bool = False) -> Refusal:
+    """Return the rule for rotary embeddings; heads may rotate `in_part`."""
+
+    def found(config: Config) -> Iterator[str]:
+        odd = {x: y for x in _ROPES if (y := config.get(x)) and not isinstance(y, dict)}
+        if odd:
+            yield from (f"{key}: {short(value)}" for key, value in odd.items())
+            return
+        rope = rope_settings(config)
+        scaling = type_of(rope, "default")
+        if scaling not in ("default", *SCALINGS):
+            yield f"rope_type: {scaling}"
+        if not in_part:
+            yield from only(FACTOR, 1.0).found(rope)
+
+    return Refusal(f"`rope_type` other than {listed(('default', *SCALINGS))}", found)
+
+
+def theta_of(config: Config) -> float:
+    """Return the base of rotary embeddings. Raises: ConfigError."""
+    return number({**config, **rope_settings(config)}, "rope_theta", THETA)
+
+
+def scaling_of(config: Config) -> dict[str, Any] | None:
+    """Return the scaling of rotary embeddings as `rope_scaling`. Raises: ConfigError."""
+    rope = rope_settings(config)
+    kind = type_of(rope)
+    if kind not in SCALINGS:
+        return None
+    fields = {key: field.default for key, field in RopeScaling.model_fields.items()}
+    found = {**fields, "rope_type": kind, "factor": number(rope, "factor")}
+    if kind == YARN:
+        rope = {key: each for key, each in rope.items() if each is not None}
+        if _LENGTH not in rope:
+            rope[_LENGTH] = number(config, "max_position_embeddings")
+    for key in RopeScaling.USED[kind]:
+        if key == "truncate":
+            found[key] = bool(rope.get(key, True))
+        elif kind != YARN or key in rope:
+            found[key] = number(rope, key)
+    return found
+
+
+def rope_of(model: DecoderBlocks) -> Config:
+    """Return the settings of rotary embeddings of layers without windows."""
+    scaling: Config = {"rope_type": "default"}
+    if (ours := model.rope_scaling) is not None:
+        used = RopeScaling.USED[ours.rope_type] | {"rope_type", "factor"}
+        scaling = ours.model_dump(include=set(used), exclude_none=True)
+    return {**scaling, "rope_theta": model.rope_theta}
+
+
+def rope(also: Callable[[Any], Config] = lambda _: {}) -> dict[str, Computed]:
+    """Return the entries of rotary embeddings; `also` are more settings of `rope_parameters`."""
+    return {
+        "rope_theta": Computed(
+            theta_of,
+            lambda model: {"rope_parameters": {**rope_of(model), **also(model)}},
+            "`rope_parameters.rope_theta`, or `rope_theta`; 10000",
+        ),
+        "rope_scaling": Computed(scaling_of, words="the scaling of `rope_parameters`"),
+    }
+
+
+def factor_of(config: Config, default: float) -> float:
+    """Return the part of a head that rotates; versions before 5 wrote it beside the base."""
+    return number({FACTOR: config.get(FACTOR, default), **rope_settings(config)}, FACTOR)
+
+
+def rotary_factor(default: float) -> Computed:
+    """Return the entry of the part of a head that rotates; `rope` writes it."""
+    words = f"`rope_parameters.{FACTOR}`, or `{FACTOR}`; {default:g}"
+    return Computed(lambda config: factor_of(config, default), words=words)
+
+
+def factor_as_written(model: Any) -> Config:
+    """Return the part of a head that rotates as a setting of `rope_parameters`."""
+    return {FACTOR: model.rotary_factor}
+
+
+def sections_of(config: Config, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of pairs of a head for each axis. Raises: ConfigError."""
+    sections = rope_settings(config).get("mrope_section", default)
+    is_list = isinstance(sections, list | tuple)
+    if not is_list or not all(isinstance(each, int) for each in sections):
+        raise ConfigError(f"`mrope_section` is {short(sections)}, not a list of numbers")
+    return tuple(sections)
+
+
+def mrope(
+    sections: tuple[int, ...], *, interleaved: bool, also: Callable[[Any], Config] = lambda _: {}
+) -> dict[str, Any]:
+    """Return the entries of positions on three axes; `also` is as in `rope`.
+
+    `sections` are the numbers of pairs of a head per axis, consecutive or `interleaved`.
+    """
+
+    def written(model: Any) -> Config:
+        turns = {"mrope_interleaved": True} if interleaved else {}
+        return {"mrope_section": list(model.mrope or ()), **turns, **also(model)}
+
+    words = f"`rope_parameters.mrope_section`; {list(sections)}"
+    return {
+        **rope(written),
+        "mrope": Computed(lambda config: sections_of(config, sections), words=words),
+        "mrope_interleaved": interleaved,
+    }
+
+
+def plain_rope(config: Config) -> Config:
+    """Return the configuration as for a text model alone, without M-RoPE as rotary type."""
+    rope = rope_settings(config)
+    if type_of(rope) == "mrope":
+        rope = rope | {"rope_type": "default"}
+    kept = {key: value for key, value in config.items() if key != "rope_scaling"}
+    return kept | {"rope_parameters": rope}
