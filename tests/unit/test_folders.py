@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from mimo_launch.hugging_face.architectures import Modules, alone, together
-from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import ConfigError
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import part_of, parts_of
 from mimo_launch.spec.load import model_from_data
 

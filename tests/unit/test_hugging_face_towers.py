@@ -9,7 +9,7 @@ from tests.support.headers import NO_TENSORS
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.hugging_face.family import NoSuchPart
+from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import part_of, parts_of
 from mimo_launch.spec.spec import VitModel
 

@@ -11,8 +11,8 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.hugging_face.architectures import Modules, alone, obstacles
 from mimo_launch.hugging_face.families.nemotron_h import NEMOTRON_H
-from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.folder import ConfigError
+from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.spec.load import model_from_data
 

@@ -17,7 +17,7 @@ from tests.support.shards import tokenizer_folder
 
 from mimo_launch.data.samples.decode_media import process
 from mimo_launch.hugging_face.contents import read_contents
-from mimo_launch.hugging_face.family import NoSuchPart
+from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.images import read_recipe

@@ -30,7 +30,6 @@ from mimo_launch.checkpoint.boxes import (
 from mimo_launch.checkpoint.folder_tensors import FolderTensors, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
-from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     TYPES,
     Config,
@@ -39,6 +38,7 @@ from mimo_launch.hugging_face.folder import (
     TensorHeader,
     read_config,
 )
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats

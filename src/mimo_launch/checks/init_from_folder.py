@@ -15,7 +15,6 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face import repeats
 from mimo_launch.hugging_face.accounts import lacking, unknown
-from mimo_launch.hugging_face.family import NoSuchPart, Part
 from mimo_launch.hugging_face.folder import (
     ADAPTER,
     CONFIG,
@@ -26,6 +25,7 @@ from mimo_launch.hugging_face.folder import (
     has_weights,
     read_config,
 )
+from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of
 from mimo_launch.hugging_face.settings import value_of

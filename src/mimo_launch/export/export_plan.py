@@ -23,8 +23,9 @@ from mimo_launch.export.sources import (
 )
 from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts, with_unused
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
-from mimo_launch.hugging_face.family import OURS_OF_MTP, Part
+from mimo_launch.hugging_face.family import OURS_OF_MTP
 from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size

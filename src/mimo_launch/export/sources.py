@@ -24,7 +24,6 @@ from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
 from mimo_launch.hugging_face.architectures import Architecture
 from mimo_launch.hugging_face.families.llava import LLAVA
 from mimo_launch.hugging_face.families.pixtral import PIXTRAL
-from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     Config,
     ConfigError,
@@ -34,6 +33,7 @@ from mimo_launch.hugging_face.folder import (
     is_hugging_face,
     read_config,
 )
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.processors.files import (

@@ -11,7 +11,8 @@ from itertools import product
 from typing import Any
 
 from mimo_launch.hugging_face.families import own
-from mimo_launch.hugging_face.family import OURS_OF_MTP, SCALE_OF_INPUTS, OneDepthApart, Part
+from mimo_launch.hugging_face.family import OURS_OF_MTP, OneDepthApart
+from mimo_launch.hugging_face.part import SCALE_OF_INPUTS, Part
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 

@@ -9,8 +9,9 @@ Leaves: tensors and files to `export`.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mimo_launch.hugging_face.family import Family, Part
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES, part_of
 from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.kinds.registry import kind_of

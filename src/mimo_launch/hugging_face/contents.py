@@ -13,7 +13,6 @@ from typing import Any
 
 from mimo_launch.hugging_face import accounts, repeats
 from mimo_launch.hugging_face.families.own import READS
-from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import (
     ADAPTER,
     CONFIG,
@@ -26,6 +25,7 @@ from mimo_launch.hugging_face.folder import (
     weight_files,
 )
 from mimo_launch.hugging_face.not_read import NAMES, not_read
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.hugging_face.settings import value_of

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_launch.hugging_face.families.own import FAMILIES as OWN
-from mimo_launch.hugging_face.family import Whole
 from mimo_launch.hugging_face.family_tables import described, tables
 from mimo_launch.hugging_face.not_read import NAMES
+from mimo_launch.hugging_face.part import Whole
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES
 from mimo_launch.spec.wording import text_of
 

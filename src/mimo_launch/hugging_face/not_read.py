@@ -8,8 +8,8 @@ Leaves: the list of all types to `families_page`.
 from collections.abc import Iterator
 
 from mimo_launch.hugging_face.families import own
-from mimo_launch.hugging_face.family import NoSuchPart
 from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import FAMILIES, KINDS, WHOLES, part_of, parts_of
 from mimo_launch.spec.wording import close_matches, listing
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from mimo_launch.hugging_face import families, quantized
 from mimo_launch.hugging_face.families import own
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Whole
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.part import NoSuchPart, Part, Whole, alone
 
 
 def _found() -> tuple[dict[str, Family], dict[str, Whole]]:
@@ -47,8 +48,10 @@ def part_of(config: Config, kind: str) -> Part:
 
 def _part_of(config: Config, kind: str) -> Part:
     name = config.get("model_type")
-    if isinstance(name, str) and (found := WHOLES.get(name) or FAMILIES.get(name)):
-        return found.part(config, kind)
+    if isinstance(name, str) and name in WHOLES:
+        return WHOLES[name].part(config, kind)
+    if isinstance(name, str) and name in FAMILIES:
+        return alone(FAMILIES[name], config, kind)
     raise NoSuchPart(f"model_type: {name if isinstance(name, str) else short(name)}")
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mimo_launch.hugging_face.family import Part
 from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Prefixes, Video
+from mimo_launch.hugging_face.family import Family, Prefixes, Video
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
+from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import NOTHING, Refusal, Refusals, refusals, where
 from mimo_launch.hugging_face.settings import applied, value_of
 from mimo_launch.hugging_face.tensors import Place

@@ -13,8 +13,9 @@ from typing import Any
 from mimo_launch.hugging_face.families.internvl import RATIO_REFUSED, shuffle_of
 from mimo_launch.hugging_face.families.nemotron_h import NEMOTRON_H
 from mimo_launch.hugging_face.families.radio import PREFIX, RADIO
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part
+from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number, section, short
+from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import left_out, refusals
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.hugging_face.towers import PLAIN_PROJECTOR

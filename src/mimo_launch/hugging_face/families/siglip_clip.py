@@ -5,8 +5,9 @@ Sources: arXiv:2303.15343, arXiv:2103.00020; `transformers` 5.23, models/siglip 
 
 from dataclasses import dataclass
 
-from mimo_launch.hugging_face.family import Family, NoSuchPart, Part, Prefixes
+from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, number, section
+from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import Refusals, left_out, one_of, refusals
 from mimo_launch.hugging_face.settings import Computed, Named, Settings
 from mimo_launch.hugging_face.tensors import Beyond, Dropped, Tensors, in_layers, patches
