@@ -1,4 +1,4 @@
-"""Whole models: a tower and a decoder, a tower with a merger and a decoder, or nested parts.
+"""Whole models: a tower and a decoder, or a tower with a merger and a language model.
 
 Decides: the parts of their folders, and that each tensor belongs to one part; the layer of a tower
 that supplies rows; the configuration of a whole made of our modules.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mimo_launch.hugging_face.family import Family, Prefixes, Video
+from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import NOTHING, Refusal, Refusals, refusals, where
@@ -131,8 +131,8 @@ class TowerAndDecoder:
         encoder, text = pair
         decided = {key: value_of(encoder, key) for key in self.decides}
         tower, words = (
-            _equal(self.towers, encoder, decided),
-            _equal(self.text, text, self.text_fixed),
+            equal(self.towers, encoder, decided),
+            equal(self.text, text, self.text_fixed),
         )
         if tower is None or words is None:
             return None
@@ -180,7 +180,7 @@ def _pair(models: Models, kind: str) -> tuple[Any, Any] | None:
     return (models[kind], text) if is_pair else None
 
 
-def _equal(
+def equal(
     families: tuple[Family, ...], model: Model, but: Mapping[str, Any] | None = None
 ) -> Family | None:
     """Return the first family that equals a model; `but` holds keys that the whole decides."""
@@ -309,7 +309,7 @@ class VisionAndText:
         if pair is None or token is None:
             return None
         encoder, text = pair
-        if not (_equal((self.vision,), encoder) and _equal((self.text,), text)):
+        if not (equal((self.vision,), encoder) and equal((self.text,), text)):
             return None
         where: dict[str, Keys] = {text.kind: ("text_config",), "vit": ("vision_config",)}
         return self.config_of(encoder, text, token), where
@@ -329,79 +329,3 @@ class VisionAndText:
             "image_token_id": token,
             "tie_word_embeddings": text.tied,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NestedPart:
-    """A module of a whole model: its family, the keys to its configuration, and its prefixes.
-
-    `around(config)` are settings that the enclosing section decides; `videos` reads how the model
-    of that section reads videos.
-    """
-
-    family: Family
-    where: Keys
-    prefixes: Prefixes
-    around: Callable[[Config], Config] = lambda _: {}
-    videos: Video | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NestedParts:
-    """A family of whole models: its parts, and the class of transformers that loads them.
-
-    `left_out` are prefixes of parts that are not our modules, `others` the types of such parts by
-    kind of module. `config_of` makes the configuration of a text, a talker, and perhaps a tower
-    with its token.
-    """
-
-    model_type: str
-    architecture: str
-    parts: tuple[NestedPart, ...]
-    refusals: Refusals
-    left_out: Keys = ()
-    others: Mapping[str, str] = field(default_factory=dict)
-    config_of: Callable[..., Config] | None = None
-    rank: int = 0
-    published: tuple[str, ...] = ()
-    notes: str = ""
-
-    @property
-    def families(self) -> tuple[Family, ...]:
-        """The families of its parts."""
-        return tuple(each.family for each in self.parts)
-
-    @property
-    def names(self) -> tuple[Prefixes, ...]:
-        """The prefixes of its parts."""
-        return tuple(each.prefixes for each in self.parts)
-
-    def part(self, config: Config, kind: str) -> Part:
-        """Return the part of a kind. Raises: NoSuchPart."""
-        found = next((each for each in self.parts if each.family.kind == kind), None)
-        if found is None:
-            raise NoSuchPart(self.others.get(kind, f"model_type: {self.model_type}"))
-        *outer, last = found.where
-        for key in outer:
-            config = section(config, key)
-        others = (prefix for each in self.parts if each != found for prefix, _ in each.prefixes)
-        return Part(
-            family=found.family,
-            config={**section(config, last), **found.around(config)},
-            prefixes=found.prefixes,
-            elsewhere=(*others, *self.left_out),
-            reads_videos=None if found.videos is None else found.videos.read(config),
-        )
-
-    def made_of(self, models: Models, tokens: Tokens) -> tuple[Config, dict[str, Keys]] | None:
-        """Return the configuration of a whole made of our modules, and the keys to its parts."""
-        of_kind = {each.family.kind: each.family for each in self.parts}
-        if self.config_of is None or models.keys() - of_kind.keys():
-            return None
-        if not {"decoder", "talker"} <= models.keys():
-            return None
-        if not all(_equal((of_kind[kind],), model) for kind, model in models.items()):
-            return None
-        text, talker, vision = (models.get(kind) for kind in ("decoder", "talker", "vit"))
-        where = {each.family.kind: each.where for each in self.parts}
-        return self.config_of(text, talker, vision, tokens.get("vit")), where

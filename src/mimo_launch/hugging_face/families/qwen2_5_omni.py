@@ -7,17 +7,19 @@ rotate like positions on one axis.
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families.qwen import WINDOWS
 from mimo_launch.hugging_face.families.qwen2_vl import QWEN2_5_VL_VISION, text_family
-from mimo_launch.hugging_face.family import Family, Video
-from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.refusals import left_out, refusals, where
+from mimo_launch.hugging_face.family import Family, Prefixes, Video
+from mimo_launch.hugging_face.folder import Config, section
+from mimo_launch.hugging_face.part import NoSuchPart, Part
+from mimo_launch.hugging_face.refusals import Refusals, left_out, refusals, where
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tensors import QKV, Place, in_layers
-from mimo_launch.hugging_face.wholes import NestedPart, NestedParts
+from mimo_launch.hugging_face.wholes import Keys, Models, Tokens, equal
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
 
 _TYPE, _THINKER = "qwen2_5_omni", "thinker_config"
@@ -92,16 +94,92 @@ TALKER = Family(
 )  # fmt: skip
 
 
-def _thinker(before: str, inside: tuple[str, ...]) -> tuple[NestedPart, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nested:
+    """A module of a whole model: its family, the keys to its configuration, and its prefixes.
+
+    `around(config)` are settings that the enclosing section decides; `videos` reads how the model
+    of that section reads videos.
+    """
+
+    family: Family
+    where: Keys
+    prefixes: Prefixes
+    around: Callable[[Config], Config] = lambda _: {}
+    videos: Video | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkerAndTalker:
+    """A family of whole models: its parts, and the class of transformers that loads them.
+
+    `left_out` are prefixes of parts that are not our modules, `others` the types of such parts by
+    kind of module. `config_of` makes the configuration of a text, a talker, and perhaps a tower
+    with its token.
+    """
+
+    model_type: str
+    architecture: str
+    parts: tuple[_Nested, ...]
+    refusals: Refusals
+    left_out: Keys = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+    config_of: Callable[..., Config] | None = None
+    rank: int = 0
+    published: tuple[str, ...] = ()
+    notes: str = ""
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families of its parts."""
+        return tuple(each.family for each in self.parts)
+
+    @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of its parts."""
+        return tuple(each.prefixes for each in self.parts)
+
+    def part(self, config: Config, kind: str) -> Part:
+        """Return the part of a kind. Raises: NoSuchPart."""
+        found = next((each for each in self.parts if each.family.kind == kind), None)
+        if found is None:
+            raise NoSuchPart(self.others.get(kind, f"model_type: {self.model_type}"))
+        *outer, last = found.where
+        for key in outer:
+            config = section(config, key)
+        others = (prefix for each in self.parts if each != found for prefix, _ in each.prefixes)
+        return Part(
+            family=found.family,
+            config={**section(config, last), **found.around(config)},
+            prefixes=found.prefixes,
+            elsewhere=(*others, *self.left_out),
+            reads_videos=None if found.videos is None else found.videos.read(config),
+        )
+
+    def made_of(self, models: Models, tokens: Tokens) -> tuple[Config, dict[str, Keys]] | None:
+        """Return the configuration of a whole made of our modules, and the keys to its parts."""
+        of_kind = {each.family.kind: each.family for each in self.parts}
+        if self.config_of is None or models.keys() - of_kind.keys():
+            return None
+        if not {"decoder", "talker"} <= models.keys():
+            return None
+        if not all(equal((of_kind[kind],), model) for kind, model in models.items()):
+            return None
+        text, talker, vision = (models.get(kind) for kind in ("decoder", "talker", "vit"))
+        where = {each.family.kind: each.where for each in self.parts}
+        return self.config_of(text, talker, vision, tokens.get("vit")), where
+
+
+def _thinker(before: str, inside: tuple[str, ...]) -> tuple[_Nested, ...]:
     """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
     return (
-        NestedPart(
+        _Nested(
             family=VISION,
             where=(*inside, "vision_config"),
             prefixes=((f"{before}visual.", ""),),
             videos=_SECONDS,
         ),
-        NestedPart(
+        _Nested(
             family=TEXT,
             where=(*inside, "text_config"),
             prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
@@ -129,13 +207,13 @@ def _config_of(
     return {"model_type": _TYPE, _THINKER: thinker, "talker_config": speech}
 
 
-QWEN2_5_OMNI = NestedParts(
+QWEN2_5_OMNI = ThinkerAndTalker(
     model_type=_TYPE,
     architecture="Qwen2_5OmniForConditionalGeneration",
     published=("Qwen/Qwen2.5-Omni-7B",),
     parts=(
         *_thinker("thinker.", (_THINKER,)),
-        NestedPart(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
+        _Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
     ),
     refusals=refusals(left_out("audio tower and vocoder")),
     left_out=("thinker.audio_tower.", "token2wav."),
@@ -144,7 +222,7 @@ QWEN2_5_OMNI = NestedParts(
     notes="`export` copies the audio tower and the vocoder from the folder that `language` came "
     "from, with the settings around them. Sound of a video is not heard.",
 )
-QWEN2_5_OMNI_THINKER = NestedParts(
+QWEN2_5_OMNI_THINKER = ThinkerAndTalker(
     model_type=f"{_TYPE}_thinker",
     architecture="",
     parts=_thinker("", ()),
