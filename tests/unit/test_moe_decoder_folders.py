@@ -87,10 +87,10 @@ def test_what_is_neither_is_said() -> None:
         "no glm4_moe with `moe: {bias_update_rate: null, every: 2}`",
         "no mixtral with `moe: {score: sigmoid, every: 2}`",
         "no qwen3_moe with `qk_norm: false`, `moe: {score: sigmoid}`",
-        "no deepseek_v3 with `kv_heads: 2`, `mla: null`, `moe: {bias_update_rate: null, every: 2}`",
-        "no kimi_k2 with `kv_heads: 2`, `mla: null`, `moe: {bias_update_rate: null, every: 2}`",
-        "no gpt_oss with `qkv_bias: false`, `output_bias: false`, `attention_sinks: false`, "
-        "`activation: silu`, `moe: {score: sigmoid, bias: false, every: 2}`",
+        "no deepseek_v3 with `kv_heads: 2`, `moe: {bias_update_rate: null, every: 2}`, `mla: null`",
+        "no kimi_k2 with `kv_heads: 2`, `moe: {bias_update_rate: null, every: 2}`, `mla: null`",
+        "no gpt_oss with `qkv_bias: false`, `output_bias: false`, `moe: {score: sigmoid, "
+        "bias: false, every: 2}`, `activation: silu`, `attention_sinks: false`",
     ]
 
 
