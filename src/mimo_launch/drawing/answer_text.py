@@ -20,8 +20,7 @@ from mimo_launch.diag.quantities import (
     tokens_text,
 )
 from mimo_launch.drawing.rows import Report
-from mimo_launch.search.answer import MemoryFit, PlanAnswer
-from mimo_launch.search.fitting import WhatFits
+from mimo_launch.search.answer import MemoryFit, PlanAnswer, WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import lines_of, tree_of

@@ -36,8 +36,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
-from mimo_launch.search.answer import answer_of
-from mimo_launch.search.fitting import what_fits
+from mimo_launch.search.answer import answer_of, what_fits
 from mimo_launch.spec.base import AXES, LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 

@@ -15,8 +15,7 @@ from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.rows import Estimates
 
 if TYPE_CHECKING:  # Ranks that train import this file, but neither the checks nor the search.
-    from mimo_launch.search.answer import PlanAnswer
-    from mimo_launch.search.fitting import WhatFits
+    from mimo_launch.search.answer import PlanAnswer, WhatFits
 
 Ranks = tuple[int, ...]
 

@@ -18,12 +18,12 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import (
     Piece,
     Run,
+    cut_by_shards,
     cut_runs,
     held_patches,
     local_extra_tokens,
     local_rows,
     row_cut,
-    runs_in_list,
     shards_of_cp_rank,
     zigzag_parts,
 )
@@ -138,9 +138,8 @@ class EncoderView:
             first_row = 0
             for reads in self._reads(sample):
                 before = sum(reads[:which]) if module.reads_in_turn else 0
-                found += runs_in_list(
-                    sample, first_row, index + before, reads[which], part, size, start
-                )
+                whole = Run(sample, first_row, reads[which], index + before)
+                found += cut_by_shards(whole, part, size, start)
                 first_row += reads[which]
                 index += sum(reads) if module.reads_in_turn else reads[0]
         first = mine.start * size

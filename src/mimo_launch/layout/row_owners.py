@@ -127,19 +127,18 @@ def cut_runs(module: ModuleLayout, runs: list[Run], tokens: int) -> list[list[Ru
     return [list(_clip(runs, starts, cut, 0)) for cut in cuts]
 
 
-def runs_in_list(
-    sample: int, first_row: int, index: int, num_rows: int, held: int, size: int, start: int
-) -> Iterator[Run]:
-    """Yield the runs of consecutive tokens of a list that is cut evenly over shards.
+def cut_by_shards(run: Run, held: int, size: int, start: int) -> Iterator[Run]:
+    """Yield the parts of a run in a list that is cut evenly over shards.
 
-    `index` is the position of the first token in the list. Places count through all shards. Each
-    shard has `size` tokens, of which `held`, from `start` on, belong to this list.
+    Places of parts count through all shards. Each shard has `size` tokens, of which `held`, from
+    `start` on, belong to this list.
     """
-    while num_rows > 0:
-        shard, place = divmod(index, held)
-        length = min(num_rows, held - place)
-        yield Run(sample, first_row, length, shard * size + start + place)
-        first_row, index, num_rows = first_row + length, index + length, num_rows - length
+    done = 0
+    while done < run.num_rows:
+        shard, place = divmod(run.place + done, held)
+        length = min(run.num_rows - done, held - place)
+        yield Run(run.sample, run.first_row + done, length, shard * size + start + place)
+        done += length
 
 
 def _clip(runs: list[Run], starts: list[int], window: range, shift: int) -> Iterator[Run]:

@@ -106,11 +106,9 @@ class Filler:
 
     def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
         layout = teams.layout
-        self.layout, self.costs, self.rule = layout, costs, rule
-        self.pipeline, self.stages = teams.pipeline, teams.stages
-        self.replicas, self.inputs = teams.replicas, teams.inputs
-        self.at = [0] * len(self.pipeline)
-        self.clock = Clock(range(len(self.pipeline)))
+        self.layout, self.teams, self.costs, self.rule = layout, teams, costs, rule
+        self.at = [0] * len(teams.pipeline)
+        self.clock = Clock(range(len(teams.pipeline)))
         # When an action ended on a replica; -1 means all replicas together.
         self.ends: dict[tuple[Action, int], float] = {}
         self.reached = 0  # The next forward of language's first stage.
@@ -134,7 +132,7 @@ class Filler:
         for queue in self.queues:
             if is_idle(queue.team[0]) and self._is_urgent(queue):
                 started |= self._start_queue(queue, patient=False)
-        idle = filter(is_idle, range(len(self.pipeline)))
+        idle = filter(is_idle, range(len(self.teams.pipeline)))
         heads = dict.fromkeys(head for rank in idle if (head := self._head(rank)) is not None)
         for action in heads:
             started |= self._start_head(action)
@@ -151,7 +149,7 @@ class Filler:
         return queue.at * queue.module.group_size <= self.reached + lead
 
     def _start_head(self, action: Action) -> bool:
-        ranks = self.stages[action.module, action.stage or 0]
+        ranks = self.teams.stages[action.module, action.stage or 0]
         if not all(self._head(rank) == action and self.clock.is_idle(rank) for rank in ranks):
             return False
         if not self.clock.has_come(self._ready(action, -1)):
@@ -171,7 +169,7 @@ class Filler:
         group, ranks, replica = [queue], queue.team, queue.replica
         # Replicas meet at the first forward and at the last backward.
         if action.index == (0 if action.kind is F else num_groups - 1):
-            ranks, replica = self.stages[action.module, queue.stage], -1
+            ranks, replica = self.teams.stages[action.module, queue.stage], -1
             work = (queue.module, queue.stage, queue.kind)
             group = [q for q in self.queues if (q.module, q.stage, q.kind) == work]
         if not all(each.at == queue.at for each in group) or not all(
@@ -189,12 +187,12 @@ class Filler:
 
     def _start(self, action: Action, replica: int, ranks: Ranks) -> None:
         self.ends[action, replica] = self.clock.start(action, ranks, self.costs.of(action))
-        all_replicas = self.replicas.get(action.module, ())
+        all_replicas = self.teams.replicas.get(action.module, ())
         if replica != -1 and all((action, each) in self.ends for each in all_replicas):
             self.ends[action, -1] = max(self.ends[action, each] for each in all_replicas)
 
     def _head(self, rank: int) -> Action | None:
-        order, at = self.pipeline[rank], self.at[rank]
+        order, at = self.teams.pipeline[rank], self.at[rank]
         return order[at] if at < len(order) else None
 
     def _fits(self, action: Action, rank: int) -> bool:
@@ -212,7 +210,7 @@ class Filler:
     def _expected(self, action: Action, replica: int) -> float:
         """Return the earliest time at which the input of an action can be ready."""
         times = [self.clock.now]
-        for each in self.inputs(action):
+        for each in self.teams.inputs(action):
             end = self._end(each, replica)
             if end is None:
                 end = self._expected(each, replica) + self.costs.of(each)
@@ -222,7 +220,7 @@ class Filler:
     def _ready(self, action: Action, replica: int) -> float | None:
         """Return when the input of an action is ready, or None if a part has not started."""
         latest = 0.0
-        for each in self.inputs(action):
+        for each in self.teams.inputs(action):
             end = self._end(each, replica)
             if end is None:
                 return None

@@ -107,16 +107,12 @@ def compare_tensors(
     pieces: dict[str, list[TensorPiece]] = {}
     for piece in got:
         pieces.setdefault(piece.name, []).append(piece)
-    rounding = bound.rounding * norm_of(want.values())
+    judge = _Judge(bound, bound.rounding * norm_of(want.values()), unused, sizes)
     return [
-        _judge_module(
+        judge.module(
             ModuleVerdict(module, what),
             {n: p for n, p in pieces.items() if n.startswith(f"{module}.")},
             {n: t for n, t in want.items() if n.startswith(f"{module}.")},
-            bound,
-            rounding,
-            unused,
-            sizes,
         )
         for module in modules
     ]
@@ -139,40 +135,48 @@ def compare_numbers(
     return verdict
 
 
-def _judge_module(
-    verdict: ModuleVerdict,
-    got: dict[str, list[TensorPiece]],
-    want: dict[str, Tensor],
-    bound: Bound,
-    rounding: float,
-    unused: Collection[str],
-    sizes: Mapping[str, float],
-) -> ModuleVerdict:
-    module_norm = norm_of(want.values())
-    verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
-    for name, full in want.items():
-        if name not in got:
-            verdict.failures.append(f"{name}: only in the oracle")
-            continue
-        verdict.tensors += 1
-        difference, norm = _difference(got[name], full), sizes[name]
-        is_unused = norm == 0 and (EXPERTS in name or name in unused)
-        if (is_unused or module_norm <= rounding) and difference <= rounding:
-            continue
-        is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
-        floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
-        scale = max(norm, floor * module_norm)
-        error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
-        if not error <= verdict.worst:
-            verdict.worst, verdict.worst_name = error, name
-        is_small = norm < floor * module_norm
-        if not error <= bound.tolerance:
-            to = ", to the floor" if is_small else ""
-            verdict.failures.append(f"{name}: relative error {error:.1e}{to}")
-        if not is_zero and not is_unused:
-            verdict.judged += 1
-            verdict.by_floor += is_small
-    return verdict
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Compares tensors within a bound; `sizes` are the norms to which errors are relative.
+
+    Differences of at most `rounding` are noise in tensors that are zero, such as `unused` ones.
+    """
+
+    bound: Bound
+    rounding: float
+    unused: Collection[str]
+    sizes: Mapping[str, float]
+
+    def module(
+        self, verdict: ModuleVerdict, got: dict[str, list[TensorPiece]], want: dict[str, Tensor]
+    ) -> ModuleVerdict:
+        """Return the verdict with the tensors of one module."""
+        bound, rounding = self.bound, self.rounding
+        module_norm = norm_of(want.values())
+        verdict.failures += [f"{name}: only in the layout" for name in sorted(got.keys() - want)]
+        for name, full in want.items():
+            if name not in got:
+                verdict.failures.append(f"{name}: only in the oracle")
+                continue
+            verdict.tensors += 1
+            difference, norm = _difference(got[name], full), self.sizes[name]
+            is_unused = norm == 0 and (EXPERTS in name or name in self.unused)
+            if (is_unused or module_norm <= rounding) and difference <= rounding:
+                continue
+            is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
+            floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
+            scale = max(norm, floor * module_norm)
+            error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
+            if not error <= verdict.worst:
+                verdict.worst, verdict.worst_name = error, name
+            is_small = norm < floor * module_norm
+            if not error <= bound.tolerance:
+                to = ", to the floor" if is_small else ""
+                verdict.failures.append(f"{name}: relative error {error:.1e}{to}")
+            if not is_zero and not is_unused:
+                verdict.judged += 1
+                verdict.by_floor += is_small
+        return verdict
 
 
 def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import hypot, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
         if evaluated != list(right.evaluations):
             counts.failures.append(f"rank {rank} was told of evaluations after {evaluated}")
     verdicts = [counts]
-    for run in {repr(_told(run)): run for run in ranks}.values():
+    for run in {_told(run): run for run in ranks}.values():
         verdicts += _compare_numbers(spec, run, right)
     pieces = [piece for run in ranks for piece in run.made]
     makers = {name.partition(".")[0] for name in (*right.made, *(each.name for each in pieces))}
@@ -210,37 +211,19 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
     return verdicts
 
 
-def _told(run: RankRun) -> list[object]:
-    """Return the numbers of a run that are compared."""
-    steps = [
-        (
-            s.step,
-            s.loss,
-            s.losses,
-            s.aux_loss,
-            s.grad_norm,
-            s.grad_norms,
-            s.lr,
-            s.lrs,
-            s.tokens,
-            s.skipped,
-        )
-        for s in run.steps
-    ]
-    return [
-        steps,
-        [
-            (
-                e.step,
-                e.eval_loss,
-                e.eval_losses,
-                e.digit_accuracy,
-                e.code_accuracy,
-                e.drawn_recognised,
-            )
-            for e in run.evaluations
-        ],
-    ]
+# The numbers of a step and of an evaluation that are compared.
+STEP_NUMBERS = attrgetter(
+    *("step", "loss", "losses", "aux_loss", "grad_norm", "grad_norms", "lr", "lrs", "tokens"),
+    "skipped",
+)
+EVALUATION_NUMBERS = attrgetter(
+    *("step", "eval_loss", "eval_losses", "digit_accuracy", "code_accuracy", "drawn_recognised")
+)
+
+
+def _told(run: RankRun) -> str:
+    """Return the numbers of a run that are compared, as text."""
+    return repr([*map(STEP_NUMBERS, run.steps), *map(EVALUATION_NUMBERS, run.evaluations)])
 
 
 def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[ModuleVerdict]:
