@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from mimo_launch.drawing.colors import colors
+from mimo_launch.drawing.html_page import colors
 from mimo_launch.drawing.svg import IDLE
 
 # Machado et al. 2009: how people without one kind of cone see linear RGB, full severity.

@@ -1,12 +1,16 @@
-"""The frame of a self-contained HTML page.
+"""The look of pages and pictures: the frame of a page, tables, legends, the colours of modules.
 
-Decides: that a page loads nothing, runs nothing and follows the reader's light or dark colours; how
-tables look (on narrow screens they scroll).
+Decides: a page loads nothing, runs nothing and follows the reader's light or dark colours; tables
+scroll on narrow screens. A module has a pair of colours: forward and backward differ in lightness,
+not in hue, and the first pairs are distinct for people with any common colour blindness (a test
+simulates their vision).
 Relies on: `table` for the words of a table.
-Leaves: escaping the body to the callers, except for tables.
+Leaves: escaping the body to the callers, except for tables and legends.
 """
 
 import re
+from collections.abc import Iterable
+from colorsys import hls_to_rgb
 from html import escape
 
 from mimo_launch.drawing.table import Table
@@ -75,3 +79,34 @@ def html_table(table: Table) -> str:
         f'<div class="wide">\n<table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{lines}\n</tbody>\n</table>\n</div>"
     )
+
+
+def html_key(entries: Iterable[tuple[str, str]]) -> str:
+    """Return a legend: the style of each swatch with its words."""
+    words = (f'<span><i style="{look}"></i>{html_text(word)}</span>' for look, word in entries)
+    return f'<p class="key">{"".join(words)}</p>'
+
+
+# Blue, orange, green, violet, yellow, rose. The first five are distinct in simulated vision.
+_PAIRS = (
+    ("#9ecae9", "#2166a5"),
+    ("#f7c267", "#b35a00"),
+    ("#7fd0ad", "#00694e"),
+    ("#bba3f3", "#442883"),
+    ("#f0f0a0", "#4d4a00"),
+    ("#f2a0a0", "#8a0f3c"),
+)
+# The golden angle: each hue after the end of the palette is far from the hues just before it.
+_TURN = 0.381966
+
+
+def colors(number: int) -> tuple[str, str]:
+    """Return the colours of module `number` as `#rrggbb`: forward, backward."""
+    if number < len(_PAIRS):
+        return _PAIRS[number]
+    hue = (number * _TURN) % 1.0
+    return _hex(hue, 0.78, 0.45), _hex(hue, 0.30, 0.45)
+
+
+def _hex(hue: float, lightness: float, saturation: float) -> str:
+    return "#" + "".join(f"{round(255 * c):02x}" for c in hls_to_rgb(hue, lightness, saturation))

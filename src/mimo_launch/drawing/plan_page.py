@@ -23,8 +23,14 @@ from mimo_launch.drawing.answer_text import (
     times_of,
     title_of,
 )
-from mimo_launch.drawing.colors import colors
-from mimo_launch.drawing.html_page import html_page, html_prose, html_table, html_text
+from mimo_launch.drawing.html_page import (
+    colors,
+    html_key,
+    html_page,
+    html_prose,
+    html_table,
+    html_text,
+)
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     LOSS_TERMS_TITLE,
@@ -165,11 +171,7 @@ def _bar(shares: dict[str, float], limit: float | None = None) -> str:
 
 def _key(entries: Iterable[tuple[str, str]]) -> str:
     """Return a legend of colours."""
-    words = (
-        f'<span><i style="background:{shade}"></i>{html_text(word)}</span>'
-        for shade, word in entries
-    )
-    return f'<p class="key">{"".join(words)}</p>'
+    return html_key((f"background:{shade}", word) for shade, word in entries)
 
 
 @dataclass(frozen=True, slots=True)

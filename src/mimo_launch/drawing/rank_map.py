@@ -2,7 +2,7 @@
 
 Decides: how ranks look, and the text about the rank that a reader points at or taps; all of it with
 style sheets, without a script.
-Relies on: `rank_cells` for the cells, `colors` for the colours of modules.
+Relies on: `rank_cells` for the cells, `html_page` for the colours of modules.
 Leaves: the rest of the page to `plan_page`.
 """
 
@@ -20,8 +20,7 @@ from mimo_launch.diag.quantities import (
     span_text,
 )
 from mimo_launch.drawing.answer_text import PARTS
-from mimo_launch.drawing.colors import colors
-from mimo_launch.drawing.html_page import html_prose, html_table, html_text
+from mimo_launch.drawing.html_page import colors, html_key, html_prose, html_table, html_text
 from mimo_launch.drawing.rank_cells import COPIES, SENDS, DrawnClass, RankCell, RankCells, Traffic
 from mimo_launch.drawing.table import Table
 from mimo_launch.search.wastes import SHARES
@@ -154,8 +153,7 @@ def map_legend(cells: RankCells, modules: Sequence[str]) -> str:
     ]
     if any(each.is_bridge for cell in cells.cells for each in cell.traffic):
         keys.append((_PARTNER, "rows over a bridge"))
-    entries = (f'<span><i style="{look}"></i>{html_text(words)}</span>' for look, words in keys)
-    return f'<p class="key">{"".join(entries)}</p>'
+    return html_key(keys)
 
 
 def rank_map(cells: RankCells) -> str:

@@ -1,7 +1,7 @@
 """A timeline as a self-contained SVG picture: no script, no font file, no external style sheet.
 
 Decides: how a step looks; every span is one element of class `box` or `mark`.
-Relies on: `svg_layout` for rows and sizes, `colors` for the palette.
+Relies on: `svg_layout` for rows and sizes, `html_page` for the colours.
 Leaves: the file to the caller.
 """
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.diag.quantities import num_ranks_text, percent
-from mimo_launch.drawing.colors import colors
-from mimo_launch.drawing.html_page import html_text, px
+from mimo_launch.drawing.html_page import colors, html_text, px
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
     Row,

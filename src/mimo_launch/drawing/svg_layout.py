@@ -2,7 +2,7 @@
 
 Decides: one row per rank up to 64 ranks, else one per role; how many pixels a unit of time gets.
 Relies on: `spans`.
-Leaves: the elements to `svg`, colours to `colors`.
+Leaves: the elements to `svg`, colours to `html_page`.
 """
 
 from collections.abc import Iterator
