@@ -9,7 +9,6 @@ Leaves: showing the findings to `diag.text`; the memory of a host to the callers
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
 
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
@@ -149,7 +148,9 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
             full = {**spec.modules, name: module.model_copy(update={key: "full"})}
             changed = spec.model_copy(update={"modules": full})
             if _is_legal(changed):
-                yield replace(estimator, spec=changed), f"write `{key}: full` for `{name}`"
+                # A layout has other units of weights under other sharding.
+                own = Estimator.of(Plan.of(changed), estimator.constants, worst=estimator.worst)
+                yield own, f"write `{key}: full` for `{name}`"
     ways = (
         ("encoder_microbatches", "encode fewer microbatches of", spec.encoders),
         ("generator_microbatches", "run fewer microbatches of", spec.generators),
