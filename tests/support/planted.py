@@ -595,12 +595,12 @@ def stacked_across_clips() -> None:
 
     correct = AudioStage.__init__
 
-    def late(self: Any, context: Any, model: Any, *rest: Any, **options: Any) -> None:
-        correct(self, context, model, *rest, **options)
+    def late(self: Any, context: Any, kind: Any, *rest: Any, **options: Any) -> None:
+        correct(self, context, kind, *rest, **options)
 
         def shifted(_: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
             (rows,) = inputs
-            return rows.view(-1, model.hidden).roll(1, dims=0).view(rows.shape)
+            return rows.view(-1, kind.model.hidden).roll(1, dims=0).view(rows.shape)
 
         self.projector.register_forward_pre_hook(shifted)
 

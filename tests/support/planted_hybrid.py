@@ -22,10 +22,10 @@ def norm_over_a_part_of_the_group() -> None:
     """The gated norm is over this rank's channels by the number of all groups (mamba-ssm)."""
     correct = mamba.GroupNorm.__init__
 
-    def smaller(self: Any, context: Any, sizes: Any, eps: float) -> None:
-        correct(self, context, sizes, eps)
-        self.local_groups = sizes.groups
-        self.group_size = sizes.inner // context.tp.size // sizes.groups
+    def smaller(self: Any, context: Any, shape: Any) -> None:
+        correct(self, context, shape)
+        self.local_groups = shape.groups
+        self.group_size = shape.width // context.tp.size // shape.groups
 
     mamba.GroupNorm.__init__ = smaller
 

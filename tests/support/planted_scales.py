@@ -1,5 +1,6 @@
 """Known ways to get weights per channel of a tower wrong; `planted` lists them with the others."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.shapes import plant
@@ -103,7 +104,7 @@ def convolved_patch_after_patch() -> None:
 
     def one(self: Any, *given: Any, **options: Any) -> None:
         correct(self, *given, **options)
-        self.patches = 1
+        self.shape = replace(self.shape, patches=1)
 
     projector.GatedProjector.__init__ = one
 

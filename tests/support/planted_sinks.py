@@ -71,7 +71,7 @@ def biases_of_other_experts() -> None:
     correct = Experts._of_tokens
 
     def other(self: Any, bias: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
-        return correct(self, bias.view(len(self.own), -1).flip(0).flatten(), counts)
+        return correct(self, bias.view(self.num_own, -1).flip(0).flatten(), counts)
 
     Experts._of_tokens = other
 

@@ -12,6 +12,7 @@ from tests.unit.test_kept import MemoryPeak
 
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.shapes import table
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.tiled_rows import RowSources, TiledRows
@@ -42,7 +43,7 @@ def patches_of(made: Spec) -> int:
 def test_patches_stand_beside_the_learned_row_while_rows_are_made() -> None:
     made = tiled()
     patches = patches_of(made)
-    layer = TiledRows(ParallelContext(), LANGUAGE_WIDTH)
+    layer = TiledRows(ParallelContext(), table(LANGUAGE_WIDTH, embeds=False))
     given = torch.randn(patches, LANGUAGE_WIDTH)
     places = torch.arange(patches)[:, None]
     sources = RowSources(places, torch.ones(patches, 1))

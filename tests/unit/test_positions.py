@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from mimo_launch.kinds.vision import PositionsShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.positions import LearnedPositions
 
@@ -128,9 +129,8 @@ def test_nearest_positions_are_those_of_transformers(side: int) -> None:
     )
     nn.init.zeros_(made.patch_embedding.weight)
     nn.init.zeros_(made.patch_embedding.bias)
-    ours = LearnedPositions(
-        ParallelContext(), (side, side), 4, class_token=False, interpolation="nearest"
-    )
+    shape = PositionsShape((side, side), has_class_token=False, width=4, interpolation="nearest")
+    ours = LearnedPositions(ParallelContext(), shape)
     with torch.no_grad():
         ours.weight.copy_(made.position_embedding.weight)
         for height, width in ((side, side), (2 * side, side), (5, 38), (41, 7), (1, 50)):
