@@ -87,11 +87,7 @@ class DataCommand:
             else as_text(found, self.tokens_per_second)
         )
         if self.html is not None:
-            try:
-                self.html.write_text(page(found), encoding="utf-8")
-            except OSError as error:
-                console.note(f"error: cannot write {self.html}: {error.strerror or error}")
-                raise typer.Exit(1) from None
+            console.write_file(self.html, page(found), "--html")
             console.note(f"wrote {self.html}")
         if self.tokens_per_second is not None and not keeps_up(found, self.tokens_per_second):
             raise typer.Exit(1)

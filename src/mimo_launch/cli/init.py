@@ -125,11 +125,7 @@ class InitCommand:
             text = draft(answers)
         except CannotDraft as error:
             console.refuse(str(error), help_=_more_gpus(answers, error) or error.help)
-        try:
-            self.file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            console.note(f"error: cannot write {self.file}: {error.strerror or error}")
-            raise typer.Exit(1) from None
+        console.write_file(self.file, text)
         console.answer(f"wrote {self.file}")
         console.answer("next:")
         for command in ("validate", "plan", "train"):

@@ -20,7 +20,6 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.wording import listing
 
-EXIT_UNWRITABLE = 1
 APPLY = "--apply"
 
 
@@ -194,12 +193,5 @@ def write_change(
 
 
 def _write(path: Path, text: str, option: str, console: Console) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        console.refuse(
-            f"cannot write {path}: {error.strerror or error}",
-            help_=f"give {option} a file in a folder that exists and is yours",
-            code=EXIT_UNWRITABLE,
-        )
+    console.write_file(path, text, option)
     console.note(f"wrote {path}")

@@ -83,16 +83,14 @@ def report(
             lines = f"{each.num_other_lines} line" + "s" * (each.num_other_lines != 1)
             console.note(f"warning: {each.file}: left out {lines}, no record of a step")
     target, charts = output or histories[0].run / "report.html", Charts(histories, smooth)
-    try:
-        if suffix == ".png":
-            target.write_bytes(charts_png(charts.all(), charts.legend()))
-        else:
-            is_page = suffix == ".html"
-            text = page(charts) if is_page else charts_svg(charts.all(), charts.legend())
-            target.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        help_ = "give --output a file in a folder that exists and is yours"
-        console.refuse(f"cannot write {target}: {error.strerror or error}", help_=help_, code=1)
+    content: str | bytes
+    if suffix == ".png":
+        content = charts_png(charts.all(), charts.legend())
+    elif suffix == ".svg":
+        content = charts_svg(charts.all(), charts.legend())
+    else:
+        content = page(charts)
+    console.write_file(target, content, "--output")
     console.answer(f"wrote {target}")
 
 

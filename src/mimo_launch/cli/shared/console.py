@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any, NoReturn, TextIO, cast
 
 import typer
@@ -100,6 +101,18 @@ class Console:
             self.note(f"error: {error}")
         self.note(f"   = help: {help_}")
         raise typer.Exit(code)
+
+    def write_file(self, path: Path, content: str | bytes, option: str = "") -> None:
+        """Write the file that an option names, or refuse. Raises: typer.Exit."""
+        try:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            self.refuse(
+                f"cannot write {path}: {error.strerror or error}",
+                help_=f"{f'give {option}' if option else 'name'} a file in a folder that exists "
+                "and is yours",
+                code=1,
+            )
 
     def _wrote_above(self, text: str, stream: TextIO) -> bool:
         above = self.above
