@@ -2,7 +2,7 @@
 
 Decides: that a tied model is untied if its output layer and its embedding have different values,
 whatever `config.json` says, as in `transformers` 5; which values are compared.
-Relies on: `further_tokens` for the copies of multi-token prediction; headers for places in files.
+Relies on: `family` for the copies of multi-token prediction; headers for places in files.
 Leaves: comparing all values to `checkpoint`, which reads them.
 """
 

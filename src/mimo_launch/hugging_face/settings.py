@@ -134,18 +134,23 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of our keys with a table of its own; None where a configuration lacks it."""
+    """A section of our keys with a table of its own; None where a configuration lacks it.
+
+    A model without the section is written as if it had `otherwise`, if there is one.
+    """
 
     settings: "Settings"
     is_there: Callable[[Config], bool] = lambda _: True
+    otherwise: Any = None
 
     def read(self, config: Config) -> dict[str, Any] | None:
         """Return our section. Raises: ConfigError."""
         return self.settings.keys(config) if self.is_there(config) else None
 
     def write(self, ours: str, model: Any) -> Config:
-        """Return the settings; none if the model has no such section."""
-        section = getattr(model, ours)
+        """Return the settings."""
+        found = getattr(model, ours)
+        section = self.otherwise if found is None else found
         return {} if section is None else self.settings.config(section)
 
 

@@ -14,5 +14,4 @@ LLAMA = Family(
     settings=decoders.decoder(decoders.sizes()),
     tensors=decoders.TENSORS,
     refused=decoders.not_computed(),
-    rank=-3,
 )

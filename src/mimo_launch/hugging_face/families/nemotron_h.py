@@ -6,7 +6,6 @@ Source: `transformers` 5.23, models/nemotron_h; arXiv:2504.03624.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from mimo_launch.hugging_face import decoders
 from mimo_launch.hugging_face.decoders import HYBRID_REST, LAYERS, experts
@@ -60,15 +59,6 @@ def _letters(config: Config) -> Iterator[str]:
     yield from dict.fromkeys(f"{where}: {x}" for x in layers if x not in _LETTERS)
 
 
-class _MambaSection(Section):
-    """Sizes of Mamba layers; a model without them is written with defaults."""
-
-    def write(self, ours: str, model: Any) -> Config:
-        """Return the settings."""
-        del ours
-        return self.settings.config(model.mamba or MambaSizes.model_validate({"heads": 128}))
-
-
 _SETTINGS = Settings(
     {
         "pattern": Computed(
@@ -82,14 +72,15 @@ _SETTINGS = Settings(
         "kv_heads": ("num_key_value_heads", lambda config: number(config, *_HEADS)),
         "head_dim": ("head_dim", 128),
         "mlp": _WIDTH,
-        "mamba": _MambaSection(
+        "mamba": Section(
             Settings({
                 "heads": ("mamba_num_heads", 128), "head_dim": ("mamba_head_dim", 64),
                 "state": ("ssm_state_size", 128), "groups": ("n_groups", 8),
                 "conv": ("conv_kernel", 4), "chunk": ("chunk_size", 128),
                 # transformers clamps steps from below to the smallest initial step.
                 "min_step": ("time_step_min", 0.001),
-            })
+            }),
+            otherwise=MambaSizes.model_validate({"heads": 128}),
         ),
         "vocab": ("vocab_size", 131072),
         "tied": ("tie_word_embeddings", False),

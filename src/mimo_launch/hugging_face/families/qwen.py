@@ -19,7 +19,6 @@ QWEN2 = Family(
     settings=decoders.decoder(decoders.sizes(kv_heads=32), WINDOWS, qkv_bias=True),
     tensors=decoders.TENSORS,
     refused=decoders.not_computed(WINDOWS),
-    rank=-2,
 )
 QWEN3 = Family(
     model_type="qwen3",
@@ -29,7 +28,6 @@ QWEN3 = Family(
     settings=decoders.decoder(decoders.sizes(kv_heads=32, head_size=128), WINDOWS, qk_norm=True),
     tensors=decoders.TENSORS,
     refused=decoders.not_computed(WINDOWS),
-    rank=-1,
 )
 ROUTER = {"mlp.router.weight": "mlp.gate.weight"}
 QWEN3_MOE = Family(

@@ -40,6 +40,7 @@ from mimo_launch.spec.spec import DeltaNetSizes
 _LETTERS = {"linear_attention": DELTANET, "full_attention": ATTENTION}
 _NAMES = {letter: name for name, letter in _LETTERS.items()}
 _DENSE, _EVERY, _DEPTH = "mlp_only_layers", "decoder_sparse_step", "num_hidden_layers"
+_KEY_HEADS = ("linear_num_key_heads", 16)
 Letter = Callable[[Config, int], str]
 
 
@@ -70,30 +71,24 @@ def _pattern(after: Letter, also: Callable[[Any], Config] = lambda _: {}) -> Com
     return Computed(read, write, words + "`-` or `E`; `full_attention_interval` (4)")
 
 
-class _DeltaNetSection(Section):
-    """Sizes of Gated DeltaNet layers; a model without them is written with defaults."""
-
-    def write(self, ours: str, model: Any) -> Config:
-        """Return the settings."""
-        del ours
-        usual = DeltaNetSizes.model_validate({"heads": 32, "key_heads": 16})
-        sizes = model.deltanet or usual
-        return self.settings.config(sizes.with_groups(sizes.groups))
-
-
 def _settings(pattern: Computed, mrope: Mapping[str, Any], **more: Any) -> Settings:
     return Settings(
         {
             "pattern": pattern,
-            "deltanet": _DeltaNetSection(
+            "deltanet": Section(
                 Settings({
                     "heads": ("linear_num_value_heads", 32),
-                    "key_heads": ("linear_num_key_heads", 16),
+                    "key_heads": Computed(
+                        lambda config: number(config, *_KEY_HEADS),
+                        lambda sizes: {_KEY_HEADS[0]: sizes.groups},
+                        f"`{_KEY_HEADS[0]}`; {_KEY_HEADS[1]}",
+                    ),
                     "head_dim": ("linear_value_head_dim", 128),
                     "key_dim": ("linear_key_head_dim", 128),
                     "conv": ("linear_conv_kernel_dim", 4),
                 }),
                 lambda config: "linear_attention" in _types(config),
+                DeltaNetSizes.model_validate({"heads": 32, "key_heads": 16}),
             ),
             "hidden": ("hidden_size", 2048),
             "heads": ("num_attention_heads", 16),
