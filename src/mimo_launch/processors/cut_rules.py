@@ -15,6 +15,7 @@ and `transformers` 5.24, models/idefics3, models/smolvlm, models/got_ocr2, model
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,36 +32,42 @@ from mimo_launch.processors.resize_rules import (
 
 
 @dataclass(frozen=True, slots=True)
-class Enlarged:
-    """The rule of Idefics3: make the longer side `longest`, then both multiples of `side`.
+class Cut(ABC):
+    """A rule by which one image becomes several: tiles of one size, and the whole image.
 
-    Without `splits`, every image is one tile.
+    `tiles` are the fewest and the most tiles of an image; `tile` is a height and width in pixels.
     """
 
     # Whether the tile of the whole image is made from the resized grid or from the original image.
-    shrinks_grid: ClassVar[bool] = True
-    longest: int
-    side: int
-    splits: bool
-
-    @property
-    def tile(self) -> Size:
-        """Height and width of a tile in pixels."""
-        return self.side, self.side
+    shrinks_grid: ClassVar[bool]
+    tile: Size
+    tiles: tuple[int, int]
 
     @property
     def fewest(self) -> int:
         """The fewest images that one image can become."""
-        return _with_whole(self._most_along)
+        return _with_whole(self.tiles[0])
 
     @property
     def most(self) -> int:
         """The most images that one image can become."""
-        return _with_whole(self._most_along**2)
+        return _with_whole(self.tiles[1])
 
-    @property
-    def _most_along(self) -> int:
-        return math.ceil(min(self.longest, MOST_SIDE) / self.side) if self.splits else 1
+    @abstractmethod
+    def steps(self, height: int, width: int) -> list[Size]:
+        """Return the sizes that an image gets, in order; the last is the size of the grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enlarged(Cut):
+    """The rule of Idefics3: make the longer side `longest`, then both multiples of a tile's side.
+
+    Without `splits`, every image is one tile.
+    """
+
+    shrinks_grid: ClassVar[bool] = True
+    longest: int
+    splits: bool
 
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the sizes that an image gets, in order; the last is the size of the grid."""
@@ -87,50 +94,28 @@ class Enlarged:
         return MOST_SIDE, max(int(MOST_SIDE * aspect), 1)
 
     def _multiple(self, length: int) -> int:
-        return math.ceil(length / self.side) * self.side
+        return math.ceil(length / self.tile[0]) * self.tile[0]
 
 
 @dataclass(frozen=True, slots=True)
-class NearestAspect:
-    """The rule of InternVL: the grid of `least` to `most_tiles` tiles with the nearest aspect.
+class NearestAspect(Cut):
+    """The rule of InternVL: the grid with the nearest aspect.
 
     Of equally near grids, the largest with less than twice the image's pixels, else the smallest.
     """
 
     shrinks_grid: ClassVar[bool] = False
-    height: int
-    width: int
-    least: int
-    most_tiles: int
-
-    @property
-    def tile(self) -> Size:
-        """Height and width of a tile in pixels."""
-        return self.height, self.width
-
-    @property
-    def fewest(self) -> int:
-        """The fewest images that one image can become."""
-        return _with_whole(self.least)
-
-    @property
-    def most(self) -> int:
-        """The most images that one image can become."""
-        return _with_whole(self.most_tiles)
 
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the size of the grid of an image, its only size."""
         aspect, area = width / height, height * width
         nearest, best = math.inf, (1, 1)
-        for tall, wide in _grids(self.least, self.most_tiles):
+        for tall, wide in _grids(*self.tiles):
             away = abs(aspect - wide / tall)
-            more = area > 0.5 * self.height * self.width * tall * wide
+            more = area > 0.5 * math.prod(self.tile) * tall * wide
             if away < nearest or (away == nearest and more):
                 nearest, best = away, (tall, wide)
-        return [(best[0] * self.height, best[1] * self.width)]
-
-
-Cut = Enlarged | NearestAspect
+        return [(best[0] * self.tile[0], best[1] * self.tile[1])]
 
 
 def grid_of(cut: Cut, height: int, width: int) -> tuple[int, int]:
@@ -167,7 +152,9 @@ def enlarged_of(config: Mapping[str, Any]) -> Enlarged:
         raise ValueError("do_resize: false")
     if set(size) != {"longest_edge"} or min(int(size["longest_edge"]), side) < 1:
         raise ValueError(f"size: {json.dumps(size)}, max_image_size: {side}")
-    return Enlarged(int(size["longest_edge"]), side, bool(config.get("do_image_splitting", True)))
+    longest, splits = int(size["longest_edge"]), bool(config.get("do_image_splitting", True))
+    along = math.ceil(min(longest, MOST_SIDE) / side) if splits else 1
+    return Enlarged((side, side), (along, along**2), longest, splits)
 
 
 def nearest_of(config: Mapping[str, Any]) -> NearestAspect | None:
@@ -183,7 +170,7 @@ def nearest_of(config: Mapping[str, Any]) -> NearestAspect | None:
         raise ValueError(f"max_patches: {most} of {width} x {height} pixels")
     if not 0 <= least <= most:
         raise ValueError(f"min_patches: {least}, max_patches: {most}")
-    return NearestAspect(height, width, max(least, 1), most)
+    return NearestAspect((height, width), (max(least, 1), most))
 
 
 def grids_of(config: Mapping[str, Any]) -> tuple[Size, ...]:
