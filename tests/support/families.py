@@ -15,16 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support import (
+    hearing,
     hugging_face,
     llava,
     llava_onevision,
     nemotron_h,
     nemotron_omni,
-    qwen2_audio,
     qwen3_next,
     qwen_vl,
     seeing,
-    voxtral,
 )
 from tests.support.hugging_face import save, tokens_of, widen, widen_softmax
 from tests.support.whole_models import OPTIMIZERS, TinyModel, labels_of
@@ -307,28 +306,18 @@ _QWENS |= {
 }
 _ALL_STEPS = {("sgd", "fp64"): True, ("adamw", "fp64"): False, ("sgd", "fp32"): False}
 _HEARING = {
-    "voxtral": TinyModel(
-        tiny=voxtral.tiny,
-        made=voxtral.made,
-        logits_of=voxtral.logits_of,
+    kind: TinyModel(
+        tiny=partial(hearing.tiny, kind),
+        made=partial(hearing.made, kind),
+        logits_of=hearing.logits_of,
         layouts=plain(llava.LAYOUTS),
         often={"cp2", "apart"},
-        steps=steps("sgd"),
+        steps=_ALL_STEPS if kind == "qwen2_audio" else steps("sgd"),
         stays="embed_positions",
         sections=("audio_config", "text_config"),
-        token=(("audio_token_id",), voxtral.TOKEN),
-    ),
-    "qwen2_audio": TinyModel(
-        tiny=qwen2_audio.tiny,
-        made=qwen2_audio.made,
-        logits_of=qwen2_audio.logits_of,
-        layouts=plain(llava.LAYOUTS),
-        often={"cp2", "apart"},
-        steps=_ALL_STEPS,
-        stays="embed_positions",
-        sections=("audio_config", "text_config"),
-        token=(("audio_token_index",), qwen2_audio.TOKEN),
-    ),
+        token=((family.token,), hearing.TOKEN),
+    )
+    for kind, family in hearing.KINDS.items()
 }
 _ONEVISION = TinyModel(
     tiny=llava_onevision.tiny,

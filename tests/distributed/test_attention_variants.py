@@ -1,0 +1,207 @@
+"""Attention in all its variants: on every layout, gradients are those of one rank.
+
+`VARIANTS` lists them: the spec with its planted bugs, layouts, those of them that run by default,
+and what is prepared on each rank.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.families import FAMILIES
+from tests.support.lists import by_lists
+from tests.support.planted_caps import capped, in_small_blocks
+from tests.support.planted_gates import gated
+from tests.support.planted_growth import grown
+from tests.support.planted_images import seen_whole
+from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
+from tests.support.planted_latent import MLA, latent
+from tests.support.planted_sinks import EXPERTS, sunk
+from tests.support.planted_sliding import sliding
+from tests.support.proof import failures, verdicts
+from tests.support.specs import BEHIND_VISION
+from tests.support.whole_models import deviation, found_logits
+
+from mimo_launch.layers.pointwise import clamped_swiglu
+from mimo_launch.layers.score_attention import queries_at_once
+
+Layouts = dict[str, dict[str, Any]]
+DOCUMENTS = "tp 2, cp 2, documents"
+ONE_AXIS = {"mrope": None, "mrope_interleaved": False}
+
+
+def paired(**keys: Any) -> Any:
+    """Return a spec in which neighbours rotate."""
+    model = {"gated_attention": False, "rotary_interleaved": True}
+    return gated(**{**keys, "model": model | keys.get("model", {})})
+
+
+CAPS: Layouts = {
+    **BEHIND_VISION,
+    "sinks, cp 2": {"cp": 2, "model": {"attention_sinks": True}},
+    "images seen whole, cp 2": {"cp": 2, "model": {"bidirectional_images": True}},
+    "latent attention, tp 2": {
+        "tp": 2,
+        "model": {
+            "kv_heads": 4, "head_dim": 10,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+        },
+    },
+}  # fmt: skip  # fmt: skip
+SLIDING: Layouts = {
+    **BEHIND_VISION,
+    "experts": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+}  # fmt: skip  # fmt: skip
+WHOLE_IMAGES: Layouts = {
+    "tp 2": {"tp": 2, "sequence_parallel": True},
+    "tp 4, cp 2": {"tp": 4, "cp": 2},
+    "cp 2": {"cp": 2},
+    "cp 4": {"cp": 4},
+    "pp 2, full sharding": {"pp": 2, "sharding": "full"},
+    "cp 2, pp 2, documents": {"cp": 2, "pp": 2, "data": {"max_documents": 3}},
+    "dp 2, recompute": {"dp": 2, "recompute": "full"},
+    "cp 2, packed": {"cp": 2, "data": {"packing": True}},
+    "sinks, cp 2": {"cp": 2, "model": {"attention_sinks": True}},
+    "three axes, one window": {
+        "cp": 2,
+        "model": {"sliding_window": None, "head_dim": 12, "mrope": [2, 2, 2]},
+    },
+}  # fmt: skip
+PAIRS: Layouts = {
+    **BEHIND_VISION,
+    "whole heads, cp 2": {"cp": 2, "model": {"rotary_factor": 1.0, "mrope": [2, 2, 2]}},
+    "one axis, tp 2": {"tp": 2, "model": {**ONE_AXIS, "post_norms": True}},
+    "capped scores, cp 2": {"cp": 2, "model": {**ONE_AXIS, "attention_softcap": 50.0}},
+}  # fmt: skip
+SINKS: Layouts = {
+    **BEHIND_VISION,
+    "experts over ep": {"dp": 2, **EXPERTS},
+    "experts split, tp 2": {"tp": 2, **EXPERTS, "experts": {"tp": 2}},
+    "experts split, tp 2, sequence parallel": {
+        "tp": 2, "dp": 2, "sequence_parallel": True, **EXPERTS, "experts": {"tp": 2, "ep": 2},
+    },
+}  # fmt: skip  # fmt: skip
+LATENT: Layouts = {
+    "one rank": {},
+    "tp 2": {"tp": 2},
+    "tp 4, sequence parallel": {"tp": 4, "sequence_parallel": True},
+    "cp 4, packed": {"cp": 4, "data": {"packing": True}},
+    "pp 2, full sharding": {"pp": 2, "sharding": "full"},
+    "dp 2, recompute": {"dp": 2, "recompute": "full"},
+    "tp 2, cp 2, sequence parallel, documents": {
+        "tp": 2, "cp": 2, "sequence_parallel": True, "data": {"max_documents": 3},
+    },
+    "queries of the stream, tp 2": {"tp": 2, "model": {"mla": {**MLA, "q_rank": None}}},
+    "windows, values as large as keys": {
+        "cp": 2,
+        "model": {
+            "mla": {**MLA, "v_head_dim": 10, "interleaved": False}, "attention_sinks": True,
+            "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0},
+        },
+    },
+    "experts over ep": {"dp": 2, **LATENT_EXPERTS},
+    "experts, tp 2, pp 2": {"tp": 2, "pp": 2, "sequence_parallel": True, **LATENT_EXPERTS},
+}  # fmt: skip  # fmt: skip
+GROWTH: Layouts = {
+    **BEHIND_VISION,
+    "windows, cp 2": {"cp": 2, "model": {"sliding_window": {"size": 5, "full": [1]}}},
+    "windows with their own base": {
+        "model": {"sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0}},
+    },
+    "neighbours rotate, documents": {
+        "model": {"rotary_interleaved": True, "rotary_factor": 1.0}, "data": {"max_documents": 3},
+    },
+    "three axes, cp 2, documents": {
+        "cp": 2, "model": {"mrope": [1, 1, 1], "rope_scaling": None}, "data": {"max_documents": 3},
+    },
+    "capped, sinks": {"model": {"attention_softcap": 5.0, "attention_sinks": True}},
+    "latent attention, tp 2": {
+        "tp": 2,
+        "model": {
+            "kv_heads": 4, "head_dim": 10, "rotary_factor": 1.0,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+        },
+    },
+    "further tokens, cp 2": {"cp": 2, "model": {"mtp": {"depth": 1}}},
+}  # fmt: skip  # fmt: skip
+VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
+    "caps": (capped, CAPS, {DOCUMENTS}, None),
+    # Scores of so few queries at once that every chunk of a sequence has several blocks.
+    "caps in blocks": (capped, CAPS, {"cp 4, packed"}, in_small_blocks),
+    "windows": (sliding, SLIDING, {DOCUMENTS, "experts"}, None),
+    "images seen whole": (seen_whole, WHOLE_IMAGES, {"cp 2, pp 2, documents"}, None),
+    "neighbours": (paired, PAIRS, {"capped scores, cp 2"}, None),
+    "sinks": (sunk, SINKS, {DOCUMENTS, "experts split, tp 2"}, None),
+    # With a loop for the kernel, from which the backward makes the weights anew.
+    "sinks over lists": (sunk, SINKS, {"cp 4, packed"}, by_lists),
+    "latent": (
+        latent,
+        LATENT,
+        {"tp 2, cp 2, sequence parallel, documents", "experts, tp 2, pp 2"},
+        None,
+    ),
+    # Values are smaller than keys, and filled up with zeros.
+    "latent over lists": (
+        latent,
+        {"cp 2": {"cp": 2, "data": {"packing": True}, "model": {"attention_sinks": True}}},
+        set(),
+        by_lists,
+    ),
+    "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=() if layout in often else pytest.mark.sweep)
+        for name, (_, layouts, often, _) in VARIANTS.items()
+        for layout in layouts
+    ],
+)
+def test_gradients_are_those_of_one_rank(name: str, layout: str) -> None:
+    made, layouts, _, prepare = VARIANTS[name]
+    assert failures(verdicts(made(**layouts[layout]), prepare=prepare)) == []
+
+
+def test_clamped_gates_are_those_of_transformers() -> None:
+    """On both sides of every bound; gradients, too."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    class Theirs:
+        alpha, limit = 1.702, 7.0
+
+    x = (torch.randn(64, 16, dtype=torch.float64) * 8).requires_grad_()
+    pairs = x.unflatten(1, (2, 8)).transpose(1, 2).flatten(1)
+    grad = torch.randn(64, 8, dtype=torch.float64)
+    outs = clamped_swiglu(x), GptOssExperts._apply_gate(Theirs(), pairs)
+    results = [(out, *torch.autograd.grad(out, x, grad, retain_graph=True)) for out in outs]
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    assert (x.abs() > 7).any()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", ["one rank", "cp2", "tp2"])
+def test_logits_of_long_sequences_are_those_of_transformers(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2,560 tokens: their scores exist in several blocks, without a smaller bound of them.
+
+    In float64, because angles of late tokens in float32 have fewer digits.
+    """
+    family = FAMILIES["gemma2"]
+    model = family.tiny(dtype=torch.float64, sliding_window=700)
+    family.saved(model, tmp_path / "model")
+    window = {"sliding_window": {"size": 700, "full": [1]}}
+    asked = family.made(layout, tmp_path / "model", "fp64", model=window)
+    asked = asked.model_copy(update={"batch": asked.batch.model_copy(update={"seq": 2560})})
+    assert queries_at_once(2, 2560) < 2560 // 2
+    found = found_logits(asked, tmp_path)
+    family.widen(model, monkeypatch)
+    assert deviation(found, family.wanted(model, asked)) < 1e-9
