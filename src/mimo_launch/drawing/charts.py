@@ -19,9 +19,9 @@ Dash = tuple[float, ...]
 # The colour of the text around a drawing.
 INK, GREY = "currentColor", "#888888"
 WIDTH, HEIGHT = 440.0, 300.0
-FONT, CHAR = 11.0, 0.56
+FONT, CHAR = 12.0, 0.56
 _START = 14.0
-_TITLE_Y, _LEGEND_Y, _LINE, _BELOW, _RIGHT, _SWATCH = 16.0, 34.0, 15.0, 40.0, 18.0, 24.0
+_TITLE_Y, _LEGEND_Y, _LINE, _BELOW, _RIGHT, _SWATCH = 16.0, 35.0, 16.0, 42.0, 18.0, 24.0
 # The least distance of two ticks.
 _TICK_X, _TICK_Y = 60.0, 34.0
 # At most this many steps, and values of one, are shown to a reader who points at them.
@@ -153,7 +153,7 @@ class Drawing:
     def shapes(self) -> Iterator[Shape]:
         """Yield title, legend, axes and curves, those in the background first."""
         chart, left, right = self._chart, self.left, self.right
-        yield Words((_START, _TITLE_Y), chart.title, 13)
+        yield Words((_START, _TITLE_Y), chart.title, 14)
         yield from self.legend
         for value, words in self.ticks:
             y = self.y(value)
