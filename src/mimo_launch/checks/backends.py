@@ -10,12 +10,15 @@ GPUs multiply in 8 bits to `launcher.gpus`.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.kinds.block_shapes import AttentionShape, MlpShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import (
@@ -73,6 +76,9 @@ def backend_can(spec: Spec, name: str) -> Findings:
         )
 
 
+S = TypeVar("S", bound=LayerShape)
+
+
 @dataclass(frozen=True, slots=True)
 class _Lack:
     """A feature that blocks of Transformer Engine lack: `of` says whether a model needs it.
@@ -86,6 +92,11 @@ class _Lack:
     why: str
     label: str
     help: str = "keep the layers of torch for this module"
+
+
+def _inside(kind: ModelKind, layer: type[S]) -> list[S]:
+    """Return the layers of a class in the model's first layer."""
+    return [part for part in kind.layer(0).parts().values() if isinstance(part, layer)]
 
 
 _LACKS = (
@@ -115,7 +126,7 @@ _LACKS = (
         "windows",
     ),
     _Lack(
-        lambda kind: kind.has_biased_gate,
+        lambda kind: any(mlp.gate and mlp.bias for mlp in _inside(kind, MlpShape)),
         "activation",
         "compute a gated MLP with biases",
         "its SwiGLU is used without biases only",
@@ -137,7 +148,7 @@ _LACKS = (
         "experts",
     ),
     _Lack(
-        lambda kind: not kind.has_key_bias,
+        lambda kind: any(not each.key_bias for each in _inside(kind, AttentionShape)),
         "kind",
         "leave out the bias of keys alone",
         "its fused projection has one bias for queries, keys and values, but Whisper's keys have "

@@ -7,6 +7,7 @@ Leaves: cutting clips to `models.patches`.
 
 from dataclasses import dataclass, replace
 
+from mimo_launch.kinds.block_shapes import AttentionShape
 from mimo_launch.kinds.layer import Ends, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
 from mimo_launch.kinds.shapes import TABLE, OneShape, table
@@ -61,10 +62,9 @@ class AudioKind(TransformerEncoderKind):
         """Clips."""
         return self.model
 
-    @property
-    def has_key_bias(self) -> bool:
-        """Keys have no bias."""
-        return False
+    def attention(self) -> AttentionShape:
+        """Return the attention of a block; keys have no bias."""
+        return replace(TransformerEncoderKind.attention(self), key_bias=False)
 
     @property
     def patch_work(self) -> PatchWork:

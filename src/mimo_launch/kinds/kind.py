@@ -179,16 +179,6 @@ class ModelKind(ABC):
         return ()
 
     @property
-    def has_key_bias(self) -> bool:
-        """Whether keys have a bias if queries and values have one."""
-        return True
-
-    @property
-    def has_biased_gate(self) -> bool:
-        """Whether MLPs have a gate, and biases."""
-        return False
-
-    @property
     def mrope(self) -> tuple[int, int, int] | None:
         """Pairs of a head that rotate with time, height and width, if tokens have all three."""
         return None

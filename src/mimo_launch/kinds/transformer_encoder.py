@@ -8,12 +8,19 @@ Leaves: the embedding of images and clips to `vision` and `audio`.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
-from mimo_launch.kinds.saved_activations import ATTENTION_OUT, IN_ORDER, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.saved_activations import (
+    ATTENTION_OUT,
+    GATED_BACKWARD,
+    GATED_FORWARD,
+    IN_ORDER,
+    HeldAtEnds,
+    Passes,
+    Saved,
+)
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import EncoderBlocks
@@ -98,34 +105,9 @@ class BlocksKind(ModelKind):
         """Every layer is attention and an MLP."""
         return True
 
-    @property
-    def has_gate(self) -> bool:
-        """Whether the MLPs are SwiGLU."""
-        return False
-
-    @property
-    def has_block_bias(self) -> bool:
-        """Whether the layers after attention, and the layers of MLPs, have biases."""
-        return True
-
-    @property
-    def has_biased_gate(self) -> bool:
-        """Whether the MLPs are SwiGLU with biases."""
-        return self.has_gate and self.has_block_bias
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
-        return True
-
-    @property
-    def norms(self) -> Literal["layer", "rms"]:
-        """The kind of every norm."""
-        return "layer"
-
     def norm(self) -> NormShape:
         """Return the norm of the stream."""
-        return NormShape(self.model.hidden, self.norms)
+        return NormShape(self.model.hidden, "layer")
 
     def attention(self) -> AttentionShape:
         """Return the attention of a block, with as many key heads as query heads."""
@@ -135,9 +117,8 @@ class BlocksKind(ModelKind):
             heads=model.heads,
             kv_heads=model.heads,
             head_size=model.hidden // model.heads,
-            bias=self.has_block_bias,
-            qkv_bias=self.has_qkv_bias,
-            key_bias=self.has_key_bias,
+            bias=True,
+            qkv_bias=True,
             eps=self.norm().eps,
             out_scale=self._out_scale,
         )
@@ -149,8 +130,7 @@ class BlocksKind(ModelKind):
             width=model.hidden,
             inner=model.mlp_width,
             out=model.hidden,
-            gate="silu" if self.has_gate else None,
-            bias=self.has_block_bias,
+            bias=True,
             out_scale=self._out_scale,
         )
 
@@ -173,7 +153,7 @@ class BlocksKind(ModelKind):
             key=width,
             heads=model.heads,
             inner=model.mlp_width,
-            ups=1 + self.has_gate,
+            ups=1 + (self.mlp().gate is not None),
             causal=False,
         )
 
@@ -190,12 +170,12 @@ class BlocksKind(ModelKind):
     @property
     def forward_activations(self) -> tuple[Saved, ...]:
         """Tensors that are alive together in the forward of a block that saves nothing."""
-        return FORWARD
+        return FORWARD if self.mlp().gate is None else GATED_FORWARD
 
     @property
     def backward_activations(self) -> tuple[Saved, ...]:
         """Gradients that are alive together in the backward of a block."""
-        return BACKWARD
+        return BACKWARD if self.mlp().gate is None else GATED_BACKWARD
 
 
 @dataclass(frozen=True, slots=True)

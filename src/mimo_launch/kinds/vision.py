@@ -8,15 +8,12 @@ Leaves: cutting images to `models.patches`.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
-    GATED_BACKWARD,
-    GATED_FORWARD,
     RMS,
     RMS_BF16,
     ROTATED,
@@ -28,8 +25,6 @@ from mimo_launch.kinds.saved_activations import (
 from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape, table
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
-    BACKWARD,
-    FORWARD,
     INPUT,
     PLAIN,
     QKV,
@@ -173,29 +168,9 @@ class VisionKind(TransformerEncoderKind):
         return replace(self.widths, windowed=self.attends_in_windows(number))
 
     @property
-    def has_gate(self) -> bool:
-        """Whether the MLPs are SwiGLU."""
-        return self.model.activation == "swiglu"
-
-    @property
-    def has_block_bias(self) -> bool:
-        """Whether the layers after attention, and the layers of MLPs, have biases."""
-        return self.model.block_bias
-
-    @property
     def torch_only(self) -> tuple[str, ...]:
         """The keys set in the model that blocks of other libraries do not support."""
         return tuple(key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether queries, keys and values have biases."""
-        return self.model.qkv_bias
-
-    @property
-    def norms(self) -> Literal["layer", "rms"]:
-        """The kind of every norm."""
-        return self.model.norm
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
@@ -214,17 +189,25 @@ class VisionKind(TransformerEncoderKind):
 
     def norm(self) -> NormShape:
         """Return the norm of the stream."""
-        return replace(TransformerEncoderKind.norm(self), eps=self.model.norm_eps)
+        return NormShape(self.model.hidden, self.model.norm, self.model.norm_eps)
 
     def attention(self) -> AttentionShape:
         """Return the attention of a block; all heads are normalised together, if they are."""
-        plain = TransformerEncoderKind.attention(self)
-        return replace(plain, qk_norm=self.model.qk_norm, wide_norm=True)
+        model = self.model
+        return replace(
+            TransformerEncoderKind.attention(self),
+            bias=model.block_bias,
+            qkv_bias=model.qkv_bias,
+            qk_norm=model.qk_norm,
+            wide_norm=True,
+        )
 
     def mlp(self) -> MlpShape:
         """Return the MLP of a block."""
-        plain, activation = TransformerEncoderKind.mlp(self), self.model.activation
-        return plain if activation == "swiglu" else replace(plain, activation=activation)
+        plain = replace(TransformerEncoderKind.mlp(self), bias=self.model.block_bias)
+        if self.model.activation == "swiglu":
+            return replace(plain, gate="silu")
+        return replace(plain, activation=self.model.activation)
 
     def layer(self, number: int) -> BlockShape:
         """Return a block."""
@@ -310,28 +293,18 @@ class VisionKind(TransformerEncoderKind):
         )
         if layer.windowed:
             attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS
-        inside = GATED if self.has_gate else PLAIN
+        inside = PLAIN if self.mlp().gate is None else GATED
         scaled = () if self.model.layer_scale is None else (SCALED,)
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, layer, passes)
-        if self.norms == "rms":
+        if self.model.norm == "rms":
             besides = (RMS_BF16 if passes.are_bf16 else RMS,)
         if self.model.qk_norm:
             besides = (*besides, WIDE_NORM_BF16 if passes.are_bf16 else WIDE_NORM)
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
-
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a block that saves nothing."""
-        return GATED_FORWARD if self.has_gate else FORWARD
-
-    @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive together in the backward of a block."""
-        return GATED_BACKWARD if self.has_gate else BACKWARD
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
         norms = self.model.patch_norm + self.model.pre_norm
