@@ -20,10 +20,10 @@ from tests.support.specs import box, spec
 from tokenizers import Tokenizer, models
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.samples.chat_template import TemplateRefused
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
+from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.samples.text_tokens import EncodedSample, LiteralMarkers
 from mimo_launch.spec.spec import Spec
 

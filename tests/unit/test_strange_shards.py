@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from mimo_launch.data.index.columns import TYPES, IndexedSample, ShardRows
 from mimo_launch.data.index.open_index import IndexProgress
 from mimo_launch.data.samples import guards
-from mimo_launch.data.samples.chat_template import Program, TemplateRefused
+from mimo_launch.data.samples.template_program import Program, TemplateRefused
 from mimo_launch.data.sources import tar_files
 from mimo_launch.data.sources.tar_files import (
     BrokenShard,

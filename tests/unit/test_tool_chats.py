@@ -20,9 +20,9 @@ from tests.support.shards import tokenizer_folder
 from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.samples.chat_template import TemplateRefused
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
+from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.samples.text_tokens import TextTokens
 
 TOOLS = [

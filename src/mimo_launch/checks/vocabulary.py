@@ -81,10 +81,10 @@ def template_shows_media(spec: Spec) -> Findings:
     if all(spec.modules[name].placeholder is not None for name in spec.sources_of(LANGUAGE)):
         return
     # Imported here: they need the package of tokenizers, which other specs do not.
-    from mimo_launch.data.samples.chat_template import TemplateRefused
     from mimo_launch.data.samples.media_rows import ShardInputs
     from mimo_launch.data.samples.media_text import MarkerUnclear
     from mimo_launch.data.samples.sample_encoder import SampleEncoder
+    from mimo_launch.data.samples.template_program import TemplateRefused
 
     path: tuple[str | int, ...] = ("data", "template")
     help_ = "name the folder of another chat model in `tokenizer`"

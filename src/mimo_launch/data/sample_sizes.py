@@ -120,12 +120,8 @@ def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
 
 
 def size_of_digit(model: Images | Clips | Codes) -> ImageSize:
-    """Return the rows of one digit; its pixels, row after row, are the codes of its frames."""
-    if isinstance(model, Codes):
-        frames = max(1, DIGIT_SIDE**2 // model.codebooks)
-        return ImageSize(*model.size_in_rows((model.codebooks, frames)))
-    side = max(1, DIGIT_SIDE // model.row_side) if isinstance(model, Images) else 1
-    return ImageSize(side, side)
+    """Return the rows of one digit."""
+    return ImageSize(*model.size_of_square(DIGIT_SIDE))
 
 
 def longest_sample(spec: Spec) -> int:

@@ -16,7 +16,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Frame, Shown, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, Videos, VitModel
+from mimo_launch.spec.spec import Spec, Videos
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +144,12 @@ def temporal_patches(
     Yields one mapping per temporal patch if one of these modules reads videos, else one in all.
     """
     reader = video_reader_behind(spec, name)
-    model = spec.modules[reader or name].model
-    video = model.video if isinstance(model, VitModel) else None
+    kind = kind_of(spec.modules[reader or name].model)
+    video = kind.images.videos if kind.images else None
     if reader is None or video is None:
         yield dict(spans_behind(spec, name, 0, size_of))
         return
-    rule = kind_of(model).tile_rule
+    rule = kind.tile_rule
     for place in range(number):
         # A video has frames instead of tiles.
         frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None

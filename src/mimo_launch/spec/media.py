@@ -45,9 +45,14 @@ class Images(Strict):
         return self.channels * self.patch**2
 
     @property
+    def videos(self) -> "Videos | None":
+        """How videos are read, if they are."""
+        return None
+
+    @property
     def reads_videos(self) -> bool:
         """Whether videos are read, too: arrays then have frames."""
-        return False
+        return self.videos is not None
 
     @property
     def frames(self) -> int:
@@ -66,6 +71,11 @@ class Images(Strict):
     def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width, in rows, of an image (channels, ..., height, width)."""
         return shape[-2] // self.row_side, shape[-1] // self.row_side
+
+    def size_of_square(self, side: int) -> tuple[int, int]:
+        """Return height and width, in rows, of a small square picture; at least one row."""
+        rows = max(1, side // self.row_side)
+        return rows, rows
 
 
 class Windows(Strict):
@@ -226,6 +236,11 @@ class Clips(Strict):
         """Return height and width, in rows, of a clip (mels, frames)."""
         return 1, shape[1] // self.frames_per_row
 
+    def size_of_square(self, side: int) -> tuple[int, int]:
+        """Return one row: a picture is no clip."""
+        del side
+        return 1, 1
+
 
 class Codes(Strict):
     """How clips of codec tokens become rows: one for each frame, and one for the end.
@@ -276,3 +291,7 @@ class Codes(Strict):
     def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width, in rows, of a clip (codebooks, frames)."""
         return 1, shape[1] + 1
+
+    def size_of_square(self, side: int) -> tuple[int, int]:
+        """Return height and width, in rows, of a picture: its pixels are the codes of frames."""
+        return self.size_in_rows((self.codebooks, max(1, side**2 // self.codebooks)))

@@ -152,9 +152,9 @@ class VitModel(Images, TransformerEncoder):
     )
 
     @property
-    def reads_videos(self) -> bool:
-        """Whether videos are read, too: arrays then have frames."""
-        return self.video is not None
+    def videos(self) -> Videos | None:
+        """How videos are read, if they are."""
+        return self.video
 
     @property
     def frames(self) -> int:

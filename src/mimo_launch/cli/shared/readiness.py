@@ -92,7 +92,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     if not isinstance(spec.data, WebdatasetData):
         return
-    from mimo_launch.data.samples.chat_template import TemplateRefused
+    from mimo_launch.data.samples.template_program import TemplateRefused
     from mimo_launch.data.shard_samples import ShardSamples
 
     try:

@@ -19,7 +19,7 @@ from typing import Any
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.chat_template import ChatFormat, Said
 from mimo_launch.data.samples.messages import REASONING, Message
-from mimo_launch.data.samples.template_marks import (
+from mimo_launch.data.samples.template_program import (
     MOST,
     PRIVATE,
     Marked,

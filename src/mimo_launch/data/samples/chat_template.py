@@ -1,183 +1,37 @@
 """The chat template of a tokenizer: conversations as text, as `apply_chat_template` writes them.
 
-Decides: the form in which a template gets messages, and which of several templates is used; which
-functions a template may call, and that it gets the date only from the spec.
-Relies on: Jinja2's sandbox, with the environment that transformers documents
-(https://huggingface.co/docs/transformers/chat_templating_writing).
+Decides: the form in which a template gets messages, and which of several templates is used.
+Relies on: `template_program` to run a template.
 Leaves: finding the answers to `answer_spans`, tokens to `sample_encoder`.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
-
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.messages import REASONING, Message
 from mimo_launch.data.samples.record_keys import RESULTS
 from mimo_launch.data.samples.records import Record
+from mimo_launch.data.samples.template_program import Program, TemplateRefused
 from mimo_launch.processors.tokenizer import DEFAULT, FOR_TOOLS, FOR_VIDEOS
 from mimo_launch.spec.spec import ChatTemplate
 
-# The marks around blocks of `{% generation %}`, if they are requested. No text has these
-# characters: the last two planes of Unicode are for private use.
-BLOCK, END_BLOCK = "\U0010fffc", "\U0010fffd"
-_PRIVATE = re.compile(r"\\udb[89a-f][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
-_BLOCKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_MARKED = "_marks_blocks"
-# Errors of a program in the sandbox, which may divide by zero or recurse forever.
-_FAILURES = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _PROBE = "probe"
-_MOST_BITS = 1 << 16
 Said = list[dict[str, Any]]
-
-
-class TemplateRefused(ValueError):
-    """A chat template cannot be used; the message says why."""
-
-
-class _Generation(Extension):
-    """`{% generation %}`: the assistant's text, between marks if they are requested."""
-
-    tags = {"generation"}  # noqa: RUF012  # Declared as in Jinja.
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_block", [nodes.ContextReference()])
-        return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    @staticmethod
-    def _block(context: Any, caller: Any) -> str:
-        text = str(caller())
-        return f"{BLOCK}{text}{END_BLOCK}" if context.get(_MARKED) else text
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox without products of huge numbers, which no timer can interrupt."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length()
-            bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
-            if bits > _MOST_BITS:
-                raise SecurityError(f"a product of more than {_MOST_BITS:,} bits")
-        return super().call_binop(context, operator, left, right)
-
-
-class Program:
-    """A chat template, ready to run."""
-
-    def __init__(
-        self,
-        source: str,
-        variables: dict[str, Any],
-        day: date | None,
-        images: tuple[str, str] | None = None,
-    ) -> None:
-        """Compile the template.
-
-        Args:
-            source: The template.
-            variables: Its variables in every conversation, such as `bos_token`.
-            day: The date that it gets; if None, there is no `strftime_now`.
-            images: The text that it writes for an image, and the replacement, if there is one.
-
-        Raises:
-            TemplateRefused: It cannot be compiled.
-        """
-        environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
-        environment.globals["raise_exception"] = raise_exception
-        # transformers passes today's date. Here a sample must have the same tokens every day, and
-        # most templates that use a date have a fixed one as a fallback.
-        if day is not None:
-            environment.globals["strftime_now"] = day.strftime
-        try:
-            self._template = environment.from_string(source)
-        except (*_FAILURES, SyntaxError) as error:  # Python compiles the code that Jinja writes.
-            raise TemplateRefused(f"it cannot be compiled: {error}") from error
-        self._variables, self._images = variables, images
-        self.marks_answers = _BLOCKS.search(source) is not None
-        self.lacks_date = day is None and "strftime_now" in source
-
-    def run(self, *, marks_blocks: bool = False, **conversation: Any) -> str:
-        """Return the text of a conversation. Raises: BadSample if the template refuses it."""
-        marks = {_MARKED: True} if marks_blocks else {}
-        try:
-            text = self._template.render(**{**self._variables, **conversation, **marks})
-        except _FAILURES as error:
-            raise BadSample(f"the chat template refuses it: {error}") from error
-        return text if self._images is None else text.replace(*self._images)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # The name that templates use.
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON without the HTML escapes of Jinja's own filter."""
-    text = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    if not ensure_ascii:
-        return text
-    # Marks must not be escaped; no other text has characters in their planes.
-    return _PRIVATE.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
 
 
 class ChatFormat:
     """A chat template, ready to write conversations."""
 
-    def __init__(
-        self,
-        source: str,
-        variables: dict[str, Any],
-        day: date | None,
-        most: int,
-        images: tuple[str, str] | None = None,
-    ) -> None:
-        """Compile the template.
+    def __init__(self, program: Program, most: int) -> None:
+        """Try the template; a conversation may have `most` characters.
 
-        Args:
-            source: The template.
-            variables: Its variables in every conversation, such as `bos_token`.
-            day: The date that it gets, if any.
-            most: Maximum number of characters of a conversation.
-            images: The text that it writes for an image, and the replacement, if there is one.
-
-        Raises:
-            TemplateRefused: It cannot be compiled, or fails on one short conversation.
+        Raises: TemplateRefused if it fails on one short conversation.
         """
-        self._program, self._most = Program(source, variables, day, images), most
-        self._source = source
-        self.marks_answers = self._program.marks_answers
+        self._program, self._most = program, most
+        self.marks_answers = program.marks_answers
         in_parts = [{"type": "text", "text": _PROBE}]
         self._refused = ""
         self.takes_text = self._says_probe(_PROBE)
@@ -217,7 +71,7 @@ class ChatFormat:
 
     def names(self, key: str) -> bool:
         """Return whether the template may read a key of this name."""
-        return key in self._source
+        return key in self._program.source
 
     def media_text(self, medium: Medium) -> str | None:
         """Return the text that the template writes for a medium; None if it takes only text.
@@ -243,7 +97,9 @@ class ChatFormat:
 
     def _as_dict(self, message: Message, markers: Mapping[Marker, str]) -> dict[str, Any]:
         role = message.role
-        if role in RESULTS and not any(f"{quote}{role}{quote}" in self._source for quote in "'\""):
+        if role in RESULTS and not any(
+            f"{quote}{role}{quote}" in self._program.source for quote in "'\""
+        ):
             role = "tool"
         said = {"role": role, **message.rest}
         # As in transformers, older templates also get the reasoning under their own names.
@@ -304,7 +160,7 @@ class ChatFormats:
         day = None if template.date is None else date.fromisoformat(template.date)
         variables = {**specials, **template.variables}
         self._formats = {
-            name: ChatFormat(source, variables, day, most, images)
+            name: ChatFormat(Program(source, variables, day, images), most)
             for name, source in sources.items()
             if name in (DEFAULT, FOR_TOOLS, FOR_VIDEOS)
         }

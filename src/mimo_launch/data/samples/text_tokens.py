@@ -20,10 +20,9 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.samples.chat_template import TemplateRefused
 from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.guards import without_panic
-from mimo_launch.data.samples.template_marks import Spans
+from mimo_launch.data.samples.template_program import Spans, TemplateRefused
 from mimo_launch.processors.files import TOKENIZER, TokenizerError
 
 
