@@ -151,7 +151,7 @@ def test_digits_to_draw_have_words_pictures_and_a_judge() -> None:
         assert data.num_labels == 0
         assert [span.num_positions for span in data.spans["drawer"]] == [1] * len(images)
         # The real held-out images are nearly all judged as what they are.
-        right, judged = dataset.recognised("heldout", index, images)
+        right, judged = dataset.count_recognised("heldout", index, images)
         assert judged == len(images)
         assert right >= judged - 1
         shown = load_digits().images[list(dataset.strip("heldout", index).images)].astype(float)

@@ -23,7 +23,7 @@ from mimo_launch.search.setting_changes import (
     setting_ideas,
     smaller_changes,
 )
-from mimo_launch.spec.editing import edited, lines_of, merged, tree_of
+from mimo_launch.spec.editing import edit, lines_of, merge, tree_of
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import flow
@@ -105,7 +105,7 @@ def advised(text: str) -> list[str]:
         if change is None:
             continue
         tree = tree_of(change.settings)
-        applied = edited(text, merged(read_text(text).data, tree))
+        applied = edit(text, merge(read_text(text).data, tree))
         pasted = [pasted_advice(text, lines_of(tree), deep=deep) for deep in (False, True)]
         by_set = [f"{path}={flow(value)}" for path, value in change.settings.items()]
         after, *others = (

@@ -301,8 +301,8 @@ def test_a_vocabulary_with_gaps_gives_no_id_to_two_tokens(tmp_path: Path) -> Non
     with pytest.raises(TemplateRefused, match="gaps, so a token for `<image>` would"):
         SampleEncoder(found, found.data, ShardInputs(found, found.data))
     literals = LiteralMarkers(words, ["<image>"])
-    assert literals.signed("\\<image>", is_prose=False) == "\\<image>"
-    assert literals.spelled(words.encode("b").ids, np.ones(1, np.bool_))[0] == [3]
+    assert literals.sign("\\<image>", is_prose=False) == "\\<image>"
+    assert literals.spell(words.encode("b").ids, np.ones(1, np.bool_))[0] == [3]
 
 
 def test_two_backslashes_are_no_escape(tmp_path: Path) -> None:

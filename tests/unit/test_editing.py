@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mimo_launch.spec.editing import edited, merged, tree_of
+from mimo_launch.spec.editing import edit, merge, tree_of
 from mimo_launch.spec.yaml_source import read_text
 
 TEXT = """\
@@ -64,8 +64,8 @@ SETTINGS = {
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_settings_change_their_places_and_nothing_else(end: str) -> None:
     text = TEXT.replace("\n", end)
-    wanted = merged(read_text(text).data, tree_of(SETTINGS))
-    assert edited(text, wanted) == AFTER.replace("\n", end)
+    wanted = merge(read_text(text).data, tree_of(SETTINGS))
+    assert edit(text, wanted) == AFTER.replace("\n", end)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_settings_change_their_places_and_nothing_else(end: str) -> None:
     ],
 )
 def test_less_usual_texts_say_what_is_wanted(text: str, wanted: dict[str, Any], after: str) -> None:
-    assert edited(text, wanted) == after
+    assert edit(text, wanted) == after
     assert read_text(after).data == wanted
 
 
@@ -103,4 +103,4 @@ def test_any_text_says_what_is_wanted(
     import yaml
 
     text = yaml.safe_dump(before, default_flow_style=style, sort_keys=False)
-    assert read_text(edited(text, after)).data == after
+    assert read_text(edit(text, after)).data == after

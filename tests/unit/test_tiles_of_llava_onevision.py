@@ -18,7 +18,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
     LlavaOnevisionImageProcessorPil,
 )
 
-from mimo_launch.data.torch_media import resized
+from mimo_launch.data.torch_media import resize
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import BICUBIC
 
@@ -155,7 +155,7 @@ def test_tokens_of_a_video_are_those_of_the_processor(tmp_path: Path) -> None:
     arrays = data.images("train", 0, "eye")
     assert [x.shape for x in arrays[:-1]] == [(1, 3, 28, 28)] * 5
     for array, frame in zip(arrays, shown, strict=False):
-        pixels = resized(frame.transpose(2, 0, 1), SIDE, SIDE, BICUBIC)
+        pixels = resize(frame.transpose(2, 0, 1), SIDE, SIDE, BICUBIC)
         mean, std = (np.array(each)[:, None, None] for each in (CLIP_MEAN, CLIP_STD))
         wanted = (pixels / 255 - mean) / std
         assert np.abs(array[0] - wanted[:, :28, :28]).max() < 1e-6

@@ -64,7 +64,7 @@ class Dataset(Protocol):
 
     @property
     def judges(self) -> bool:
-        """Whether the data set can judge generated images; see `recognised`."""
+        """Whether the data set can judge generated images; see `count_recognised`."""
         return False
 
     def num_samples(self, split: Split) -> int:
@@ -114,7 +114,9 @@ class Dataset(Protocol):
         """
         ...
 
-    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
+    def count_recognised(
+        self, split: Split, index: int, images: Sequence[Media]
+    ) -> tuple[int, int]:
         """Return how many images made for a sample show what it asks for, and how many are judged.
 
         `images` are in the order of its spans, in the form of `images`.

@@ -28,7 +28,7 @@ from mimo_launch.data.digit_images import (
 )
 from mimo_launch.data.random_draws import Draws, Purpose, Split, pick, split_key, threshold
 from mimo_launch.data.sample_sizes import longest_sample, size_of_digit
-from mimo_launch.data.shared_images import ImageSize, makers, spans_behind, spans_to_make
+from mimo_launch.data.shared_images import ImageSize, makers, spans_to_make, upstream_spans
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -70,7 +70,7 @@ class _Shape:
     is_drawn: bool
     spans: dict[str, tuple[ImageSpan, ...]]
 
-    def labels_behind(self, tokens: int) -> int:
+    def labels_after(self, tokens: int) -> int:
         """Return the number of labels after the first `tokens` tokens."""
         return max(0, self.num_labels - max(0, tokens - self.ask))
 
@@ -153,7 +153,7 @@ class DigitStrips(Dataset):
             shape.num_labels,
             shape.spans,
             # Labels after the first n tokens, of which the last one is ASK.
-            labels_ahead=tuple(shape.labels_behind(n) for n in range(1, self._depths + 1)),
+            labels_ahead=tuple(shape.labels_after(n) for n in range(1, self._depths + 1)),
         )
 
     def length(self, split: Split, index: int) -> int:
@@ -250,9 +250,9 @@ class DigitStrips(Dataset):
                 return ImageSize(digit.height, digit.width * num_digits)
 
             for name in self._placeholders:
-                behind = dict(spans_behind(self._spec, name, position, size_of))
-                spans |= {each: (span,) for each, span in behind.items()}
-                position += behind[name].rows
+                spanned = dict(upstream_spans(self._spec, name, position, size_of))
+                spans |= {each: (span,) for each, span in spanned.items()}
+                position += spanned[name].rows
         return _Shape(num_digits, position + num_digits + 2, num_digits + 1, position, False, spans)
 
     def _drawn_shape(self, num_digits: int) -> _Shape:
@@ -266,7 +266,9 @@ class DigitStrips(Dataset):
                     spans[name] = (*spans.get(name, ()), span)
         return _Shape(num_digits, num_digits + 3, 0, 1, True, spans)
 
-    def recognised(self, split: Split, index: int, images: Sequence[Media]) -> tuple[int, int]:
+    def count_recognised(
+        self, split: Split, index: int, images: Sequence[Media]
+    ) -> tuple[int, int]:
         """Return how many images drawn for a sample show the right digit, and how many there are.
 
         An image counts as the digit of the nearest training image.

@@ -33,9 +33,9 @@ from mimo_launch.data.shared_images import (
     made_together,
     makers,
     size_made,
-    spans_behind,
     spans_to_make,
-    video_reader_behind,
+    upstream_spans,
+    upstream_video_reader,
 )
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
@@ -85,7 +85,7 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
     if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
         for encoder in spec.sources_of(LANGUAGE):
             for later in _shown(spec, encoder, worst):
-                found = spans_behind(spec, encoder, position, lambda n: size_of(spec, n), later)
+                found = upstream_spans(spec, encoder, position, lambda n: size_of(spec, n), later)
                 for name, span in found:
                     spans[name] = (*spans.get(name, ()), span)
                 position += spans[encoder][-1].rows
@@ -170,7 +170,7 @@ def _num_images(spec: Spec, worst: bool) -> int:
 
 def _num_patches(spec: Spec, encoder: str, worst: bool) -> int:
     """Return the number of temporal patches of a synthetic image or video: the mean or the most."""
-    if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, encoder) is None:
+    if not isinstance(spec.data, SyntheticData) or upstream_video_reader(spec, encoder) is None:
         return 1
     size = size_made(spec, encoder, lambda name: nominal_image(spec, name, worst=worst))
     # The largest image in tiles has more rows than a frame, so fewer of them fit.

@@ -16,7 +16,7 @@ from mimo_launch.data.shared_images import (
     frame_size,
     made_together,
     size_made,
-    video_reader_behind,
+    upstream_video_reader,
 )
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Tiling
@@ -142,7 +142,7 @@ def longest_sample(spec: Spec) -> int:
 def most_rows(spec: Spec, name: str) -> int:
     """Return the rows of the largest image that a module gets, or of a video if that has more."""
     rows = largest_image(spec, name).rows
-    if not isinstance(spec.data, SyntheticData) or video_reader_behind(spec, name) is None:
+    if not isinstance(spec.data, SyntheticData) or upstream_video_reader(spec, name) is None:
         return rows
     rule = kind_of(spec.modules[name].model).tile_rule
     each = rows if rule is None else frame_size(rule, is_last=True).rows

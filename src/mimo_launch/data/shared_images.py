@@ -43,9 +43,9 @@ def frame_size(rule: TileRule, *, is_last: bool) -> ImageSize:
     return ImageSize(1, rule.num_rows(frame), shown=frame)
 
 
-def video_reader_behind(spec: Spec, name: str) -> str | None:
+def upstream_video_reader(spec: Spec, name: str) -> str | None:
     """Return `name` or a module upstream of it, whichever reads videos, if any."""
-    seeing = sorted({name} | _behind(spec, name))
+    seeing = sorted({name} | _upstream(spec, name))
     images = ((each, kind_of(spec.modules[each].model).images) for each in seeing)
     return next((each for each, found in images if found and found.reads_videos), None)
 
@@ -64,7 +64,7 @@ def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> Ima
     return made(name)
 
 
-def spans_behind(
+def upstream_spans(
     spec: Spec,
     name: str,
     position: int,
@@ -103,11 +103,11 @@ def makers(spec: Spec) -> list[str]:
 def made_together(spec: Spec, name: str) -> list[str]:
     """Return a module that language reads, and the upstream modules that no earlier one has."""
     own = spec.sources_of(LANGUAGE)
-    elsewhere = {*own}.union(*(_behind(spec, earlier) for earlier in own[: own.index(name)]))
-    return [name, *sorted(_behind(spec, name) - elsewhere)]
+    elsewhere = {*own}.union(*(_upstream(spec, earlier) for earlier in own[: own.index(name)]))
+    return [name, *sorted(_upstream(spec, name) - elsewhere)]
 
 
-def _behind(spec: Spec, name: str) -> set[str]:
+def _upstream(spec: Spec, name: str) -> set[str]:
     """Return every module upstream of a module: the modules that it reads, and so on."""
     found: set[str] = set()
     left = [*spec.sources_of(name)]
@@ -124,7 +124,7 @@ def shown_together(spec: Spec) -> dict[str, str]:
     The relation is transitive: two modules without a common image are together if a third sees
     images of both.
     """
-    seen = {name: {name} | _behind(spec, name) for name in spec.sources_of(LANGUAGE)}
+    seen = {name: {name} | _upstream(spec, name) for name in spec.sources_of(LANGUAGE)}
     found: dict[str, str] = {}
     for first in seen:
         together: set[str] = set()
@@ -143,18 +143,18 @@ def temporal_patches(
 
     Yields one mapping per temporal patch if one of these modules reads videos, else one in all.
     """
-    reader = video_reader_behind(spec, name)
+    reader = upstream_video_reader(spec, name)
     kind = kind_of(spec.modules[reader or name].model)
     video = kind.images.videos if kind.images else None
     if reader is None or video is None:
-        yield dict(spans_behind(spec, name, 0, size_of))
+        yield dict(upstream_spans(spec, name, 0, size_of))
         return
     rule = kind.tile_rule
     for place in range(number):
         # A video has frames instead of tiles.
         frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None
         sized = size_of if frame is None else partial(_framed, size_of, reader, frame)
-        spans = dict(spans_behind(spec, name, 0, sized, _later(video, place)))
+        spans = dict(upstream_spans(spec, name, 0, sized, _later(video, place)))
         if video.holds_text and name == reader:
             spans[name] = replace(spans[name], holds_text=True)
         yield spans

@@ -118,7 +118,7 @@ def _filters(mels: int) -> Tensor:
 Frame = npt.NDArray[np.uint8]
 
 
-def resized(frame: Frame, height: int, width: int, resample: int) -> Frame:
+def resize(frame: Frame, height: int, width: int, resample: int) -> Frame:
     """Return a frame [channels, h, w] as [channels, height, width], by one of Pillow's filters."""
     if frame.shape[1:] == (height, width):
         return frame

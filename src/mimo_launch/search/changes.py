@@ -16,7 +16,7 @@ from typing import Any
 from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.spec.base import LANGUAGE, Axis
-from mimo_launch.spec.editing import merged
+from mimo_launch.spec.editing import merge
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import ExpertGrid, Spec
 
@@ -149,7 +149,7 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
     different: dict[str, Any] = {}
     for path, value in settings.items():
         place, last = setting_at(data, path)
-        before, after = place.get(last), merged(place.get(last), value)
+        before, after = place.get(last), merge(place.get(last), value)
         if before != after:
             place[last], different[path] = after, _sizes(before, after)
     # In the order of the file.

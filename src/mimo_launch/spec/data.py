@@ -97,7 +97,7 @@ class CaptionTemplate(Strict):
         description="Key of a sample's JSON that holds the text; default: its `.txt` member, or "
         "the key `text` or `caption`.",
     )
-    prompt: str = Field("", description="Text in front of each caption; it is not learnt.")
+    prompt: str = Field("", description="Text before each caption; it is not learnt.")
 
 
 class ChatTemplate(Strict):
@@ -196,7 +196,7 @@ class WebdatasetData(_Samples):
     target_reads: Count = Field(
         64,
         description="Most tokens whose rows of `language` a generator reads for a target image: "
-        "the last ones before it, but none before the target in front of it.",
+        "the last ones before it, but none before the previous target.",
     )
     processors: dict[str, LocalPath] = Field(
         {},

@@ -46,20 +46,20 @@ def lines_of(tree: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{key}: {flow(value)}" for key, value in tree.items() if key != "modules")
 
 
-def merged(data: Any, tree: Any) -> Any:
+def merge(data: Any, tree: Any) -> Any:
     """Return data with the values of a tree; other keys keep their values."""
     if not isinstance(data, dict) or not isinstance(tree, dict):
         return tree
-    return {**data, **{key: merged(data.get(key), value) for key, value in tree.items()}}
+    return {**data, **{key: merge(data.get(key), value) for key, value in tree.items()}}
 
 
 def with_settings(path: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> str:
     """Return the text of a readable spec, with overrides and settings written into it."""
     document = apply_overrides(read_file(path), overrides)
-    return edited(document.source.text, merged(document.data, tree_of(settings)))
+    return edit(document.source.text, merge(document.data, tree_of(settings)))
 
 
-def edited(text: str, wanted: dict[str, Any]) -> str:
+def edit(text: str, wanted: dict[str, Any]) -> str:
     """Return a text that reads as `wanted`, with as few edits of `text` as possible.
 
     If edits do not lead there, the text is written anew from `wanted`.
@@ -75,7 +75,7 @@ def edited(text: str, wanted: dict[str, Any]) -> str:
         if path in (done, ()):
             break
         done = path
-        start, stop, new = _edit(text, nodes[0], path, wanted)
+        start, stop, new = _edit_for(text, nodes[0], path, wanted)
         text = text[:start] + new + text[stop:]
     return "\n".join(lines_of(wanted)) + "\n"
 
@@ -92,7 +92,7 @@ def _first_difference(data: Any, wanted: Any, path: YamlPath = ()) -> YamlPath |
     return None
 
 
-def _edit(
+def _edit_for(
     text: str, node: yaml.Node, path: YamlPath, wanted: dict[str, Any]
 ) -> tuple[int, int, str]:
     """Return start and end of a part of the text, and the text to write there for a value."""
@@ -100,7 +100,7 @@ def _edit(
         value = flow(value_at(path[:size], wanted))
         found = next((pair for pair in node.value if pair[0].value == key), None)
         if found is None:
-            return _added(text, node, f"{key}: {value}")
+            return _add_line(text, node, f"{key}: {value}")
         name, node = found
         after = name.end_mark.index
         # The node of an alias is the node of its anchor, further up in the text.
@@ -114,7 +114,7 @@ def _edit(
     return anchor.end() if anchor else start, stop, " " * is_below + value
 
 
-def _added(text: str, section: yaml.Node, line: str) -> tuple[int, int, str]:
+def _add_line(text: str, section: yaml.Node, line: str) -> tuple[int, int, str]:
     """Return the edit that adds a line at the end of a section."""
     if not _is_block(section):
         before = text[: text.rindex("}", 0, section.end_mark.index)].rstrip()

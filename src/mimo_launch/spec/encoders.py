@@ -108,8 +108,8 @@ class ConnectorModel(TransformerEncoder):
     merge: Literal["rows", "width"] = Field(
         "rows",
         description="How the rows of several encoders come together. `rows`: those of one image "
-        "follow each other; `width`: they are added behind a linear map each, as a map of both "
-        "side by side would; all encoders then make equally many rows.",
+        "follow each other; `width`: each goes through a linear map, and they are added, as a map "
+        "of both side by side would; all encoders then make equally many rows.",
     )
 
     @property
@@ -124,14 +124,14 @@ class AudioModel(Clips, TransformerEncoder):
     kind: Literal["audio"]
     unpadded: bool = Field(
         False,
-        description="Leave out the tokens of the silence behind a clip, as Qwen2-Audio does: the "
+        description="Leave out the tokens of the silence after a clip, as Qwen2-Audio does: the "
         "convolutions see that silence, attention does not. Tokens at the end that do not fill a "
         "row are attended to.",
     )
     pooling: Literal["mean"] | None = Field(
         None,
         description="What makes one row, as wide as one token, of `stack` tokens, which otherwise "
-        "stand side by side. `mean`: their mean, in front of the last norm (Qwen2-Audio).",
+        "stand side by side. `mean`: their mean, before the last norm (Qwen2-Audio).",
     )
 
     @property

@@ -13,7 +13,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.foreign_words import kind_of_model, not_here, why_other
-from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
+from mimo_launch.spec.meant import choices_of, guess_in_spec, guess_schedule
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
     allowed_types,
@@ -51,7 +51,7 @@ def unknown_key(
     near = [each for each in near if each not in unfit]
     glued = re.fullmatch(r"(\w+):(\S+)", key)
     if glued and glued[1] in known:
-        help_ = f"write `{glued[1]}: {glued[2]}`, with a space behind the `:`"
+        help_ = f"write `{glued[1]}: {glued[2]}`, with a space after the `:`"
     elif meant is not None:
         help_ = meant.help
     elif kinds:
@@ -201,7 +201,7 @@ def too_many_modules(path: YamlPath, number: int, most: int) -> Diagnostic:
         headline=f"`modules` has {number:,} modules; it must have at most {most}",
         path=path,
         at_key=True,
-        why="each module has a grid, groups and a bridge of its own",
+        why="each module has its own grid, groups and bridge",
         help="merge encoders that read the same inputs into one",
     )
 
@@ -215,7 +215,7 @@ def unknown_kind(path: YamlPath, value: Any, kinds: list[str], *, own: bool) -> 
     near = close_matches(value, kinds)
     if own and looks_like_class_path(value, kinds):
         near = [guess] if (guess := nearest_class_path(value)) else []
-        why = "a class of your own is written `package.module:Name`, with the module as in `import`"
+        why = "your own class is written `package.module:Name`, with the module as in `import`"
     guess = f"did you mean {listing([f'`{kind}`' for kind in near])}?" if near else ""
     family = kind_of_model(value, speaks=path[1] == LANGUAGE) if path[:1] == ("modules",) else ""
     if family in kinds and not near:
@@ -254,8 +254,8 @@ def _example(schema: dict[str, Any]) -> str:
 def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> str:
     """Return the line to write instead, or only words if no line surely keeps the meaning."""
     key, choices = str(path[-1]), choices_of(schema)
-    guesses = [_line(key, guess) for guess in meant_in_spec(path, value, schema, data)]
-    if line := schedule_meant(path, value, data):
+    guesses = [_line(key, guess) for guess in guess_in_spec(path, value, schema, data)]
+    if line := guess_schedule(path, value, data):
         guesses = [f"`{line}`"]
     if guesses:
         quoted = isinstance(value, str) and guesses[0] == _line(key, value.strip())

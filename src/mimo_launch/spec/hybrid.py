@@ -25,7 +25,7 @@ class MambaSizes(Strict):
     head_dim: Count = Field(64, description="Channels of a head.")
     state: Count = Field(128, description="Size of the state of a head, per channel.")
     groups: Count = Field(
-        8, description="Groups of heads with a B and a C of their own; the norm is over a group."
+        8, description="Groups of heads with their own B and C; the norm is over a group."
     )
     conv: Count = Field(4, description="Tokens that the causal convolution sees.")
     chunk: Count = Field(

@@ -221,7 +221,7 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         examples=[16.0],
     )
     output_bias: bool = Field(
-        False, description="A bias of the projection behind attention, as in GPT-OSS."
+        False, description="A bias of the projection after attention, as in GPT-OSS."
     )
     attention_sinks: bool = Field(
         False,

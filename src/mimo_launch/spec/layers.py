@@ -165,7 +165,7 @@ class Mtp(Strict):
     """
 
     depth: Layers = Field(
-        1, description="Number of further tokens that are predicted, each by a block of its own."
+        1, description="Number of further tokens that are predicted, each by its own block."
     )
     loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         0.3,

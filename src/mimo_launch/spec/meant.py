@@ -39,25 +39,25 @@ _OFF = ("0", "0.0", "false", "no", "off", "never")
 _THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
 
 
-def meant(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
+def guess_values(key: str, value: Any, schema: dict[str, Any]) -> list[str]:
     """Return what to write in place of a wrong value, likeliest first."""
     guesses = [guess for guess in _Key(key, schema).guesses(value) if guess]
     return list(dict.fromkeys(guesses))
 
 
-def meant_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> list[str]:
+def guess_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -> list[str]:
     """Do the same with the data of the spec, which turn a part of the run into steps."""
     if path[-1] == "min_lr" and str(value).strip().endswith("%"):
         rate = min_lr_of_ratio(value, data)
         return [] if rate is None else [str(rate)]
-    guesses = meant(str(path[-1]), value, schema)
+    guesses = guess_values(str(path[-1]), value, schema)
     if not guesses and path[-1] in _STEPS and not isinstance(value, bool):
         steps = steps_of_ratio(value, data) or steps_of_epochs(_EPOCH.get(str(value)), data)
         return [] if steps is None else [str(steps)]
     return guesses
 
 
-def schedule_meant(path: YamlPath, value: Any, data: Any) -> str:
+def guess_schedule(path: YamlPath, value: Any, data: Any) -> str:
     """Return `schedule: ...` for a foreign kind that needs other keys here; "" for any other."""
     if path[-3:] != ("optimizer", "schedule", "kind") or value not in _LINEAR:
         return ""

@@ -107,14 +107,14 @@ class Videos(Strict):
         "text_number",
         "text_clock",
     ] = Field(
-        description="Where language is told the time. `patches`: on the first axis of `mrope`, one "
+        description="Where language gets the time. `patches`: on the first axis of `mrope`, one "
         "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
         "`nominal_seconds`: there, by seconds of the rate that is asked for, whatever is taken, "
-        "and text goes on behind the last of them (Qwen2.5-Omni); "
-        "`text`: each temporal patch is an image behind its time in words (Qwen3-VL); "
-        "`text_after`: an image in front of its time, in whole seconds (GLM-4.1V); `text_number`: "
-        "an image behind its number (InternVL); `text_clock`: an image behind its minute and "
-        "second, all of them behind how many they are and how long the video lasts (SmolVLM); "
+        "and text goes on after the last of them (Qwen2.5-Omni); "
+        "`text`: each temporal patch is an image after its time in words (Qwen3-VL); "
+        "`text_after`: an image before its time, in whole seconds (GLM-4.1V); `text_number`: "
+        "an image after its number (InternVL); `text_clock`: an image after its minute and "
+        "second, and before them all how many they are and how long the video lasts (SmolVLM); "
         "`none`: nowhere (LLaVA-OneVision).",
         examples=["patches"],
     )
@@ -150,8 +150,8 @@ class Tiles(Strict):
     """Images of any size as tiles of one size, and a learned row at the end of each line."""
 
     grids: tuple[Annotated[tuple[Count, Count], Field(strict=False)], ...] = Field(
-        description="Grids of tiles, each by height and width, into which an image may be cut "
-        "behind a tile that shows all of it.",
+        description="Grids of tiles, each by height and width, into which an image may be cut; "
+        "a tile that shows all of it comes first.",
         examples=["[[1, 2], [2, 1], [2, 2]]"],
         strict=False,
     )
@@ -258,10 +258,10 @@ class Codes(Strict):
         examples=[1026],
     )
     start: CountFrom0 | None = Field(
-        None, description="The code in front of the first frame; default: the last but one."
+        None, description="The code before the first frame; default: the last but one."
     )
     end: CountFrom0 | None = Field(
-        None, description="The code behind the last frame; default: the last one."
+        None, description="The code after the last frame; default: the last one."
     )
 
     @property

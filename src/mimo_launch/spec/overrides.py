@@ -81,8 +81,8 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
     keys = dotted.split(".")
     lines = [
         set_line(path, each)
-        for path in meant_paths(dotted, data)
-        for each in _meant_values(path, dotted, value_text, data)
+        for path in guess_paths(dotted, data)
+        for each in _guess_values(path, dotted, value_text, data)
     ]
     help_ = f"write {listing(lines)}{_why(dotted, value_text)}" if lines else ""
     if not all(keys):
@@ -126,7 +126,7 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
     raise _BadPathError(f"`{where}` is `{parent}`, a single value, and has no key `{key}`")
 
 
-def meant_paths(dotted: str, data: Any) -> list[str]:
+def guess_paths(dotted: str, data: Any) -> list[str]:
     """Return the dotted paths that another one may mean; nothing if it needs no change."""
     keys = [key for key in re.split(r"[./\[\]\s]+", dotted) if key]
     modules = data.get("modules") if isinstance(data, dict) else None
@@ -154,7 +154,7 @@ def meant_paths(dotted: str, data: Any) -> list[str]:
     return common or (list(found) if len(found) <= _MOST else [])
 
 
-def _meant_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
+def _guess_values(path: str, dotted: str, text: str, data: Any) -> list[str]:
     """Return our spellings of a value that was written for another name or in another unit."""
     known, keys = synonym("", dotted.rpartition(".")[2], data), tuple(path.split("."))
     field = field_at(keys, data)

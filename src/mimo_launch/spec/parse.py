@@ -32,7 +32,7 @@ from mimo_launch.spec.fields import (
     words_in,
 )
 from mimo_launch.spec.foreign_words import synonym
-from mimo_launch.spec.renaming import Renamed, renamed
+from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
@@ -62,7 +62,7 @@ def _read(cls: type[S], data: Any, reader: "_Reader") -> tuple[S, tuple[Diagnost
         section = reader.section(cls, data, ())
     except _Enough:
         section = _construct(cls, {}, set(cls.model_fields))
-    return section, tuple(reader.found())
+    return section, tuple(reader.faults())
 
 
 class _Enough(Exception):
@@ -77,7 +77,7 @@ class _Reader:
         self._missing: dict[Diagnostic, YamlPath] = {}
         self._meant: set[YamlPath] = set()
 
-    def found(self) -> list[Diagnostic]:
+    def faults(self) -> list[Diagnostic]:
         """Return the faults, except missing keys that an unknown key was meant to be."""
         above = {path[:size] for path in self._meant for size in range(1, len(path) + 1)}
         return [each for each in self.diagnostics if self._missing.get(each) not in above]
@@ -145,7 +145,7 @@ class _Reader:
         near = [name for name in close_matches(key, free) if name not in unfit]
         meant = None
         if self._data is not None and not kinds and not findings.is_spelling(key, known):
-            meant = renamed(path, value, self._data)
+            meant = rename_help(path, value, self._data)
         self._report(findings.unknown_key(path, known, free, kinds, meant, unfit))
         if meant is None:
             # In a grid any size may be meant.
@@ -229,7 +229,7 @@ class _Reader:
         if notes:
             # A kind that does not read these words would train on something else.
             at = (*path, notes[0])
-            meant = renamed(at, value[notes[0]], self._data)
+            meant = rename_help(at, value[notes[0]], self._data)
             self._report(findings.unknown_key(at, [], [], meant=meant))
             return
         fault = findings.missing_kind(path, _fitting_kinds(kinds, value, path))

@@ -25,7 +25,7 @@ from mimo_launch.spec.fields import (
     value_at,
 )
 from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
-from mimo_launch.spec.meant import choices_of, meant_in_spec, schedule_meant
+from mimo_launch.spec.meant import choices_of, guess_in_spec, guess_schedule
 from mimo_launch.spec.wording import expected, flow, listing
 
 # Longer values are renamed, not repeated.
@@ -41,7 +41,7 @@ class Renamed(NamedTuple):
     targets: tuple[YamlPath, ...] = ()
 
 
-def renamed(path: YamlPath, value: Any, data: Any) -> Renamed | None:
+def rename_help(path: YamlPath, value: Any, data: Any) -> Renamed | None:
     """Return what to write in place of an unknown key; None if no trainer has that key."""
     section, word = path[:-1], str(path[-1])
     known = synonym(str(section[-1]) if section else "", word, data)
@@ -144,7 +144,7 @@ class _Renaming:
         under = "" if target[:-1] == self.path[:-1] else f" under `{section}`"
         why = f" ({known.why})" if known.why else ""
         there = value_at(target, self.data)
-        if line := schedule_meant(target, self.value, self.data):
+        if line := guess_schedule(target, self.value, self.data):
             return f"write `{line}` under `{section.rpartition('.')[0]}` in its place"
         texts = our_values(known, target, field, self.value, self.data)
         choices = choices_of(field_schema(field))
@@ -190,4 +190,4 @@ def our_values(
         return [] if isinstance(value, dict) else [flow(value)]
     if models_in(field.annotation)[0]:
         return []
-    return meant_in_spec(target, value, field_schema(field), data)
+    return guess_in_spec(target, value, field_schema(field), data)

@@ -54,8 +54,8 @@ class ScheduleSpec(Strict):
     encoder_microbatches: Microbatches | None = Field(
         None,
         description="Microbatches that encoders take at once (more memory, fewer and larger "
-        "products); default all for encoders that share ranks with language, 1 for those on ranks "
-        "of their own. Where a step has both, it is for the former.",
+        "products); default all for encoders that share ranks with language, 1 for those on their "
+        "own ranks. Where a step has both, it is for the former.",
     )
     generator_microbatches: Microbatches | None = Field(
         None,

@@ -149,7 +149,7 @@ class Spec(Strict):
     )
     init_from: LocalPath | None = Field(
         None,
-        description="`init_from` of every module that has none of its own, for example to start "
+        description="`init_from` of every module that has none, for example to start "
         "the second stage of a training from the run of the first.",
         examples=["runs/stage1"],
     )
@@ -266,14 +266,14 @@ def _sides(reads: Reads) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Both are in the order of the file, but each module is after the modules in its `reads`.
     """
-    behind, before = {LANGUAGE}, 0
-    while len(behind) > before:
-        before = len(behind)
-        behind |= {name for name, sources in reads if not behind.isdisjoint(sources)}
+    after, before = {LANGUAGE}, 0
+    while len(after) > before:
+        before = len(after)
+        after |= {name for name, sources in reads if not after.isdisjoint(sources)}
     order = _order(reads)
     return (
-        tuple(name for name in order if name not in behind),
-        tuple(name for name in order if name in behind and name != LANGUAGE),
+        tuple(name for name in order if name not in after),
+        tuple(name for name in order if name in after and name != LANGUAGE),
     )
 
 

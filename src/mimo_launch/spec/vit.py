@@ -66,7 +66,7 @@ class VitModel(Images, TransformerEncoder):
     patch_bias: bool = Field(True, description="A bias in the embedding of patches.")
     qkv_bias: bool = Field(True, description="Biases of queries, keys and values.")
     block_bias: bool = Field(
-        True, description="Biases behind attention and in the MLPs; Pixtral has none."
+        True, description="Biases after attention and in the MLPs; Pixtral has none."
     )
     qk_norm: bool = Field(
         False,
@@ -89,7 +89,7 @@ class VitModel(Images, TransformerEncoder):
         "layer", description="Every norm of the module: LayerNorm, or RMSNorm (Qwen2.5-VL)."
     )
     patch_norm: bool = Field(
-        False, description="A norm of patches in front of their positions, as in GLM-4.1V."
+        False, description="A norm of patches before their positions, as in GLM-4.1V."
     )
     pre_norm: bool = Field(False, description="A norm before the first layer, as in CLIP.")
     final_norm: bool = Field(
@@ -105,12 +105,12 @@ class VitModel(Images, TransformerEncoder):
     )
     projector_activation: ProjectorActivation = Field(
         "gelu",
-        description="The same, or the square of relu(x), inside the projector, in front of the "
-        "gate of one that is `gated`.",
+        description="The same, or the square of relu(x), inside the projector, before the gate "
+        "of one that is `gated`.",
     )
     projector_norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="A norm of the patches of a row in front of the projector, with this added to "
+        description="A norm of the patches of a row before the projector, with this added to "
         "the variance, as in InternVL; with `pooling: linear` of each patch.",
         examples=["1e-5"],
     )
@@ -123,8 +123,8 @@ class VitModel(Images, TransformerEncoder):
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
         description="Layers, counted from 0, whose rows are added to the tokens of language as "
-        "well: those of the first one behind its layer 0, of the second behind 1, and so on (as in "
-        "Qwen3-VL). Each has a projector of its own, a `merger` behind a norm.",
+        "well: those of the first one after its layer 0, of the second after 1, and so on (as in "
+        "Qwen3-VL). Each has its own projector, a `merger` after a norm.",
         examples=["[8, 16, 24]"],
         strict=False,
     )

@@ -262,7 +262,7 @@ class NodeReader:
         self.diagnostics.append(fault(at, headline, why, "write the value out"))
 
 
-# Both places of a repeated key share one YAML path, so they get marks of their own under this root.
+# Both places of a repeated key share one YAML path, so they get their own marks under this root.
 DUPLICATES = "<duplicate>"
 
 

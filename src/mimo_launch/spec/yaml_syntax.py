@@ -204,14 +204,14 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
         number, glued = found
         return fault(
             (number + 1, glued.start(1) + 1),
-            f"`{glued[1]}` has no space behind the `:`",
+            f"`{glued[1]}` has no space after the `:`",
             "without a space it is one word, not a key and its value",
             f"write `{glued[2]}: {glued[3]}`",
         )
     problem = error.problem or ""
     indent = shown[: len(shown) - len(shown.lstrip())]
     if "\t" in indent or "'\\t'" in problem:
-        headline = "a tab stands where YAML wants spaces"
+        headline = "there is a tab where YAML wants spaces"
         column = shown.index("\t") + 1 if "\t" in shown else column
         help_ = "replace each tab by two spaces"
     else:

@@ -96,7 +96,7 @@ def _recognised(
     if not dataset.judges:
         return 0, 0
     found = [
-        dataset.recognised("heldout", made.record, made.images)
+        dataset.count_recognised("heldout", made.record, made.images)
         for made in draw(session, forwarded, inputs.data, DRAWING_STEPS)
     ]
     return sum(right for right, _ in found), sum(judged for _, judged in found)

@@ -88,7 +88,7 @@ def _written(
             for each in drawn.get(record.id, []):
                 for what, files in _saved(dataset, each, folder, sheets).items():
                     line.setdefault(what, {})[each.generator] = files
-                right, judged = dataset.recognised("heldout", record.id, each.images)
+                right, judged = dataset.count_recognised("heldout", record.id, each.images)
                 if judged:
                     line |= {"recognised": right, "of": judged}
             if len(line) > 1:

@@ -211,7 +211,7 @@ def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
                 total += len(answer)
             made = oracle.made(index, DRAWING_STEPS) if dataset.judges else {}
             for images in made.values():
-                found = dataset.recognised("heldout", index, images)
+                found = dataset.count_recognised("heldout", index, images)
                 recognised, judged = recognised + found[0], judged + found[1]
     losses = {name: sums[name] / terms[name] for name in sums if terms[name]}
     loss = sum(oracle.losses[name] * mean for name, mean in losses.items())

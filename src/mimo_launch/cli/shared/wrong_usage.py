@@ -21,7 +21,7 @@ from mimo_launch.cli.shared.foreign_usage import (
     VALUES,
 )
 from mimo_launch.cli.shared.wrong_settings import Settings
-from mimo_launch.spec.meant import meant
+from mimo_launch.spec.meant import guess_values
 
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
 
@@ -166,7 +166,7 @@ class _Line:
         # Versions of typer and click name the type differently.
         of = str(getattr(option, "type_descriptor", getattr(option, "type", "")))
         if re.search(r"class 'int'|INT|IntRange", of) and not value.lstrip("-").isdecimal():
-            ours = next(iter(meant("", value, {"type": "integer"})), ours)
+            ours = next(iter(guess_values("", value, {"type": "integer"})), ours)
         self.rest += [] if ours is None else [name, ours]
         if ours is not None and name in ("--set", "--steps"):
             line = ours if name == "--set" else f"train.steps={ours}"

@@ -175,17 +175,17 @@ class OpenSplit:
             end = min([end, *begun])
         return end
 
-    def num_labels(self, row: int, behind: int = 0) -> int:
+    def num_labels(self, row: int, after: int = 0) -> int:
         """Return how many of the used tokens are learned.
 
-        Counts only tokens with more than `behind` tokens before them.
+        Counts only tokens with more than `after` tokens before them.
         """
         columns = self.index.columns
-        if columns["tokens"][row] <= self._seq and not behind:
+        if columns["tokens"][row] <= self._seq and not after:
             return int(columns["labels"][row])
         runs, end = self.index.range("run", row), self.end(row)
         first, last = (
-            columns[name][runs].astype(np.int64).clip(min(behind + 1, end), end)
+            columns[name][runs].astype(np.int64).clip(min(after + 1, end), end)
             for name in ("run_first", "run_last")
         )
         return int((last - first).sum())

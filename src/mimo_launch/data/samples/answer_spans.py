@@ -24,7 +24,7 @@ from mimo_launch.data.samples.template_program import (
     PRIVATE,
     Marked,
     Spans,
-    marked,
+    mark_message,
     read_marks,
     start_mark,
 )
@@ -82,7 +82,7 @@ class Conversation:
         self.text = chat.render(said, **settings)
         self._pieces: list[TextPiece] = []
         for number, message in enumerate(said):
-            marked(message, partial(self._new, number, message["role"]))
+            mark_message(message, partial(self._new, number, message["role"]))
         self._chosen, self._whole = self._find_marks()
         self._refuse_losses()
 
@@ -141,7 +141,7 @@ class Conversation:
             found = next(numbers)
             return found if chosen(self._pieces[found]) else None
 
-        return [marked(message, number) for message in self._said[:most]]
+        return [mark_message(message, number) for message in self._said[:most]]
 
     def _read(self, said: Said, **settings: Any) -> Marked:
         settings = {**self._settings, **settings}

@@ -92,8 +92,8 @@ class ChatFormat:
             ) from error
         start = _alike(with_one, without)
         # Something else may differ, too, such as a blank before text that comes first.
-        behind = _alike(with_one[start:][::-1], without[start:][::-1])
-        return with_one[start : len(with_one) - behind]
+        after = _alike(with_one[start:][::-1], without[start:][::-1])
+        return with_one[start : len(with_one) - after]
 
     def _as_dict(self, message: Message, markers: Mapping[Marker, str]) -> dict[str, Any]:
         role = message.role

@@ -73,7 +73,7 @@ def image_size(suffix: str, data: bytes) -> tuple[int, int]:
     """
     from PIL import Image
 
-    with readable(suffix, "an image"), _opened(data) as image:
+    with decoder_errors(suffix, "an image"), _open_image(data) as image:
         # `getexif` of PNG images would decode all pixels to look for EXIF data after them.
         turned = Image.Image.getexif(image).get(_ORIENTATION, 1) >= _FIRST_SWAPPED
         # For a TIFF, Pillow returns the size of the upright image.
@@ -89,7 +89,7 @@ def decode_image(suffix: str, data: bytes, *, channels: int) -> "Image":
     """
     from PIL import Image, ImageOps
 
-    with readable(suffix, "an image"), _opened(data) as file:
+    with decoder_errors(suffix, "an image"), _open_image(data) as file:
         image = ImageOps.exif_transpose(file)
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -104,7 +104,7 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
     """
     import soundfile
 
-    with readable(suffix, "a clip"):
+    with decoder_errors(suffix, "a clip"):
         found = soundfile.info(io.BytesIO(data))
         frames, rate = int(found.frames), int(found.samplerate)
         if not _LEAST_HERTZ <= rate <= _MOST_HERTZ:
@@ -122,7 +122,7 @@ def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArra
     """
     import soundfile
 
-    with readable(suffix, "a clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
+    with decoder_errors(suffix, "a clip"), soundfile.SoundFile(io.BytesIO(data)) as file:
         rate = int(file.samplerate)
         samples = file.read(math.ceil(seconds * rate), dtype="float32", always_2d=True)
         return samples.mean(axis=1, dtype=np.float32), rate
@@ -133,7 +133,7 @@ def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
 
     Raises: BadSample if the header cannot be read, or does not describe codes.
     """
-    with readable(suffix, "codes"):
+    with decoder_errors(suffix, "codes"):
         file = io.BytesIO(data)
         read = np.lib.format
         version = read.read_magic(file)
@@ -147,13 +147,13 @@ def codes_shape(suffix: str, data: bytes) -> tuple[int, int]:
 def decode_codes(suffix: str, data: bytes) -> npt.NDArray[np.int64]:
     """Return codec tokens, int64 [codebooks, frames]. Raises: BadSample if they cannot be read."""
     shape = codes_shape(suffix, data)
-    with readable(suffix, "codes"):
+    with decoder_errors(suffix, "codes"):
         found: npt.NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return found.astype(np.int64).reshape(shape)
 
 
 @contextmanager
-def _opened(data: bytes) -> "Iterator[Image]":
+def _open_image(data: bytes) -> "Iterator[Image]":
     """Open an image of a supported format. Raises: ValueError, and whatever Pillow raises."""
     from PIL import Image
 
@@ -173,7 +173,7 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 
 @contextmanager
-def readable(suffix: str, what: str) -> Iterator[None]:
+def decoder_errors(suffix: str, what: str) -> Iterator[None]:
     """Turn any error of a decoder into BadSample: no decoder documents all of its errors."""
     try:
         yield

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.samples.decode_media import decode_image, image_size, readable
+from mimo_launch.data.samples.decode_media import decode_image, decoder_errors, image_size
 from mimo_launch.data.sources.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.resize_rules import MOST_PIXELS
@@ -48,7 +48,7 @@ def video_size(suffix: str, data: bytes, rate: float) -> VideoSize:
 
     Raises: BadSample if it cannot be read, or its header lacks a required value.
     """
-    with readable(suffix, "a video"), _opened(suffix, data) as file:
+    with decoder_errors(suffix, "a video"), _open_video(suffix, data) as file:
         size = file.size(rate)
         if size.rate * _MOST_SECONDS < size.frames:
             raise ValueError(f"{size.frames} frames at {size.rate:g} a second last for weeks")
@@ -63,7 +63,7 @@ def video_groups(
     Raises: BadSample if a frame cannot be decoded, or does not exist.
     """
     # Imported here because it imports torch, which an index does not need.
-    from mimo_launch.data.torch_media import resized
+    from mimo_launch.data.torch_media import resize
 
     channels = len(recipe.mean)
     mean, std = (
@@ -78,11 +78,11 @@ def video_groups(
         return np.ascontiguousarray((scaled - mean) / std)
 
     now: list[Frame] = []
-    with readable(suffix, "a video"), _opened(suffix, data) as file:
+    with decoder_errors(suffix, "a video"), _open_video(suffix, data) as file:
         for frame in file.frames(taken.indices, channels):
             made = frame
             for size in (*taken.before, (taken.height, taken.width)):
-                made = resized(made, *size, recipe.resample)
+                made = resize(made, *size, recipe.resample)
             now.append(made)
             if len(now) == recipe.group:
                 yield group(now)
@@ -91,7 +91,7 @@ def video_groups(
             yield group(now)
 
 
-def _opened(suffix: str, data: bytes) -> AbstractContextManager["_Zip | _Film"]:
+def _open_video(suffix: str, data: bytes) -> AbstractContextManager["_Zip | _Film"]:
     """Return an open video, to be closed. Raises: ValueError, and whatever PyAV raises."""
     return closing(_Zip(data) if suffix.endswith(FRAMES_SUFFIX) else _Film(data))
 
@@ -181,7 +181,7 @@ class _Film:
         stream, frames = self._stream, 0
         height, width = int(stream.height), int(stream.width)
         if not stream.average_rate or min(height, width) < 1:
-            raise ValueError("its header says no size or no rate of frames")
+            raise ValueError("its header has no size or no frame rate")
         for packet in self._container.demux(stream):
             if packet.is_corrupt:
                 raise ValueError(f"the file is damaged or cut off at frame {frames}")

@@ -170,7 +170,7 @@ class ShardInputs:
             BadSample: An image or a clip makes no row, or a target has no place.
         """
         placed: list[PlacedMedium] = []
-        rows_so_far = behind_target = targets = 0
+        rows_so_far = after_target = targets = 0
         parts: dict[Marker, Iterator[tuple[int, _Images]]] = {
             "image": self._pieces(members.get("image", ()), sizes, is_cut=self.cuts_images),
             "audio": self._pieces(members.get("audio", ()), sizes, is_cut=False),
@@ -179,8 +179,8 @@ class ShardInputs:
         for before, marker in (*markers, *self._at_end(markers, num_text, members)):
             at = before + rows_so_far
             if marker == "target":
-                placed += self._targets(targets, range(behind_target, at), members, sizes)
-                targets, behind_target = targets + 1, at
+                placed += self._targets(targets, range(after_target, at), members, sizes)
+                targets, after_target = targets + 1, at
                 continue
             number, images = next(parts[marker])
             for name, media in self.in_text.items():
@@ -296,7 +296,7 @@ class ShardInputs:
     ) -> Iterator[PlacedMedium]:
         """Yield each generator's target with this number, made from the last tokens before it."""
         if not before:
-            raise BadSample("it has no text in front of one of its targets")
+            raise BadSample("it has no text before one of its targets")
         read = before[-self._most_reads :]
         for reader in self._generators:
             if mine := reader.members(members):

@@ -92,7 +92,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
             ignored.append(f"the role `{role[:40]}`, which is not learnt,")
         last = messages[-1] if messages else None
         if role in CALLS and last is not None and last.role == "assistant":
-            messages[-1] = joined = _joined(last, message, where)
+            messages[-1] = joined = _join(last, message, where)
             ignored += (
                 f"`{key[:40]}` of calls"
                 for key, value in message.rest.items()
@@ -105,7 +105,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
     return messages, ignored
 
 
-def _joined(answer: Message, call: Message, where: str) -> Message:
+def _join(answer: Message, call: Message, where: str) -> Message:
     """Return an answer with the tool calls of the message after it. Raises: BadSample."""
     if answer.in_loss != call.in_loss:
         raise BadSample(f"{where} and the answer before it are one, but one is not learnt")

@@ -76,7 +76,7 @@ class SampleEncoder:
             except TooMuch as error:
                 raise TemplateRefused(f"it {error} for one short conversation") from error
         if self._words and self._chat is None:
-            raise TemplateRefused("the time of videos stands in the text, which needs `chat`")
+            raise TemplateRefused("the time of videos is part of the text, which needs `chat`")
         tokenizer = self._tokens.tokenizer
         self._markers = find_markers(spec, data, inputs, tokenizer, self._chat)
         self._tiles = tile_text(folder, self._markers["image"]) if inputs.cuts_images else None
@@ -99,7 +99,7 @@ class SampleEncoder:
             Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
         )
         try:
-            text, [(_, last)], _ = self._conversed(Record(messages=(asked, said)))
+            text, [(_, last)], _ = self._render(Record(messages=(asked, said)))
         except (BadSample, ValueError):  # Real samples will report any error.
             return ()
         if re.search(rf"(?:{self._ends})\Z", text[:last].rstrip()):
@@ -171,7 +171,7 @@ class SampleEncoder:
         text, inside = template.prompt, list[Marker]()
         for part in record.caption:
             if part.kind == "text":
-                text += self._tokens.literals.signed(part.text, is_prose=record.is_prose)
+                text += self._tokens.literals.sign(part.text, is_prose=record.is_prose)
             else:
                 pieces = next(tiles) if part.kind == "image" else 1
                 text += self._markers[part.kind] * pieces
@@ -197,9 +197,9 @@ class SampleEncoder:
         told: Told,
     ) -> EncodedSample:
         self._refuse_other_number(record, members, unread)
-        text, learn, ignored = self._conversed(record)
+        text, learn, ignored = self._render(record)
         parts: dict[Marker, Iterator[int]] = {}
-        for shown, whole, written in self._written(told):
+        for shown, whole, written in self._part_texts(told):
             text, learn = with_parts(text, learn, whole, written, shown)
             parts[shown] = map(len, told[shown])
         wanted = tuple(m for m in record.media() for _ in range(next(parts.get(m, repeat(1)))))
@@ -227,7 +227,7 @@ class SampleEncoder:
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
 
-    def _written(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
+    def _part_texts(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
         """Yield each medium in parts, the text to replace, and the replacement for each one."""
         if self._tiles and told.get("image"):
             yield "image", self._tiles.whole, [self._tiles.written(x) for x in told["image"]]
@@ -235,12 +235,12 @@ class SampleEncoder:
             marker = self._markers["video"]
             yield "video", marker, [self._words.written(marker, x) for x in told["video"]]
 
-    def _conversed(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
+    def _render(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
         """Return the text of a conversation, the spans of its answers, and its ignored keys."""
         if self._chat is None:
             raise TypeError("a conversation needs a chat template")
         chat = self._chat.of(record)
-        signed = partial(self._tokens.literals.signed, is_prose=record.is_prose)
+        signed = partial(self._tokens.literals.sign, is_prose=record.is_prose)
         settings = {"tools": signed(record.tools), "documents": signed(record.documents)}
         messages = [
             replace(

@@ -166,7 +166,7 @@ def start_mark(number: int) -> str:
     return chr(_OPEN + number)
 
 
-def marked(message: dict[str, Any], number: Callable[[str], int | None]) -> dict[str, Any]:
+def mark_message(message: dict[str, Any], number: Callable[[str], int | None]) -> dict[str, Any]:
     """Return a message with marks around its pieces.
 
     `number` is called for each piece, and returns None for a piece without marks.
@@ -183,16 +183,16 @@ def marked(message: dict[str, Any], number: Callable[[str], int | None]) -> dict
     calls = message.get("tool_calls") or ()
     if calls:
         found["tool_calls"] = [
-            _marked_call(call, number(f"tool_calls[{n}]" if len(calls) > 1 else "tool_calls"))
+            _mark_call(call, number(f"tool_calls[{n}]" if len(calls) > 1 else "tool_calls"))
             for n, call in enumerate(calls)
         ]
     return found
 
 
-def _marked_call(call: dict[str, Any], number: int | None) -> dict[str, Any]:
+def _mark_call(call: dict[str, Any], number: int | None) -> dict[str, Any]:
     """Return a tool call with marks around its name."""
     if isinstance(function := call.get("function"), dict):
-        return {**call, "function": _marked_call(function, number)}
+        return {**call, "function": _mark_call(function, number)}
     return {**call, "name": _with_marks(call["name"], number)}
 
 
@@ -238,7 +238,7 @@ def read_marks(text: str) -> Marked:
             blocks.append((begun, length))
             begun = None
         elif mark in (BLOCK, END_BLOCK):
-            raise BadSample("blocks of `{% generation %}` stand in each other")
+            raise BadSample("blocks of `{% generation %}` are nested")
         else:
             number = ord(mark) & 0xFFFF
             places[number] = (places.get(number, (length, 0))[0], length)

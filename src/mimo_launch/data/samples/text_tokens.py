@@ -88,7 +88,7 @@ class TextTokens:
 
         Raises: BadSample if the text is too long, or the tokenizer refuses it.
         """
-        ids, loss_mask = self.literals.spelled(*self._ids(text, learn))
+        ids, loss_mask = self.literals.spell(*self._ids(text, learn))
         if is_document:
             end = [] if self._end is None else [self._end]
             loss_mask = np.pad(loss_mask, (len(self.start), len(end)))
@@ -169,7 +169,7 @@ class LiteralMarkers:
         texts = "|".join(map(re.escape, sorted(self._signs, key=len, reverse=True))) or "(?!)"
         self._bare, self._escaped = re.compile(f"({texts})"), re.compile(rf"(?<!\\)\\({texts})")
 
-    def signed(self, value: Any, *, is_prose: bool) -> Any:
+    def sign(self, value: Any, *, is_prose: bool) -> Any:
         """Return a JSON value with a sign in its texts in place of each marker that is text.
 
         With `is_prose`, all markers are text. Raises: BadSample if the value already has signs.
@@ -180,12 +180,12 @@ class LiteralMarkers:
             pattern = self._bare if is_prose else self._escaped
             return pattern.sub(lambda found: self._signs[found[1]], value)
         if isinstance(value, Mapping):
-            return {key: self.signed(each, is_prose=is_prose) for key, each in value.items()}
+            return {key: self.sign(each, is_prose=is_prose) for key, each in value.items()}
         if isinstance(value, list):
-            return [self.signed(each, is_prose=is_prose) for each in value]
+            return [self.sign(each, is_prose=is_prose) for each in value]
         return value
 
-    def spelled(
+    def spell(
         self, ids: Sequence[int], loss_mask: npt.NDArray[np.bool_]
     ) -> tuple[list[int], npt.NDArray[np.bool_]]:
         """Return tokens and their loss mask, with each sign replaced by tokens of its letters."""

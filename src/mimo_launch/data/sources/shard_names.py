@@ -31,7 +31,7 @@ class PatternError(ValueError):
     """A pattern cannot be expanded; the message says why, in one line."""
 
 
-def expanded(pattern: str, most: int) -> list[str]:
+def expand(pattern: str, most: int) -> list[str]:
     """Return the names that a pattern with braces expands to, at most `most`.
 
     Raises: PatternError.
@@ -126,7 +126,7 @@ def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:
     """
     found: dict[object, NamedShard] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        for name in expanded(pattern, MAX_FILES):
+        for name in expand(pattern, MAX_FILES):
             here: dict[int, NamedShard] = {}
             for path in map(Path, sorted(_Search().names(name)) if has_magic(name) else [name]):
                 shard = found.setdefault(_file(path), NamedShard(path))

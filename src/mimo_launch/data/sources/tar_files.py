@@ -152,8 +152,8 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
             while block := file.read(_MAX_HEADERS):
                 if block.strip(b"\0"):
                     raise tarfile.ReadError(
-                        f"more stands after the end of the archive at byte {stop}; join tar files "
-                        "with `tar -A`, not with `cat`"
+                        f"there is more after the end of the archive at byte {stop}; join tar "
+                        "files with `tar -A`, not with `cat`"
                     )
     except (ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise tarfile.ReadError(f"a bad header after byte {end}: {error}") from error
