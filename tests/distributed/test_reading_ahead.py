@@ -17,7 +17,8 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress, RunState
-from mimo_launch.spec.spec import EvalSpec, Spec
+from mimo_launch.spec.sections import EvalSpec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop
 from mimo_launch.train.events import BadSamples, StepFinished
 from mimo_launch.train.loop import Hooks, train

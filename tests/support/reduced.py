@@ -5,8 +5,8 @@ from itertools import combinations
 from mimo_launch.checks.all_checks import check
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.schedule.data_flow import fills_bubbles
-from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import AXES, Spec, rank_range
+from mimo_launch.spec.base import AXES, Axis, rank_range
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.coverage import not_proved
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.samples import grouped_encoders
-from mimo_launch.spec.spec import ScheduleKind, Spec
+from mimo_launch.spec.sections import ScheduleKind
+from mimo_launch.spec.spec import Spec
 
 AXES = ("tp", "cp", "dp", "pp")
 # Every order in which cp varies faster than dp, the default first.

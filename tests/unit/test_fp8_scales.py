@@ -15,7 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from mimo_launch.comm.process_groups import Group  # noqa: E402
 from mimo_launch.layers.te_fp8 import Fp8  # noqa: E402
-from mimo_launch.spec.spec import Fp8Spec  # noqa: E402
+from mimo_launch.spec.sections import Fp8Spec  # noqa: E402
 
 LARGEST, LENGTH = 448.0, 4
 

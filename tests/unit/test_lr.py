@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.specs import box, spec
 
 from mimo_launch.optimizer.module_optimizers import learning_rate, rate_at
-from mimo_launch.spec.spec import LrSchedule
+from mimo_launch.spec.optimizers import LrSchedule
 
 KINDS = ("constant", "cosine", "wsd")
 

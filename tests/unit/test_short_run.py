@@ -6,7 +6,8 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.spec.spec import EvalSpec, Spec
+from mimo_launch.spec.sections import EvalSpec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.coverage import not_proved
 from mimo_launch.verify.shrink import MIN_EPS, RUN_STEPS, short_run, shrink
 from mimo_launch.verify.training_proof import SKIPPED, STOP_AFTER

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mimo_launch.spec.base import MissingPartError
 from mimo_launch.spec.load import Loaded, dump_spec, load_text, spec_from_data
-from mimo_launch.spec.spec import MissingPartError
 
 ROOT = Path(__file__).parents[2]
 VALID = (ROOT / "tests" / "fixtures" / "valid.yaml").read_text(encoding="utf-8")

@@ -25,7 +25,8 @@ from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.processors.frame_sampling import EvenSampling, VideoSize, VideoTooShort
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.spec.spec import Videos, VideoSettings
+from mimo_launch.spec.data import VideoSettings
+from mimo_launch.spec.spec import Videos
 
 SMALL = {"patch_size": 4, "merge_size": 2}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,8 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import MissingPartError, Spec
+from mimo_launch.spec.base import LANGUAGE, MissingPartError
+from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import close_matches
 
 

@@ -9,15 +9,9 @@ Leaves: how widths are cut over tp to `widths`.
 from mimo_launch.checks.rule import Findings, next_multiple, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
-from mimo_launch.spec.spec import (
-    AudioModel,
-    DecoderModel,
-    LanguageModel,
-    SlidingWindow,
-    Spec,
-    VitModel,
-    Windows,
-)
+from mimo_launch.spec.layers import SlidingWindow
+from mimo_launch.spec.media import Windows
+from mimo_launch.spec.spec import AudioModel, DecoderModel, LanguageModel, Spec, VitModel
 
 
 def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:

@@ -19,8 +19,8 @@ from mimo_launch.checks.rule import Rule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.layout.samples import grouped_encoders, shares_ranks
 from mimo_launch.layout.space import divisors, grids_on
-from mimo_launch.spec.base import AXES, LANGUAGE, Axis, rank_text
-from mimo_launch.spec.spec import Grid, MissingPartError, Spec
+from mimo_launch.spec.base import AXES, LANGUAGE, Axis, MissingPartError, rank_text
+from mimo_launch.spec.spec import Grid, Spec
 
 # Findings that another grid resolves.
 _OF_GRIDS = (

@@ -14,8 +14,16 @@ from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.rank_grid import RankGrid
-from mimo_launch.spec.base import LANGUAGE, Axis, num_bytes, rank_text
-from mimo_launch.spec.spec import AXES, MissingPartError, ModuleSpec, Spec, rank_range
+from mimo_launch.spec.base import (
+    AXES,
+    LANGUAGE,
+    Axis,
+    MissingPartError,
+    num_bytes,
+    rank_range,
+    rank_text,
+)
+from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.values import GPUS
 from mimo_launch.spec.wording import close_matches
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
-from mimo_launch.spec.base import LANGUAGE, Strict
-from mimo_launch.spec.spec import MissingPartError, Spec
+from mimo_launch.spec.base import LANGUAGE, MissingPartError, Strict
+from mimo_launch.spec.spec import Spec
 
 Findings = Iterator[Diagnostic]
 M = TypeVar("M")

@@ -15,9 +15,9 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.space import divisors
 from mimo_launch.spec.base import LANGUAGE, Axis
-from mimo_launch.spec.hybrid import RECURRENT, RecurrentSizes
+from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import DeltaNetSizes, HybridModel, MambaSizes, Spec
+from mimo_launch.spec.spec import HybridModel, Spec
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:

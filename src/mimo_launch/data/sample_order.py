@@ -17,7 +17,8 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.layout.step_data import StepData, packed
-from mimo_launch.spec.spec import HeldOut, Spec
+from mimo_launch.spec.sections import HeldOut
+from mimo_launch.spec.spec import Spec
 
 # A sample of a step: the id of a record, or the ids of all records of a pack; () is padding.
 Sample = int | tuple[int, ...]

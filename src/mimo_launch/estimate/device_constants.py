@@ -14,7 +14,7 @@ from typing import Any
 
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.spec.files import read_json
-from mimo_launch.spec.spec import NodesSpec
+from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.values import GPUS, MEASURED, Precision, network_bandwidth
 from mimo_launch.spec.wording import did_you_mean, found
 

@@ -21,14 +21,8 @@ from mimo_launch.hugging_face.tensors import (
     Reshaped,
     Rows,
 )
-from mimo_launch.spec.spec import (
-    AudioModel,
-    DecoderModel,
-    HybridModel,
-    Strict,
-    TalkerModel,
-    VitModel,
-)
+from mimo_launch.spec.base import Strict
+from mimo_launch.spec.spec import AudioModel, DecoderModel, HybridModel, TalkerModel, VitModel
 from mimo_launch.spec.wording import text_of
 
 _MODELS: dict[str, type[Strict]] = {

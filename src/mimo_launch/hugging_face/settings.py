@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.spec.base import Strict
 from mimo_launch.spec.hybrid import DeltaNetSizes
 from mimo_launch.spec.layers import Moe, Mtp
-from mimo_launch.spec.spec import Model, Strict
+from mimo_launch.spec.spec import Model
 
 Default = float | None | Callable[[Config], float]
 

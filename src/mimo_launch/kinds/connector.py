@@ -12,7 +12,7 @@ from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import OneShape, table
 from mimo_launch.kinds.transformer_encoder import MapsShape, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.spec.spec import ConnectorModel
+from mimo_launch.spec.encoders import ConnectorModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from mimo_launch.kinds.saved_activations import (
 )
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
-from mimo_launch.spec.spec import DecoderModel, QueryScaling, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import QueryScaling, SlidingWindow
+from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),

@@ -13,7 +13,8 @@ from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.transformer_encoder import BlocksKind, MapsShape
 from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.spec.spec import FlowModel, Images
+from mimo_launch.spec.encoders import FlowModel
+from mimo_launch.spec.spec import Images
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,20 +27,12 @@ from mimo_launch.kinds.saved_activations import (
 )
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.weights import LayerShape, Weight
+from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.layers import Mtp
-from mimo_launch.spec.spec import (
-    Clips,
-    Codes,
-    EncoderModel,
-    Images,
-    Moe,
-    QueryScaling,
-    RopeScaling,
-    SlidingWindow,
-    Windows,
-)
+from mimo_launch.spec.layers import Moe, Mtp, QueryScaling, SlidingWindow
+from mimo_launch.spec.media import Windows
+from mimo_launch.spec.spec import Clips, Codes, Images, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from mimo_launch.kinds.saved_activations import (
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import CausalModel, GateActivation
-from mimo_launch.spec.layers import Mtp
-from mimo_launch.spec.spec import LanguageModel, Moe
+from mimo_launch.spec.layers import Moe, Mtp
+from mimo_launch.spec.spec import LanguageModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 
-from mimo_launch.spec.spec import Moe, QueryScaling, RopeScaling
+from mimo_launch.spec.layers import Moe, QueryScaling
+from mimo_launch.spec.spec import RopeScaling
 
 
 def even_cut(total: int, parts: int, index: int) -> range:

@@ -14,8 +14,7 @@ from mimo_launch.kinds.layer import LayerKind, Recurrence
 from mimo_launch.kinds.saved_activations import Saved
 from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WideNormShape
 from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Weight
-from mimo_launch.spec.hybrid import DELTANET, MAMBA, RecurrentSizes
-from mimo_launch.spec.spec import DeltaNetSizes, MambaSizes
+from mimo_launch.spec.hybrid import DELTANET, MAMBA, DeltaNetSizes, MambaSizes, RecurrentSizes
 
 # In a recurrent layer `query` is the number of channels of its heads, and `key` the number of
 # channels of B or C, or of the keys or queries of a DeltaNet. These are the tensors that the

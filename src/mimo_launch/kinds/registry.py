@@ -14,8 +14,8 @@ from typing import get_type_hints
 
 from mimo_launch import kinds
 from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import EncoderModel
 
 
 def kind_of(model: EncoderModel | CausalModel) -> ModelKind:

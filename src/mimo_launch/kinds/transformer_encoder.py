@@ -23,8 +23,7 @@ from mimo_launch.kinds.saved_activations import (
 )
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.spec.encoders import EncoderBlocks
-from mimo_launch.spec.spec import TransformerEncoder
+from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),

@@ -32,7 +32,8 @@ from mimo_launch.kinds.transformer_encoder import (
     TransformerEncoderKind,
 )
 from mimo_launch.kinds.weights import LayerShape, Parameters
-from mimo_launch.spec.spec import Images, VitModel, Windows
+from mimo_launch.spec.media import Windows
+from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
 
 # Instead of queries, keys and values in their original order.

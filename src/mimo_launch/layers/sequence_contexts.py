@@ -17,7 +17,8 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.router import RoutingContext
-from mimo_launch.spec.spec import QueryScaling, RopeScaling
+from mimo_launch.spec.layers import QueryScaling
+from mimo_launch.spec.spec import RopeScaling
 
 # Base of the 2-D rotary embedding, the same in every published model that has one.
 ROPE2D_THETA = 10000.0

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from mimo_launch.comm import torch_internals
 from mimo_launch.comm.collectives import all_reduce_max
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.spec.spec import Fp8Spec
+from mimo_launch.spec.sections import Fp8Spec
 
 # The package's names for the two directions.
 _STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}

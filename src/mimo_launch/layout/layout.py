@@ -20,16 +20,11 @@ from mimo_launch.kinds.weights import Share, parameters
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
 from mimo_launch.layout.stages import Stage, cut_into_stages
-from mimo_launch.spec.base import LANGUAGE, Axis
+from mimo_launch.spec.base import LANGUAGE, Axis, rank_range
+from mimo_launch.spec.module import Balance
 from mimo_launch.spec.optimizers import RULES, UpdateRule
-from mimo_launch.spec.spec import (
-    Balance,
-    ExpertGrid,
-    Model,
-    ScheduleKind,
-    Spec,
-    rank_range,
-)
+from mimo_launch.spec.sections import ScheduleKind
+from mimo_launch.spec.spec import ExpertGrid, Model, Spec
 from mimo_launch.spec.values import SHARDINGS, Sharding
 
 # The (module, stage) pairs that a rank holds, encoders first.

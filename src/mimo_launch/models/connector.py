@@ -20,7 +20,7 @@ from mimo_launch.layers.norms import Norm
 from mimo_launch.models.projector import owned
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
-from mimo_launch.spec.spec import ConnectorModel
+from mimo_launch.spec.encoders import ConnectorModel
 
 
 class ConnectorStage(ModelStage):

@@ -28,7 +28,7 @@ from mimo_launch.models.patches import image_places, own_share, own_tokens
 from mimo_launch.models.positions import sincos_positions
 from mimo_launch.models.row_places import RowReader
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput
-from mimo_launch.spec.spec import FlowModel
+from mimo_launch.spec.encoders import FlowModel
 
 # Times between 0 and 1 are embedded like the steps of a diffusion model with this many steps.
 TIME_SCALE = 1000.0

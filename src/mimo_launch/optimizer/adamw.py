@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.torch_internals import LocalKernels
-from mimo_launch.spec.optimizers import ADAMW
-from mimo_launch.spec.spec import OptimizerSpec
+from mimo_launch.spec.optimizers import ADAMW, OptimizerSpec
 
 
 class LocalAdamW(LocalKernels, torch.optim.AdamW):

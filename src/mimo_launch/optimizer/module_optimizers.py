@@ -21,8 +21,14 @@ from mimo_launch.comm import torch_internals
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.layers.router import ExpertBias, move_biases
 from mimo_launch.models.build import RankModule
-from mimo_launch.spec.optimizers import UpdateRule, rule_for
-from mimo_launch.spec.spec import LrSchedule, ModuleOptimizer, OptimizerSpec, Spec
+from mimo_launch.spec.optimizers import (
+    LrSchedule,
+    ModuleOptimizer,
+    OptimizerSpec,
+    UpdateRule,
+    rule_for,
+)
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)

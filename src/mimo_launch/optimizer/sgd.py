@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.torch_internals import LocalKernels
-from mimo_launch.spec.spec import OptimizerSpec
+from mimo_launch.spec.optimizers import OptimizerSpec
 
 
 class LocalSGD(LocalKernels, torch.optim.SGD):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.spec.spec import ScheduleKind
+from mimo_launch.spec.sections import ScheduleKind
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 # (chunk, kind, position): which of the rank's stages, forward or backward, which microbatch.

@@ -2,7 +2,7 @@
 
 Decides: the whole spec, and how modules read each other; the reference page and the JSON Schema are
 generated from here.
-Relies on: `module` and `sections`; names of all files of this room can be imported from here, too.
+Relies on: `module` and `sections`; the names that most rooms need can be imported from here, too.
 Leaves: checks of more than one key to `checks`.
 """
 
@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from mimo_launch.spec.base import (
-    AXES,
     LANGUAGE,
     ExpertGrid,
     Grid,
@@ -20,110 +19,63 @@ from mimo_launch.spec.base import (
     MissingPartError,
     Ranks,
     Strict,
-    rank_range,
 )
-from mimo_launch.spec.custom import AudioInput, CustomModel, ImageInput
+from mimo_launch.spec.custom import CustomModel
 from mimo_launch.spec.data import (
     CaptionTemplate,
     ChatTemplate,
     Data,
     DigitsData,
     SyntheticData,
-    VideoSettings,
     WebdatasetData,
 )
 from mimo_launch.spec.encoders import (
     AudioModel,
-    ConnectorModel,
-    EncoderModel,
-    FlowModel,
     TalkerModel,
-    TransformerEncoder,
 )
-from mimo_launch.spec.hybrid import DeltaNetSizes, HybridModel, MambaSizes
+from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
-from mimo_launch.spec.layers import Moe, QueryScaling, RopeScaling, SlidingWindow
-from mimo_launch.spec.media import Clips, Codes, Images, Tiles, Videos, Windows
-from mimo_launch.spec.module import Balance, Model, ModuleSpec
-from mimo_launch.spec.optimizers import DecaySpec, LrSchedule, ModuleOptimizer, OptimizerSpec
+from mimo_launch.spec.layers import RopeScaling
+from mimo_launch.spec.media import Clips, Codes, Images, Videos
+from mimo_launch.spec.module import Model, ModuleSpec
+from mimo_launch.spec.optimizers import OptimizerSpec
 from mimo_launch.spec.sections import (
     BatchSpec,
     CheckpointSpec,
     EvalSpec,
-    Fp8Spec,
-    HeldOut,
     LogSpec,
-    MlflowSpec,
     NodesSpec,
-    ScheduleKind,
     ScheduleSpec,
     TrainSpec,
-    WandbSpec,
 )
 from mimo_launch.spec.vit import VitModel
 
 __all__ = [
-    "AXES",
     "MAX_MODULES",
     "MODULE_NAME",
-    "AudioInput",
     "AudioModel",
-    "Balance",
-    "BatchSpec",
     "CaptionTemplate",
     "ChatTemplate",
-    "CheckpointSpec",
     "Clips",
     "Codes",
-    "ConnectorModel",
     "CustomModel",
     "Data",
-    "DecaySpec",
     "DecoderModel",
-    "DeltaNetSizes",
     "DigitsData",
-    "EncoderModel",
-    "EvalSpec",
     "ExpertGrid",
-    "FlowModel",
-    "Fp8Spec",
     "Grid",
-    "HeldOut",
     "HybridModel",
-    "ImageInput",
     "Images",
     "LanguageModel",
-    "LogSpec",
-    "LrSchedule",
-    "MambaSizes",
-    "MissingPartError",
-    "MlflowSpec",
     "Model",
-    "ModuleOptimizer",
     "ModuleSpec",
-    "Moe",
-    "NodesSpec",
-    "OptimizerSpec",
-    "QueryScaling",
-    "Ranks",
     "RopeScaling",
-    "ScheduleKind",
-    "ScheduleSpec",
-    "SlidingWindow",
     "Spec",
-    "Strict",
     "SyntheticData",
     "TalkerModel",
-    "Tiles",
-    "TrainSpec",
-    "TransformerEncoder",
-    "VideoSettings",
     "Videos",
     "VitModel",
-    "WandbSpec",
     "WebdatasetData",
-    "Windows",
-    "rank_range",
 ]
 
 MAX_MODULES = 64

@@ -28,7 +28,8 @@ from mimo_launch.layout.step_views import is_scorer
 from mimo_launch.models.language_input import read_text
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Codes, HeldOut, Images, Model
+from mimo_launch.spec.sections import HeldOut
+from mimo_launch.spec.spec import Codes, Images, Model
 from mimo_launch.train.events import EvalFinished
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.prefetch import StepReader

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.spec import Spec, WandbSpec
+from mimo_launch.spec.sections import WandbSpec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train import mlflow_listener
 from mimo_launch.train.events import (
     CheckpointSaved,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.spec.load import dump_spec
-from mimo_launch.spec.spec import MlflowSpec, Spec
+from mimo_launch.spec.sections import MlflowSpec
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,

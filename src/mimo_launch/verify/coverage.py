@@ -17,13 +17,8 @@ from typing import Any
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import Bridge, group_size, runs_in_phases
 from mimo_launch.schedule.orders import ORDERS
-from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import (
-    ExpertGrid,
-    Grid,
-    Spec,
-    rank_range,
-)
+from mimo_launch.spec.base import LANGUAGE, rank_range
+from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 Facts = Mapping[str, str]
 # The parts of recurrent layers, by their key, that several heads share.

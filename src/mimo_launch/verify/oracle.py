@@ -26,14 +26,8 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import (
-    ConnectorModel,
-    DecoderModel,
-    HybridModel,
-    LanguageModel,
-    RopeScaling,
-    Spec,
-)
+from mimo_launch.spec.encoders import ConnectorModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, RopeScaling, Spec
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_encoders import connect, encode
 from mimo_launch.verify.oracle_generators import Draw, generator_of

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation
+from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.layers import Moe
-from mimo_launch.spec.spec import TransformerEncoder, VitModel
+from mimo_launch.spec.spec import VitModel
 from mimo_launch.verify.oracle_layers import Weights, attend, layer_norm, linear, rms_norm, turned
 
 Gate = Callable[[Tensor, Tensor], Tensor]

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.tiles import Frame, Shown
+from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import AudioModel, ConnectorModel, Model, VitModel
+from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
 from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.random_draws import Noise
-from mimo_launch.spec.spec import FlowModel, Model, TalkerModel
+from mimo_launch.spec.encoders import FlowModel
+from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
 from mimo_launch.verify.oracle_encoders import patches_of, sincos
 from mimo_launch.verify.oracle_language import decoder_layers

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.spec.spec import QueryScaling, RopeScaling
+from mimo_launch.spec.layers import QueryScaling
+from mimo_launch.spec.spec import RopeScaling
 
 Weights = Mapping[str, Tensor]
 Size = tuple[int, int]

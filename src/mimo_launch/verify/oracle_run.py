@@ -16,8 +16,9 @@ from torch import Tensor
 from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.spec.optimizers import ADAMW
-from mimo_launch.spec.spec import HeldOut, LrSchedule, Spec
+from mimo_launch.spec.optimizers import ADAMW, LrSchedule
+from mimo_launch.spec.sections import HeldOut
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_blocks import Load

@@ -19,22 +19,20 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import group_size
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.encoders import EncoderBlocks
+from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
+from mimo_launch.spec.optimizers import LrSchedule
+from mimo_launch.spec.sections import CheckpointSpec, EvalSpec
 from mimo_launch.spec.spec import (
     AudioModel,
-    CheckpointSpec,
     Data,
     DecoderModel,
-    EvalSpec,
     HybridModel,
-    LrSchedule,
     Model,
     ModuleSpec,
     Spec,
     SyntheticData,
     TalkerModel,
-    TransformerEncoder,
     VitModel,
     WebdatasetData,
 )

@@ -23,15 +23,9 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import divisors, expert_grids, smaller_grids
 from mimo_launch.schedule.orders import ORDERS
-from mimo_launch.spec.base import LANGUAGE, Axis, rank_text
+from mimo_launch.spec.base import LANGUAGE, Axis, rank_range, rank_text
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import (
-    ExpertGrid,
-    Grid,
-    ModuleSpec,
-    Spec,
-    rank_range,
-)
+from mimo_launch.spec.spec import ExpertGrid, Grid, ModuleSpec, Spec
 from mimo_launch.verify.coverage import fan, kv_sharing
 
 # How many more ranks a proof may take to keep something. An axis becomes 1 only as a last resort.

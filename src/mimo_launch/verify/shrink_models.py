@@ -10,9 +10,10 @@ from math import lcm
 from typing import TypeVar
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.encoders import EncoderBlocks
+from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.media import Tiles, Windows
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
@@ -21,10 +22,7 @@ from mimo_launch.spec.spec import (
     HybridModel,
     ModuleSpec,
     TalkerModel,
-    Tiles,
-    TransformerEncoder,
     VitModel,
-    Windows,
 )
 
 HEAD_SIZE, PART_HEAD_SIZE = 8, 12

@@ -12,8 +12,9 @@ from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import CONFIG, Config, ConfigError
 from mimo_launch.hugging_face.settings import Settings, value_of
 from mimo_launch.hugging_face.tensors import Place, Tensors
+from mimo_launch.spec.encoders import ConnectorModel, FlowModel
 from mimo_launch.spec.load import model_from_data
-from mimo_launch.spec.spec import ConnectorModel, FlowModel, Model, TalkerModel
+from mimo_launch.spec.spec import Model, TalkerModel
 
 # Prefix of weights that read rows of another module; the name of that module comes next.
 READS = "reads."

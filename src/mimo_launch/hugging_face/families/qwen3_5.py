@@ -32,8 +32,7 @@ from mimo_launch.hugging_face.tensors import (
     in_layers,
 )
 from mimo_launch.hugging_face.wholes import VisionAndText
-from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP
-from mimo_launch.spec.spec import DeltaNetSizes
+from mimo_launch.spec.hybrid import ATTENTION, DELTANET, EXPERTS, MLP, DeltaNetSizes
 
 # Settings.
 
