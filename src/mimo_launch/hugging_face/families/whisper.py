@@ -164,7 +164,7 @@ VOXTRAL = TowerAndDecoder(
 QWEN2_AUDIO_ENCODER = _audio(
     "qwen2_audio_encoder",
     architecture="Qwen2AudioEncoder",
-    settings=replace(_SETTINGS, rest={"stack": 2, "pooling": "mean"}),
+    settings=replace(_SETTINGS, rest={"pooling": "mean", "stack": 2}),
     defaults={
         "encoder_layers": 32, "d_model": 1280, "encoder_attention_heads": 20,
         "encoder_ffn_dim": 5120, "num_mel_bins": 128,
