@@ -588,3 +588,52 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"max_img_size": 15},
     ],
 }  # fmt: skip
+# Values of a spec that a folder contradicts, by our kind of module: the key that is named, and what
+# is said of it. Without a key, the change passes.
+UNLIKE: list[tuple[str, str, dict[str, Any], str | None, str]] = [
+    *((name, "decoder", {}, None, "") for name in ("Qwen2-VL-7B", "Qwen2.5-VL-7B")),
+    ("Qwen2.5-VL-7B", "vit", {"windows": None}, "windows", "null, but in F {side: 4, full: ["),
+    ("Qwen2.5-VL-7B", "vit", {"windows.side": 2}, "windows", "{side: 2, full: [7, 15, 23, 31]}, "),
+    ("Qwen2.5-VL-7B", "vit", {"windows.full": [3]}, "windows", "{side: 4, full: [3]}, but in F "),
+    ("Qwen2.5-VL-7B", "vit", {"norm": "layer"}, "norm", "layer, but in F rms"),
+    ("Qwen2.5-VL-7B", "vit", {"activation": "gelu"}, "activation", "gelu, but in F swiglu"),
+    ("Qwen2-VL-7B", "vit", {"windows": {"side": 4}}, "windows", "{side: 4, full: []}, but in F "),
+    ("Qwen2-VL-7B", "vit", {"positions": "sincos"}, "positions", "sincos, but in F "),
+    ("Qwen2-VL-7B", "vit", {"temporal_patch": 1}, "temporal_patch", "1, but in F "),
+    ("Qwen2-VL-7B", "vit", {"projector": "mlp"}, "projector", "mlp, but in F "),
+    ("Qwen2-VL-7B", "vit", {"video": {"time": "patches"}}, None, ""),
+    (
+        "Qwen2-VL-7B", "vit", {"video": {"time": "text"}}, "video",
+        "{time: text, per_second: null}, but in F {time: patches,",
+    ),
+    ("Qwen2.5-VL-7B", "vit", {"video": {"time": "seconds", "per_second": 4}}, None, ""),
+    (
+        "Qwen2.5-VL-7B", "vit", {"video": {"time": "seconds", "per_second": 2}}, "video",
+        "{time: seconds, per_second: 2}, but in F {time: seconds",
+    ),
+    ("Qwen2-VL-7B", "decoder", {"mrope": [32, 16, 16]}, "mrope", "[32, 16, 16], but in F "),
+    ("Qwen2-VL-7B", "decoder", {"mrope": None}, "mrope", "null, but in F "),
+    ("Qwen2.5-7B", "decoder", {"mrope": [16, 24, 24]}, "mrope", "[16, 24, 24], but in F "),
+    *(
+        (name, "decoder", {"moe.aux_loss": 0.0, **change}, "moe" if change else None, "")
+        for name in ("Mixtral, small", "Qwen3-MoE, small")
+        for change in ({}, {"moe.top_k": 1}, {"moe.every": 4}, {"moe.shared": 8})
+    ),
+    # How experts are trained is for the spec to say, whether they have a bias is not.
+    *(
+        (
+            "Nemotron-H with experts", "hybrid",
+            {"moe.aux_loss": 1e-4, "moe.bias_update_rate": 1e-3, **change},
+            "moe" if said else None, said,
+        )
+        for change, said in (
+            ({}, ""), ({"moe.aux_loss": 0.0, "moe.bias_update_rate": 0.0}, ""),
+            ({"moe.bias_update_rate": None}, "bias_update_rate: null"),
+            ({"moe.top_k": 2}, "top_k: 2"), ({"moe.score": "softmax"}, "score: softmax"),
+        )
+    ),
+    ("Nemotron-H", "hybrid", {}, None, ""),
+    ("Nemotron-H", "hybrid", {"mamba.state": 8}, "mamba", "state: 8"),
+    ("Nemotron-H", "hybrid", {"pattern": "M-MM"}, "pattern", ""),
+    ("Nemotron-H", "hybrid", {"rope_theta": 1e4}, "rope_theta", ""),
+]  # fmt: skip

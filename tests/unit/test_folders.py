@@ -5,13 +5,16 @@ The table is `tests/support/folders.py`; each test here holds for all of it.
 
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.folders import CONFIGS, GROWING, IGNORED, READ, REFUSED, SAME, VIDEOS
+from tests.support.folders import CONFIGS, GROWING, IGNORED, READ, REFUSED, SAME, UNLIKE, VIDEOS
+from tests.support.headers import NO_TENSORS
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.hugging_face.architectures import Modules, alone, together
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.part import Part
@@ -149,6 +152,38 @@ def test_tensors_for_further_tokens_are_left_out(
     assert part.is_ignored(tensor, model_of(part)) == ignored
 
 
+@pytest.mark.parametrize(("name", "kind", "change", "key", "said"), UNLIKE)
+def test_a_spec_must_say_what_its_folder_says(
+    name: str, kind: str, change: dict[str, Any], key: str | None, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
+    modules: dict[str, Any] = {}
+    for part in parts_of(CONFIGS[name]):
+        model = {"kind": part.family.kind, **plain(part.keys())}
+        for path, value in change.items() if part.family.kind == kind else ():
+            *outer, last = path.split(".")
+            inner = model
+            for each in outer:
+                inner = inner[each]
+            inner[last] = value
+        module = "language" if part.family.kind in ("decoder", "hybrid") else "vision"
+        modules[module] = {"model": model, "ranks": 0, "init_from": str(tmp_path)}
+    if "vision" in modules:
+        modules["vision"]["placeholder"] = 151655
+    sections = {"batch": {"global": 2, "seq": 4096}, "train": {"steps": 1}}
+    data = {"kind": "synthetic"} if "vision" in modules else {"kind": "synthetic", "text_only": 1.0}
+    spec = {"version": 1, "name": "t", "modules": modules, "data": data, **sections}
+    found = check_text(json.dumps(spec)).diagnostics
+    items = [each for each in found if each.code.startswith("init-from") and each.is_error]
+    others = {each.code for each in found if each.is_error and each not in items}
+    assert key is not None or others <= {"memory-exceeded"}
+    assert [item.path[-1] for item in items] == ([] if key is None else [key])
+    for item in items:
+        assert f"`{key}` of `" in item.headline
+        assert said in item.headline.replace(f"{tmp_path}/config.json", "F")
+
+
 def alone_of(model: Any, *, width: int = 0, like: str = "") -> Any:
     """Return the architecture of a model by itself."""
     modules = {"models": {"m": model}, "tokens": {}, "widths": {"m": width}}
@@ -218,3 +253,23 @@ def test_a_tower_whose_mlps_are_not_as_wide_as_its_rows_is_no_glm4v() -> None:
 def test_a_width_that_no_layer_has_is_not_written() -> None:
     model = model_of(part_of(CONFIGS["Qwen3-Next-80B-A3B"], "hybrid"))
     assert "intermediate_size" not in alone_of(model).config
+
+
+@pytest.mark.parametrize(
+    "name", ["patch.bias", "positions.weight", "projector.linear.weight", "layers.0.x.weight"]
+)
+def test_names_that_a_tower_does_not_have_are_refused(name: str) -> None:
+    part = part_of(CONFIGS["Qwen2-VL-7B"], "vit")
+    with pytest.raises(KeyError):
+        part.family.tensors.place(name, model_of(part))
+
+
+def test_an_export_says_the_places_of_a_second() -> None:
+    part = part_of(CONFIGS["Qwen2.5-VL-7B"], "vit")
+    timed, seen = (
+        part.family.config(model_from_data({"kind": "vit", **plain(part.keys()), "video": video}))
+        for video in ({"time": "seconds", "per_second": 2.0}, {"time": "patches"})
+    )
+    assert timed["tokens_per_second"] == 2
+    assert isinstance(timed["tokens_per_second"], int)
+    assert "tokens_per_second" not in seen

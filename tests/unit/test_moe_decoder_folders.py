@@ -57,15 +57,6 @@ def found(
     return [item for item in check(made) if item.code.startswith("init-from")]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("change", [{}, {"top_k": 1}, {"every": 4}, {"shared": 8}])
-def test_a_folder_must_say_what_the_spec_says(
-    name: str, change: dict[str, Any], tmp_path: Path
-) -> None:
-    items = found(name, tmp_path, aux_loss=0.0, **change)
-    assert [item.path[-1] for item in items] == (["moe"] if change else [])
-
-
 @pytest.mark.parametrize(
     ("said", "there"), [({"router_aux_loss_coef": 0.02}, "0.02"), ({}, "0.001")]
 )
