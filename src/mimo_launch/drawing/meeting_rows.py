@@ -14,7 +14,7 @@ from math import gcd
 
 from mimo_launch.drawing.rows import BridgeRow, GroupRow, Link, PeerRow, Ranks
 from mimo_launch.layout.balance import replicas_that_share
-from mimo_launch.layout.bridge_routing import route
+from mimo_launch.layout.bridge_routing import components, route
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import EXPERT_GROUPS, MODULE_GROUPS
 from mimo_launch.layout.samples import Bridge, SampleMap
@@ -22,7 +22,6 @@ from mimo_launch.layout.space import divisors
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.channels import components_of
 from mimo_launch.schedule.data_flow import exchanges, needs_backward
 from mimo_launch.spec.base import Axis
 
@@ -94,7 +93,7 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
             for src, dst, count in rows
             if per_node is not None and src // per_node != dst // per_node
         ),
-        components=components_of(layout, bridge.name) if exchanges(layout, bridge) else (),
+        components=components(layout, bridge.name) if exchanges(layout, bridge) else (),
         links=tuple([Link(src=src, dst=dst, rows=count) for src, dst, count in rows]),
         bytes=None if layout.is_star else total * width,
         **ends,

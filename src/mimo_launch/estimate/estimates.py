@@ -20,13 +20,14 @@ from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.layout.rank_groups import groups_of
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
-from mimo_launch.schedule.channels import channels_of, components_of
+from mimo_launch.schedule.channels import channels_of
 from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
@@ -181,7 +182,7 @@ class Estimator:
         # As in `GridSet`: equal sets of ranks share a communicator.
         groups = {group.ranks for group in groups_of(self.layout, rank)}
         for bridge in self.layout.bridges:
-            groups.update(ranks for ranks in components_of(self.layout, bridge) if rank in ranks)
+            groups.update(ranks for ranks in components(self.layout, bridge) if rank in ranks)
         # One more for all ranks, even if a group is as large.
         mine = sum(len(ranks) > 1 for ranks in groups) + (self.layout.world_size > 1)
         return mine + len(channels_of(self.layout, rank, self.programs[rank]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 
 from mimo_launch.layout.balance import replica_links, replica_sources
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, cached_in_layout
 from mimo_launch.layout.row_owners import Piece
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.base import Axis
@@ -116,6 +116,7 @@ def _intersect(
                 )
 
 
+@cached_in_layout
 def components(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
     """Return the connected components of a bridge's route graph as sorted tuples of ranks.
 

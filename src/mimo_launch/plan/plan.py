@@ -11,6 +11,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
+from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.rank_groups import RankGroup, rank_groups
 from mimo_launch.plan.rank_plan import RankPlan
@@ -18,7 +19,6 @@ from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.channels import (
     P2PGroup,
     channels_of,
-    components_of,
     p2p_groups_of,
 )
 from mimo_launch.schedule.deadlock_proof import proven
@@ -52,7 +52,7 @@ class Plan:
         bridges = (
             RankGroup(f"{bridge}.bridge", ranks)
             for bridge in self.layout.bridges
-            for ranks in components_of(self.layout, bridge)
+            for ranks in components(self.layout, bridge)
         )
         return (*rank_groups(self.layout), *bridges)
 

@@ -211,13 +211,7 @@ def component_of(layout: Layout, rank: int, bridge: str) -> tuple[int, ...]:
 
 @cached_in_layout
 def _component_by_rank(layout: Layout, bridge: str) -> dict[int, tuple[int, ...]]:
-    return {rank: ranks for ranks in components_of(layout, bridge) for rank in ranks}
-
-
-@cached_in_layout
-def components_of(layout: Layout, bridge: str) -> tuple[tuple[int, ...], ...]:
-    """Return the components of a bridge (cached)."""
-    return components(layout, bridge)
+    return {rank: ranks for ranks in components(layout, bridge) for rank in ranks}
 
 
 @cached_in_layout

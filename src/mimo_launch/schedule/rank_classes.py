@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from mimo_launch.layout.balance import replica_links
+from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import Action
-from mimo_launch.schedule.channels import Meetings, components_of
+from mimo_launch.schedule.channels import Meetings
 from mimo_launch.schedule.data_flow import fills_bubbles
 from mimo_launch.spec.base import Axis
 
@@ -151,7 +152,7 @@ class ClassMeetings(Meetings):
         found = {}
         for bridge in self.layout.bridges:
             joined: list[set[int]] = []
-            parts = components_of(self.layout, bridge)
+            parts = components(self.layout, bridge)
             for mine in dict.fromkeys(self._first_of(ranks) for ranks in parts):
                 apart = [each for each in joined if each.isdisjoint(mine)]
                 met = [each for each in joined if not each.isdisjoint(mine)]
