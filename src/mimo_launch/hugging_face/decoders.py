@@ -17,7 +17,7 @@ from mimo_launch.hugging_face.rotary import FACTOR, rope, rope_refusal
 from mimo_launch.hugging_face.settings import (
     Computed,
     Fixed,
-    Section,
+    InnerSettings,
     Settings,
     architecture,
     defaults_of,
@@ -48,7 +48,7 @@ _FIRST = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class WindowKeys:
     """How a configuration selects layers that attend in windows: the entry `sliding_window`.
 
     `size` is the default. `asked`: only with `use_sliding_window`. `by_layer`: only layers that
@@ -127,7 +127,7 @@ class Windows:
         return found
 
 
-NO_WINDOWS = Windows(never=True)
+NO_WINDOWS = WindowKeys(never=True)
 
 
 def in_turn(config: Config, every: int) -> Config:
@@ -163,7 +163,9 @@ FILLED = Computed(
 )
 
 
-def decoder(block: Mapping[str, Any], windows: Windows = NO_WINDOWS, /, **parts: Any) -> Settings:
+def decoder(
+    block: Mapping[str, Any], windows: WindowKeys = NO_WINDOWS, /, **parts: Any
+) -> Settings:
     """Return the settings of a decoder like Llama; `parts` are entries, or keys that are fixed.
 
     Keys of ours that nothing names are off in every configuration.
@@ -193,7 +195,7 @@ HYBRID_REST = defaults_of(HybridModel, but=_FREE)
 
 
 def not_computed(
-    windows: Windows = NO_WINDOWS, *, output_bias: bool = False, but: tuple[str, ...] = ()
+    windows: WindowKeys = NO_WINDOWS, *, output_bias: bool = False, but: tuple[str, ...] = ()
 ) -> Refusals:
     """Return the settings that no decoder of ours computes, without those in `but`."""
     rules = refusals(
@@ -263,9 +265,9 @@ def count(default: int | None = None) -> Computed:
 
 def experts(
     table: Mapping[str, Any], is_there: Callable[[Config], bool] = lambda _: True, **fixed: Any
-) -> Section:
+) -> InnerSettings:
     """Return the section `moe` of a family; `fixed` are keys that are the same in all models."""
-    return Section(Settings(table, rest=architecture(fixed)), is_there)
+    return InnerSettings(Settings(table, rest=architecture(fixed)), is_there)
 
 
 _SHARED, _OF_EXPERT = "n_shared_experts", "moe_intermediate_size"

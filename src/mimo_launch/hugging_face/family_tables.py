@@ -11,9 +11,9 @@ from typing import Any
 
 from mimo_launch.hugging_face import decoders
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.settings import Fixed, Named, Number, Section, Settings
+from mimo_launch.hugging_face.settings import Fixed, InnerSettings, Named, Number, Settings
 from mimo_launch.hugging_face.tensors import (
-    Experts,
+    ExpertStack,
     HeadRows,
     Inside,
     InTurn,
@@ -68,7 +68,7 @@ def _rows(settings: Settings, defaults: dict[str, Any], before: str = "") -> Ite
         elif isinstance(entry, Named):
             values = (f"`{theirs}`: `{value}`" for theirs, value in entry.values.items())
             yield name, f"`{entry.key}`: {', '.join(values)}", f"`{entry.default}`"
-        elif isinstance(entry, Section):
+        elif isinstance(entry, InnerSettings):
             yield from _rows(entry.settings, defaults, f"{name}.")
         elif not isinstance(entry, Fixed) and (words := getattr(entry, "words", "")):
             theirs, _, text = words.partition("; ")
@@ -105,7 +105,7 @@ def described(entry: Any, before: str = "") -> str:
             text = f"rows of {'each head in ' * isinstance(entry, HeadRows)}{name}"
         case Reshaped():
             text = f"{name} in another shape"
-        case Experts():
+        case ExpertStack():
             stack = f"{before}{entry.layer}.{'down' if entry.part == 'down' else 'gate_up'}_proj"
             turned = ", in turn" if entry.interleaved and entry.part != "down" else ""
             text = f"an entry of `{stack}{'_bias' * entry.bias}`{turned}"

@@ -1,8 +1,9 @@
 """Settings of a model: one table that reads `config.json` as our keys, and writes it from a model.
 
 Decides: the kinds of entries: a number or a boolean, a word (`Named`), a value that no
-configuration has (`Fixed`), a section of our keys (`Section`), and two functions (`Computed`); that
-keys without an entry have the defaults of our model, except keys that a folder does not decide.
+configuration has (`Fixed`), a section of our keys (`InnerSettings`), and two functions
+(`Computed`); that keys without an entry have the defaults of our model, except keys that a folder
+does not decide.
 Relies on: `folder` for numbers that may be missing or null.
 Leaves: the tables to the families.
 """
@@ -24,7 +25,7 @@ Default = float | None | Callable[[Config], float]
 UNDECIDED = object()
 
 
-class Entry(Protocol):
+class TwoWay(Protocol):
     """An entry of a table, in both directions."""
 
     def read(self, config: Config) -> Any:
@@ -134,7 +135,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class InnerSettings:
     """A section of our keys with a table of its own; None where a configuration lacks it.
 
     A model without the section is written as if it had `otherwise`, if there is one.
@@ -159,17 +160,17 @@ class Section:
 class Settings:
     """The settings of a configuration for a model, or for a section of one.
 
-    `table`: by our keys, an `Entry`, or a setting alone or with its defaults (see `Number`).
+    `table`: by our keys, an `TwoWay`, or a setting alone or with its defaults (see `Number`).
     `written`: settings that none of our keys covers, each a value or a function of a model.
     `rest`: our keys without an entry that a folder decides all the same, with their values.
     """
 
-    table: Mapping[str, Entry | str | tuple[Any, ...]]
+    table: Mapping[str, TwoWay | str | tuple[Any, ...]]
     written: Mapping[str, Any] = field(default_factory=dict)
     rest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TwoWay]:
         """The table, with an entry for every key."""
         return {ours: _entry(each) for ours, each in self.table.items()}
 
@@ -195,7 +196,7 @@ class Settings:
 NO_SETTINGS = Settings({})
 
 
-def _entry(said: Entry | str | tuple[Any, ...]) -> Entry:
+def _entry(said: TwoWay | str | tuple[Any, ...]) -> TwoWay:
     if isinstance(said, str):
         return Number(said)
     return Number(said[0], said[1:]) if isinstance(said, tuple) else said

@@ -1,8 +1,8 @@
 """Where our tensors lie in the files of a family: a table of names and of named kinds of mapping.
 
 Decides: the kinds: another name, `Rows` of a stack, another shape (`Reshaped`), an entry of a stack
-of experts (`Experts`), rows of each head in turn (`HeadRows`), `InTurn` for layers of two kinds;
-and which tensors of files are `Dropped`. Each is a `Place`, which is read and written.
+of experts (`ExpertStack`), rows of each head in turn (`HeadRows`), `InTurn` for layers of two
+kinds; and which tensors of files are `Dropped`. Each is a `Place`, which is read and written.
 Relies on: nothing.
 Leaves: the tables to the families; reading to `checkpoint`, writing to `export`.
 """
@@ -166,7 +166,7 @@ class Reshaped:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertStack:
     """A weight of an expert in a stack of a layer's experts: gates and ups together, and downs.
 
     `layer` is the name of the experts in the files, `part` is gate, up or down. Gates come above

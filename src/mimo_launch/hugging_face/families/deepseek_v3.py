@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import DepthsAfterLayers, Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals, where
-from mimo_launch.hugging_face.settings import Computed, Section, Settings
+from mimo_launch.hugging_face.settings import Computed, InnerSettings, Settings
 from mimo_launch.hugging_face.tensors import Place, in_layers
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.layers import Mla
@@ -95,7 +95,7 @@ DEEPSEEK_V3 = Family(
             ),
             "head_dim": Computed(_head_dim, _still, f"`{_STILL}` + `{_TURNING}`"),
         },
-        mla=Section(_MLA),
+        mla=InnerSettings(_MLA),
         query_pre_attn_scalar=Computed(
             _scalar, words="`head_dim` / (0.1 `mscale_all_dim` ln(`factor`) + 1)^4"
         ),

@@ -8,7 +8,7 @@ from math import isqrt, prod
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
-from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, Windows, in_turn
+from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, WindowKeys, in_turn
 from mimo_launch.hugging_face.families import llava, siglip_clip
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
@@ -30,7 +30,7 @@ _SCALAR, _SCORE_CAP, _LOGIT_CAP = (
     "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
 )  # fmt: skip
 _BLOCK = decoders.sizes(kv_heads=4, head_size=256)
-_WINDOWS = Windows(size=4096, by_layer=True)
+_WINDOWS = WindowKeys(size=4096, by_layer=True)
 _COMMON: Config = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "tie_word_embeddings": True, _SCALAR: 256,

@@ -6,14 +6,14 @@ Source: `transformers` 5.23, models/gpt_oss; arXiv:2508.10925.
 """
 
 from mimo_launch.hugging_face import decoders, rotary
-from mimo_launch.hugging_face.decoders import LAYERS, Windows, in_turn
+from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys, in_turn
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.hugging_face.settings import Computed, Settings
-from mimo_launch.hugging_face.tensors import MLP, Experts, in_layers
+from mimo_launch.hugging_face.tensors import MLP, ExpertStack, in_layers
 
-_WINDOWS = Windows(size=128, by_layer=True)
+_WINDOWS = WindowKeys(size=128, by_layer=True)
 _ROPE: Config = {
     "rope_type": rotary.YARN, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "truncate": False, "original_max_position_embeddings": 4096,
@@ -66,7 +66,7 @@ GPT_OSS = Family(
             "mlp.router.bias": "mlp.router.bias",
             "attention.sinks.weight": "self_attn.sinks",
             **{
-                f"mlp.experts.*.{part}.{kind}": Experts(
+                f"mlp.experts.*.{part}.{kind}": ExpertStack(
                     "mlp.experts", part, interleaved=True, bias=kind == "bias"
                 )
                 for part in MLP

@@ -7,14 +7,14 @@ arXiv:2401.04088.
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
-from mimo_launch.hugging_face.decoders import LAYERS, Windows
+from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import refusals
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import in_layers
 
-_WINDOWS, _NO_SIZE = Windows(), Windows(size=None)
+_WINDOWS, _NO_SIZE = WindowKeys(), WindowKeys(size=None)
 MISTRAL = Family(
     model_type="mistral",
     kind="decoder",

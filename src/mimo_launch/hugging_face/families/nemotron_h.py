@@ -12,7 +12,7 @@ from mimo_launch.hugging_face.decoders import HYBRID_REST, LAYERS, experts
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number
 from mimo_launch.hugging_face.refusals import Refusal, listed, only, refusals
-from mimo_launch.hugging_face.settings import Computed, Section, Settings
+from mimo_launch.hugging_face.settings import Computed, InnerSettings, Settings
 from mimo_launch.hugging_face.tensors import Dropped, Place, Tensors, fused, in_layers
 from mimo_launch.spec.hybrid import ATTENTION, EXPERTS, MAMBA, MLP, HybridModel, MambaSizes
 
@@ -72,7 +72,7 @@ _SETTINGS = Settings(
         "kv_heads": ("num_key_value_heads", lambda config: number(config, *_HEADS)),
         "head_dim": ("head_dim", 128),
         "mlp": _WIDTH,
-        "mamba": Section(
+        "mamba": InnerSettings(
             Settings({
                 "heads": ("mamba_num_heads", 128), "head_dim": ("mamba_head_dim", 64),
                 "state": ("ssm_state_size", 128), "groups": ("n_groups", 8),

@@ -4,13 +4,13 @@ Source: `transformers` 5.23, models/qwen2, models/qwen3 and models/qwen3_moe; ar
 """
 
 from mimo_launch.hugging_face import decoders
-from mimo_launch.hugging_face.decoders import LAYERS, Windows
+from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.refusals import refusals
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tensors import MLP, in_layers
 
-WINDOWS, _ASKED = Windows(asked=True, by_layer=True), Windows(asked=True)
+WINDOWS, _ASKED = WindowKeys(asked=True, by_layer=True), WindowKeys(asked=True)
 QWEN2 = Family(
     model_type="qwen2",
     kind="decoder",

@@ -17,14 +17,14 @@ from mimo_launch.hugging_face.family import Family, OneDepthApart
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.refusals import layer_types, only, refusals
 from mimo_launch.hugging_face.rotary import FACTOR, THETA
-from mimo_launch.hugging_face.settings import UNDECIDED, Computed, Section, Settings
+from mimo_launch.hugging_face.settings import UNDECIDED, Computed, InnerSettings, Settings
 from mimo_launch.hugging_face.tensors import (
     MLP as PARTS,
 )
 from mimo_launch.hugging_face.tensors import (
     Dropped,
     Entry,
-    Experts,
+    ExpertStack,
     HeadRows,
     InTurn,
     Tensors,
@@ -74,7 +74,7 @@ def _settings(pattern: Computed, mrope: Mapping[str, Any], **more: Any) -> Setti
     return Settings(
         {
             "pattern": pattern,
-            "deltanet": Section(
+            "deltanet": InnerSettings(
                 Settings({
                     "heads": ("linear_num_value_heads", 32),
                     "key_heads": Computed(
@@ -161,7 +161,7 @@ _MOE = {
     **{f"moe.shared.{x}": f"mlp.shared_expert.{x}_proj" for x in PARTS},
     "moe.shared_gate": "mlp.shared_expert_gate",
 }
-_STACKED = {f"experts.*.{x}.weight": Experts("mlp.experts", x) for x in PARTS}
+_STACKED = {f"experts.*.{x}.weight": ExpertStack("mlp.experts", x) for x in PARTS}
 _DELTANET: dict[str, Entry] = {
     **{f"deltanet.{x}": f"linear_attn.{x}" for x in ("A_log", "dt_bias", "norm")},
     **{f"deltanet.{x}": f"linear_attn.in_proj_{x}" for x in "zab"},

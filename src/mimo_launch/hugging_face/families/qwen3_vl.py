@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.settings import Computed, Named, Settings
-from mimo_launch.hugging_face.tensors import MLP, Experts, in_layers
+from mimo_launch.hugging_face.tensors import MLP, ExpertStack, in_layers
 from mimo_launch.hugging_face.towers import (
     ACTIVATIONS,
     MERGER,
@@ -160,7 +160,7 @@ QWEN3_VL_MOE = VisionAndText(
         tensors=decoders.TENSORS
         | in_layers(
             LAYERS,
-            ROUTER | {f"mlp.experts.*.{x}.weight": Experts("mlp.experts", x) for x in MLP},
+            ROUTER | {f"mlp.experts.*.{x}.weight": ExpertStack("mlp.experts", x) for x in MLP},
         ),
         refused=decoders.not_computed() + refusals(decoders.FIRST_DENSE),
         training=Settings(decoders.BALANCE),

@@ -117,7 +117,7 @@ _NO_TEXT = refusals(left_out("the text encoder"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class TowerAndText:
     """A SiglipModel or CLIPModel: a tower beside a text encoder, which we do not have."""
 
     model_type: str
@@ -157,7 +157,9 @@ class Pair:
         )
 
 
-SIGLIP_PAIR = Pair(model_type="siglip", tower=SIGLIP, published=("google/siglip-base-patch16-224",))
-CLIP_PAIR = Pair(model_type="clip", tower=CLIP, published=("openai/clip-vit-base-patch32",))
+SIGLIP_PAIR = TowerAndText(
+    model_type="siglip", tower=SIGLIP, published=("google/siglip-base-patch16-224",)
+)
+CLIP_PAIR = TowerAndText(model_type="clip", tower=CLIP, published=("openai/clip-vit-base-patch32",))
 # Types of folders with a tower but no language model.
 ALONE = (*_TOWERS, SIGLIP_PAIR.model_type, CLIP_PAIR.model_type)
