@@ -11,9 +11,9 @@ from mimo_launch.drawing.charts import (
     WIDTH,
     Chart,
     Dot,
-    Drawing,
     Line,
     Look,
+    PlacedChart,
     Stroke,
     round_numbers,
     round_powers,
@@ -30,7 +30,7 @@ def chart(*values: float, is_log: bool = False, from_zero: bool = False) -> Char
 
 
 def strokes(drawn: Chart) -> list[Stroke]:
-    shapes = Drawing(drawn).shapes()
+    shapes = PlacedChart(drawn).shapes()
     return [each for each in shapes if isinstance(each, Stroke) and each.color == BLUE.color]
 
 
@@ -68,7 +68,7 @@ def test_ticks_of_a_logarithmic_axis_are_powers_or_numbers_between_them(
 def test_a_value_that_is_not_finite_is_a_gap_and_a_lone_value_a_dot() -> None:
     drawn = chart(3, 2, math.nan, 1)
     assert [len(each.points) for each in strokes(drawn)] == [2]
-    assert sum(isinstance(each, Dot) for each in Drawing(drawn).shapes()) == 1
+    assert sum(isinstance(each, Dot) for each in PlacedChart(drawn).shapes()) == 1
 
 
 def test_equal_ratios_are_equally_far_on_a_logarithmic_axis() -> None:
@@ -82,13 +82,13 @@ def test_equal_ratios_are_equally_far_on_a_logarithmic_axis() -> None:
 @pytest.mark.parametrize("values", [(), (5.0,), (2.0, 2.0), (math.nan,), (1e-30, 1e30)])
 def test_everything_drawn_is_inside_of_the_chart(values: tuple[float, ...]) -> None:
     for is_log in (False, True):
-        for shape in Drawing(chart(*values, is_log=is_log)).shapes():
+        for shape in PlacedChart(chart(*values, is_log=is_log)).shapes():
             points = shape.points if isinstance(shape, Stroke) else (shape.at,)
             assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
 
 
 def test_an_axis_may_begin_at_zero() -> None:
-    drawing = Drawing(chart(40_000, 41_000, from_zero=True))
+    drawing = PlacedChart(chart(40_000, 41_000, from_zero=True))
     assert drawing.ticks[0] == (0, "0")
 
 
@@ -97,14 +97,14 @@ def test_a_reader_sees_all_values_of_the_step_pointed_at() -> None:
     two = Line("two", [2], [0.5], Look(dots=True))
     faint = Line("", [1, 2, 3], [9.0, 9.0, 9.0], Look(faint=True))
     drawn = Chart(title="", below="", lines=(one, two, faint), legend={})
-    texts = [stop.text for stop in Drawing(drawn).stops()]
+    texts = [stop.text for stop in PlacedChart(drawn).stops()]
     assert texts == [("step 1", "one 3"), ("step 2", "one 2", "two 0.5"), ("step 3",)]
     assert ">one 2</tspan>" in chart_element(drawn)
     assert "<script" not in chart_element(drawn)
 
 
 def test_the_bands_of_a_long_run_cover_the_plot_without_overlap() -> None:
-    drawing = Drawing(chart(*(1 / n for n in range(1, 2000))))
+    drawing = PlacedChart(chart(*(1 / n for n in range(1, 2000))))
     stops = list(drawing.stops())
     assert len(stops) == 60
     assert (stops[0].left, stops[-1].right) == (drawing.left, drawing.right)

@@ -158,7 +158,11 @@ def tables(record: Record) -> Iterator[Table | str]:
     speed = (
         Column("tokens/s", "speed.tokens_per_s", "{:,.0f}".format),
         Column(f"per {each}", "speed.tokens_per_s_per_rank", "{:,.0f}".format),
-        Column("model work", "speed.tflop", _work),
+        Column(
+            "model work",
+            "speed.tflop",
+            lambda work: ", ".join(f"{name} {_flop(tflop)}" for name, tflop in work.items()),
+        ),
         Column(f"per {each} and second", "speed.tflops_per_rank", _flop),
         Column("MFU", lambda record: _mfu(record["speed"])),
     )
@@ -172,10 +176,6 @@ def tables(record: Record) -> Iterator[Table | str]:
 
 def _table(columns: Iterable[Column], rows: Sequence[Record]) -> Table:
     return Table(tuple(columns), rows, none="-")
-
-
-def _work(tflop: dict[str, float]) -> str:
-    return ", ".join(f"{name} {_flop(each)}" for name, each in tflop.items())
 
 
 def _mfu(speed: Record) -> str | None:

@@ -47,10 +47,14 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "adamw", "lr": lr, "betas": [0.9, 0.95], "weight_decay": 0.1, "clip": 1.0,
         "schedule": {"kind": "cosine", "warmup": min(warmup, data["train"]["steps"])},
     }  # fmt: skip
-    modules = {
-        name: {key: _plain(key, module[key]) for key in _MODULE if key in module}
-        for name, module in data["modules"].items()
-    }
+    modules = {}
+    for name, module in data["modules"].items():
+        modules[name] = written = {key: module[key] for key in _MODULE if key in module}
+        # As people write it: one rank is a number, and axes of size 1 are left out.
+        if str(module["ranks"]).isdecimal():
+            written["ranks"] = int(module["ranks"])
+        for key in {"grid", "experts"} & written.keys():
+            written[key] = {axis: size for axis, size in module[key].items() if size > 1}
     return {
         **{key: data[key] for key in ("version", "name")},
         "modules": modules,
@@ -59,15 +63,6 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": optimizer,
         **{key: data[key] for key in ("train", "checkpoint", "nodes") if key in data},
     }
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Return the value of a key of a module as people write it: one rank, axes above 1."""
-    if key == "ranks" and str(value).isdecimal():
-        return int(value)
-    if key not in ("grid", "experts"):
-        return value
-    return {axis: size for axis, size in value.items() if size > 1}
 
 
 # Peak learning rates from scratch, up to a width of language, from the digits example, GPT-3 Small

@@ -14,7 +14,6 @@ import typer
 from mimo_launch.cli.shared.console import console_of
 
 if TYPE_CHECKING:
-    from mimo_launch.drawing.table import Table
     from mimo_launch.launcher.run_folder import RunStatus
 
 HELP = """
@@ -41,6 +40,8 @@ def runs(
     """List runs with their state, step and loss."""
     import json
 
+    from mimo_launch.diag.quantities import duration_text
+    from mimo_launch.drawing.table import Column, Table
     from mimo_launch.launcher.run_folder import runs_below, status_of
 
     console = console_of(ctx)
@@ -55,7 +56,14 @@ def runs(
     elif not found:
         console.note(f"{folder} holds no run of `mimo-launch train`")
     else:
-        table = _table(records)
+        columns = (
+            Column("state"),
+            Column("step", _steps_text),
+            Column("loss", text="{:.4f}".format),
+            Column("age", "age_s", duration_text),
+            Column("name"),
+        )
+        table = Table(columns, records, none="-")
         lines = [table.names(), *table.cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -77,19 +85,6 @@ def _record(status: "RunStatus") -> dict[str, Any]:
     }
 
 
-def _table(records: list[dict[str, Any]]) -> "Table":
-    """Return a row for each run."""
-    from mimo_launch.diag.quantities import duration_text
-    from mimo_launch.drawing.table import Column, Table
-
-    def step(row: dict[str, Any]) -> str:
-        return f"{row['step']:,} of {'?' if row['steps'] is None else format(row['steps'], ',')}"
-
-    columns = (
-        Column("state"),
-        Column("step", step),
-        Column("loss", text="{:.4f}".format),
-        Column("age", "age_s", duration_text),
-        Column("name"),
-    )
-    return Table(columns, records, none="-")
+def _steps_text(record: dict[str, Any]) -> str:
+    steps = record["steps"]
+    return f"{record['step']:,} of {'?' if steps is None else f'{steps:,}'}"

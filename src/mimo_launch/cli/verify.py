@@ -44,7 +44,7 @@ spec is wrong.
 """
 
 
-class Precision(StrEnum):
+class ProofPrecision(StrEnum):
     """The precision of the ranks; the one-rank run always computes in float64."""
 
     FP64 = "fp64"
@@ -52,8 +52,8 @@ class Precision(StrEnum):
 
 
 _BOUNDS = {
-    Precision.FP64: "relative error at most 1e-10, float64",
-    Precision.FP32: "relative error at most 1e-3, float32: a weaker proof than that in float64",
+    ProofPrecision.FP64: "relative error at most 1e-10, float64",
+    ProofPrecision.FP32: "relative error at most 1e-3, float32: a weaker proof than in float64",
 }
 
 
@@ -65,9 +65,9 @@ class VerifyCommand:
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to prove.")]
     device: Where = Device.CPU
     precision: Annotated[
-        Precision,
+        ProofPrecision,
         typer.Option(help="fp64 proves to 1e-10; fp32 to 1e-3, which small mistakes pass."),
-    ] = Precision.FP64
+    ] = ProofPrecision.FP64
     overrides: Overrides = None
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a rank that hangs is an error.")
@@ -137,7 +137,7 @@ class VerifyCommand:
         try:
             small = shrink(spec, self.precision.value)
             # In float32, AdamW turns noise into updates where a gradient is zero: no proof.
-            training = short_run(spec, small) if self.precision is Precision.FP64 else None
+            training = short_run(spec, small) if self.precision is ProofPrecision.FP64 else None
             proved = training or small
             for finding in check(proved):
                 if finding.is_error:

@@ -20,8 +20,8 @@ from mimo_launch.drawing.charts import (
     Chart,
     Dash,
     Dot,
-    Drawing,
     Look,
+    PlacedChart,
     Point,
     Shape,
     Stop,
@@ -47,7 +47,7 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 def chart_element(chart: Chart) -> str:
     """Return a chart as an SVG element, which takes the colours of its page."""
-    drawing = Drawing(chart)
+    drawing = PlacedChart(chart)
     return "\n".join(
         (
             f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" font-family="{_FAMILY}">',
@@ -84,7 +84,7 @@ def charts_png(charts: Sequence[Chart], legend: dict[str, Look]) -> bytes:
     image = Image.new("RGB", (size[0] * _FINER, size[1] * _FINER), "#ffffff")
     pen = ImageDraw.Draw(image)
     for at, chart in sheet.places:
-        for shape in Drawing(chart).shapes():
+        for shape in PlacedChart(chart).shapes():
             _paint(shape, at, fine, pen)
     for shape in sheet.legend:
         _paint(shape, (0.0, 0.0), fine, pen)
@@ -128,7 +128,7 @@ def _svg(shape: Shape) -> str:
             return f'<path d="M{path}" fill="none" {look}/>'
 
 
-def _stop(stop: Stop, drawing: Drawing) -> str:
+def _stop(stop: Stop, drawing: PlacedChart) -> str:
     """Return a band of a plot that shows its values while a reader points at it."""
     top, tall = px(drawing.top), px(drawing.bottom - drawing.top)
     band = f'x="{px(stop.left)}" y="{top}" width="{px(stop.right - stop.left)}"'

@@ -107,7 +107,7 @@ class Stop:
     text: tuple[str, ...]
 
 
-class Drawing:
+class PlacedChart:
     """A chart placed in a rectangle of `WIDTH` and `HEIGHT` pixels."""
 
     def __init__(self, chart: Chart) -> None:

@@ -18,7 +18,7 @@ _NO_SPEC = "version: 1\nmodules: {language: {}}\n"
 
 
 @dataclass(slots=True)
-class Settings:
+class MeantSettings:
     """The settings of a command line: as the user wrote them, with the line of a `--set` for each.
 
     `words` explain what no setting can express, `why` what differs slightly, and `unknown` lists

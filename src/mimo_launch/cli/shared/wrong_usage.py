@@ -20,7 +20,7 @@ from mimo_launch.cli.shared.foreign_usage import (
     OPTIONS,
     VALUES,
 )
-from mimo_launch.cli.shared.wrong_settings import Settings
+from mimo_launch.cli.shared.wrong_settings import MeantSettings
 from mimo_launch.spec.meant import guess_values
 
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
@@ -31,12 +31,12 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
 
     `commands` are click's commands, by name.
     """
-    found = Settings({})
+    found = MeantSettings({})
     here = _Line(commands, found)
     try:
         # Values in another unit depend on other settings of the line, which a reading finds.
         for _ in range(3):
-            found = Settings(found.lines)
+            found = MeantSettings(found.lines)
             here = _Line(commands, found)
             here.read(list(args))
     except _OnlyWords as words:
@@ -61,7 +61,7 @@ class _Line:
     """A command line during its translation: options in front, a command, and the rest."""
 
     commands: Mapping[str, Any]
-    settings: Settings
+    settings: MeantSettings
     front: list[str] = field(default_factory=list)
     command: str = ""
     rest: list[str] = field(default_factory=list)
