@@ -346,6 +346,11 @@ def test_one_tile_at_most_is_no_cut(tmp_path: Path) -> None:
     assert read_recipe(cutting_folder(tmp_path, "InternVL", max_patches=1)).cut is None
 
 
+def test_padding_of_a_batch_is_nothing_to_an_image(tmp_path: Path) -> None:
+    """Published files ask for it."""
+    assert read_recipe(cutting_folder(tmp_path, "SmolVLM", do_pad=True)).pad_square is False
+
+
 @pytest.mark.parametrize(
     ("family", "usual", "most", "fewest"), [("SmolVLM", 10, 10, 4), ("InternVL", 7, 7, 1)]
 )

@@ -23,6 +23,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.processors.frame_sampling import EvenSampling, VideoSize, VideoTooShort
+from mimo_launch.processors.resize_rules import OverTime
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
 from mimo_launch.spec.data import VideoSettings
@@ -327,6 +328,17 @@ def test_frames_of_a_glm_are_those_of_transformers(fps: float, tmp_path: Path) -
             int(each) for each in video.timestamps[::2]
         ]
         assert len(taken.indices) <= 2 * (recipe.most_groups or 0)
+
+
+def test_odd_numbers_of_frames_have_the_sizes_of_transformers() -> None:
+    theirs_of: Any = import_module("transformers.models.glm4v.video_processing_glm4v")
+    for number in (1, 3, 5, 7, 9, 13):
+        for height, width in ((61, 47), (20, 90), (9, 7), (32, 32), (16, 40), (300, 200)):
+            wanted = theirs_of.smart_resize(
+                number, height, width, factor=8, min_pixels=512, max_pixels=7680
+            )
+            found = OverTime(8, 512, 7680, 2).size_of_frames(number, height, width)
+            assert found == wanted, (number, height, width)
 
 
 @pytest.mark.parametrize("asked", [{}, {"fps": 2.0}, {"fps": 0.3}, {"num_frames": 4}])
