@@ -33,9 +33,9 @@ def windowed(**grid: int) -> Spec:
 
 def windows_ignored() -> None:
     """Every layer attends to whole images."""
-    from mimo_launch.kinds.vision import VisionKind
+    from mimo_launch.kinds.facts import Attending
 
-    VisionKind.attends_in_windows = lambda self, number: False  # type: ignore[method-assign]
+    Attending.in_windows = lambda self, number: False  # type: ignore[method-assign]
 
 
 def windows_shared_by_images() -> None:

@@ -357,8 +357,11 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
     x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype)
     with torch.no_grad(), MemoryPeak(x_nD) as peak:
         block(x_nD, mask)
-    tables = {"language": saved_activations.GATED_FORWARD, "vision": transformer_encoder.FORWARD}
-    widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name])
+    tables = {
+        "language": saved_activations.GATED_TEMPORARY,
+        "vision": transformer_encoder.TEMPORARY,
+    }
+    widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name].forward)
     # Only where nothing is compiled the SiLU of gate is a tensor.
     widths += INNER if name == "language" else 0
     assert peak.largest == pytest.approx(TOKENS * widths * 2, rel=0.01)

@@ -154,7 +154,11 @@ def _placed(
             if place.optional and place.name not in stored:
                 yield replace(box, name=key), None
                 continue
-            if place.name == EMBEDDING not in stored and kind_of(model).is_tied and HEAD in stored:
+            if (
+                place.name == EMBEDDING not in stored
+                and kind_of(model).text.tied
+                and HEAD in stored
+            ):
                 place = replace(place, name=HEAD)  # Either tensor may hold the values of both.
             key = place.key
             if key in (EMBEDDING, HEAD):

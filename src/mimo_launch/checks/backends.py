@@ -8,7 +8,7 @@ Leaves: whether it is installed to `packages`, whether it works on a host to the
 GPUs multiply in 8 bits to `launcher.gpus`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,7 +54,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("modules", name, "model", "kind"), label="your class"),
         )
         return
-    if not kind.has_standard_blocks:
+    if kind.torch_only is None:
         yield _cannot(
             name,
             "provide the layers of a hybrid model",
@@ -63,7 +63,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             Related(path=("modules", name, "model", "kind"), label="hybrid"),
         )
         return
-    yield from _in_blocks(name, kind)
+    yield from _in_blocks(name, kind, kind.torch_only)
     has_documents = isinstance(spec.data, SyntheticData) and spec.data.max_documents > 1
     if module.grid.cp > 1 and name == LANGUAGE and (has_documents or spec.data.packing):
         key = "max_documents" if has_documents else "packing"
@@ -119,7 +119,7 @@ _LACKS = (
         "delete `registers`",
     ),
     _Lack(
-        lambda kind: kind.windows is not None,
+        lambda kind: kind.attending.windows is not None,
         "windows",
         "attend in windows",
         "its attention takes tokens in the order in which its projection makes them",
@@ -133,7 +133,7 @@ _LACKS = (
         "a gate, with biases",
     ),
     _Lack(
-        lambda kind: kind.reads_beside and not kind.reads_tokens,
+        lambda kind: kind.reading.beside and not kind.reads_tokens,
         "kind",
         "attend to rows beside tokens of its own",
         "its kernels need the tokens of an image next to each other, and rows come after those of "
@@ -158,14 +158,14 @@ _LACKS = (
 )
 
 
-def _in_blocks(name: str, kind: ModelKind) -> Findings:
+def _in_blocks(name: str, kind: ModelKind, torch_only: Iterable[str]) -> Findings:
     """Yield findings about features of a model's blocks that Transformer Engine lacks."""
     path = ("modules", name, "model")
     for lack in _LACKS:
         if lack.of(kind):
             at = Related(path=(*path, lack.key), label=lack.label)
             yield _cannot(name, lack.what, lack.why, lack.help, at)
-    for key in kind.torch_only:
+    for key in torch_only:
         yield _cannot(
             name,
             f"provide blocks with `{key}`",
@@ -175,7 +175,7 @@ def _in_blocks(name: str, kind: ModelKind) -> Findings:
         )
     size = kind.widths.head_size
     if size % HEAD_STEP or size > LARGEST_HEAD:
-        given = "heads" if kind.has_heads_of_hidden else "head_dim"
+        given = "heads" if kind.cuts.heads_of_hidden else "head_dim"
         yield _cannot(
             name,
             f"attend with heads of size {size}",
@@ -235,7 +235,7 @@ def fp8_can(spec: Spec, name: str) -> Findings:
 def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
     """Yield the sizes of a block's products, each with its name and its key in the spec."""
     model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
-    if not kind.has_standard_blocks:
+    if kind.torch_only is None:
         return
     path: YamlPath = ("modules", name, "model")
     size = kind.widths.head_size

@@ -96,7 +96,7 @@ def reads_in_order(spec: Spec) -> Findings:
 def _without(spec: Spec, reader: str, source: str) -> str:
     """Return what to write so that `reader` does not read `source`."""
     rest = [each for each in spec.modules[reader].reads or () if each != source]
-    if not rest and reader != LANGUAGE and kind_of(spec.modules[reader].model).reads_rows:
+    if not rest and reader != LANGUAGE and kind_of(spec.modules[reader].model).reading.takes_rows:
         rest = [each for each in _seeing(spec) if each != reader]
     if rest:
         return f"write `reads: {module_list(rest)}` in `{reader}`"
@@ -122,7 +122,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
     kind, path = kind_of(module.model), ("modules", name)
     if kind.reads_tokens:
         return
-    if module.reads and not kind.reads_rows:
+    if module.reads and not kind.reading.takes_rows:
         what = "images" if kind.images is not None else "clips"
         other = ", or write `kind: connector`"
         if LANGUAGE in module.reads:
@@ -158,7 +158,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
                 f"`{source}` and pass on what it makes of it",
                 help=f"write `reads: [{LANGUAGE}]` in `{name}`",
             )
-    if kind.reads_rows and kind.input is None and not module.reads:
+    if kind.reading.takes_rows and kind.input is None and not module.reads:
         seeing = _seeing(spec)
         yield Diagnostic(
             code="reads-unlike-kind",

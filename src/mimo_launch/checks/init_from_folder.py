@@ -125,7 +125,7 @@ class _Start:
         """Compare `tied`, which the spec decides if the files have no output layer."""
         part, headers = self.part, self.headers
         names = {inner for each in headers if (inner := part.inner_name(each)) is not None}
-        if kind_of(self.module.model).is_tied and names and HEAD not in names:
+        if kind_of(self.module.model).text.tied and names and HEAD not in names:
             return
         for found in self.unlike_value("tied", there):
             if not part.untied:

@@ -22,7 +22,7 @@ def widths_merge(spec: Spec) -> Findings:
     """Modules make the same number of rows of an image if these are added to each other."""
     for name, module in spec.encoders.items():
         sources, path = spec.sources_of(name), ("modules", name, "model", "merge")
-        if kind_of(module.model).reads_in_turn:
+        if kind_of(module.model).reading.in_turn:
             continue
         if len(sources) == 1:
             yield no_effect(

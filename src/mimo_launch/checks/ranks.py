@@ -89,7 +89,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
     sizes = {Axis.TP: grid.tp, Axis.CP: grid.cp, Axis.PP: grid.pp, Axis.DP: grid.dp}
     heads = None
     with suppress(MissingPartError):
-        heads = kind_of(module.model).num_heads
+        heads = kind_of(module.model).cuts.heads
     fits = []
     for axis in (Axis.DP, Axis.TP):
         size, left = divmod(num_ranks, prod(n for other, n in sizes.items() if other != axis))

@@ -125,7 +125,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     else:
         side = images.row_side
         if videos is not None:
-            why = _why_not(name, images, videos, kind.tile_rule)
+            why = _why_not(name, images, videos, kind.tokens.tiles)
         if len(recipe.mean) != images.channels:
             why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
         elif recipe.factor is not None and recipe.factor % side:

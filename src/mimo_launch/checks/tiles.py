@@ -66,10 +66,10 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
         yield ("data", "kind"), "strips of digits have no tiles", "write `kind: synthetic`"
     language = kind_of(spec.language.model)
     path = ("modules", LANGUAGE, "model")
-    if language.mrope is not None:
+    if language.text.mrope is not None:
         why = "lines of rows and learned rows have no place on the axes"
         yield (*path, "mrope"), why, "delete `mrope`"
-    if language.bidirectional_images:
+    if language.attending.whole_images:
         why = "tiles are images of their own"
         yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"
 
@@ -90,7 +90,7 @@ def processors_cut_alike(spec: Spec) -> Findings:
         alone = f"name the folder of a processor that makes one in `data.processors` for `{name}`"
         if cut is not None and name in spec.generators:
             why, remedy = "a generator learns to make one image", alone
-        elif cut is not None and kind_of(spec.modules[name].model).tile_rule is not None:
+        elif cut is not None and kind_of(spec.modules[name].model).tokens.tiles is not None:
             why, remedy = f"the `tiles` of `{name}` are rows of one image", alone
         elif name in spec.encoders and first is not None and cut != cuts[first]:
             why = f"each of them is an image in the text, of which `{first}` makes rows, too"

@@ -69,7 +69,7 @@ def _faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str, str, 
             f"write `video: {{time: {video.time}, per_second: {usual}}}`, or the `{key}` of the "
             "model that it starts from",
         )
-    without = "none" if kind_of(spec.language.model).mrope is None else "patches"
+    without = "none" if kind_of(spec.language.model).text.mrope is None else "patches"
     caption = isinstance(spec.data, WebdatasetData) and isinstance(
         spec.data.template, CaptionTemplate
     )

@@ -30,7 +30,7 @@ _VOCAB = ("modules", LANGUAGE, "model", "vocab")
 
 def vocab_holds_tokens(spec: Spec) -> Findings:
     """The vocabulary has room for the data's tokens and one placeholder per encoder."""
-    vocab = kind_of(spec.language.model).vocab
+    vocab = kind_of(spec.language.model).text.vocab
     if vocab == "digits":
         return
     if isinstance(spec.data, WebdatasetData):  # Its tokens come from the tokenizer.
@@ -117,13 +117,13 @@ def vocab_holds_tokenizer(spec: Spec) -> Findings:
     if not isinstance(data, WebdatasetData) or not kind.reads_tokens:
         return
     tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
-    vocab = 0 if kind.vocab == "digits" else kind.vocab
+    vocab = 0 if kind.text.vocab == "digits" else kind.text.vocab
     if vocab >= tokens + placeholders:
         return
     ends = f" + {placeholders} placeholder{'s' * (placeholders != 1)}" if placeholders else ""
     yield Diagnostic(
         code="vocab-too-small",
-        headline=f"`vocab` {kind.vocab} is less than {tokens} tokens of the tokenizer{ends}",
+        headline=f"`vocab` {kind.text.vocab} is less than {tokens} tokens of the tokenizer{ends}",
         path=_VOCAB,
         why="an id beyond the vocabulary has no embedding"
         + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),

@@ -22,7 +22,7 @@ from mimo_launch.spec.spec import HybridModel, Spec
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
     """Attention heads are shared out evenly over tp."""
-    heads = kind_of(spec.modules[name].model).num_heads
+    heads = kind_of(spec.modules[name].model).cuts.heads
     if heads is None:
         return
     yield from _over_tp(
@@ -67,7 +67,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
     """The width is a whole number of heads, unless `head_dim` is given."""
     model = spec.modules[name].model
     kind = kind_of(model)
-    if not kind.has_heads_of_hidden or model.heads is None or model.hidden % model.heads == 0:
+    if not kind.cuts.heads_of_hidden or model.heads is None or model.hidden % model.heads == 0:
         return
     fits = next_multiple(model.hidden, model.heads)
     yield Diagnostic(
@@ -83,7 +83,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
 
 def mlp_over_tp(spec: Spec, name: str) -> Findings:
     """The MLP's inner width is cut evenly over tp."""
-    width = kind_of(spec.modules[name].model).mlp_width
+    width = kind_of(spec.modules[name].model).cuts.mlp_width
     if width is None:
         return
     why = "each tp rank holds an equal part of the width inside the MLP"

@@ -190,7 +190,7 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
     Shards have not been read yet: if their sizes differ, the average has half the largest area.
     One image of each encoder leaves room for text.
     """
-    rule = kind_of(spec.modules[encoder].model).tile_rule
+    rule = kind_of(spec.modules[encoder].model).tokens.tiles
     if rule is not None and video_recipe_of(spec, encoder) is not None:
         return frame_size(rule, is_last=False)
     if tiled := sizes_in_tiles(spec, encoder):

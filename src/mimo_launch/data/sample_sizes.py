@@ -105,7 +105,7 @@ def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
     The smallest image is one tile. For each grid of tiles there is an image that fills it, and
     images with padding beside or above them. Empty for encoders without tiles.
     """
-    if (rule := kind_of(spec.modules[encoder].model).tile_rule) is None:
+    if (rule := kind_of(spec.modules[encoder].model).tokens.tiles) is None:
         return []
     found: list[Tiling | None] = [None]
     for tall, wide in rule.grids:
@@ -144,7 +144,7 @@ def most_rows(spec: Spec, name: str) -> int:
     rows = largest_image(spec, name).rows
     if not isinstance(spec.data, SyntheticData) or upstream_video_reader(spec, name) is None:
         return rows
-    rule = kind_of(spec.modules[name].model).tile_rule
+    rule = kind_of(spec.modules[name].model).tokens.tiles
     each = rows if rule is None else frame_size(rule, is_last=True).rows
     return max(rows, spec.data.max_temporal_patches * each)
 
@@ -163,16 +163,16 @@ def cut_of(spec: Spec, name: str) -> "Cut | None":
 def only_size(spec: Spec, name: str) -> ImageSize | None:
     """Return the rows that a module makes of any image or clip of shards, None if they differ."""
     kind = kind_of(spec.modules[name].model)
-    if kind.rows_of_each is not None:
-        return ImageSize(1, kind.rows_of_each)
+    if kind.reading.rows_of_each is not None:
+        return ImageSize(1, kind.reading.rows_of_each)
     if kind.input is None and (sources := spec.sources_of(name)):
         sizes = [size for each in sources if (size := only_size(spec, each)) is not None]
         if len(sizes) < len(sources):
             return None
-        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+        return ImageSize(*kind.reading.rows_of([(size.height, size.width) for size in sizes]))
     if clips := kind.clips:
         return ImageSize(1, clips.max_rows) if clips.has_one_length else None
-    images = None if kind.tile_rule else kind.images
+    images = None if kind.tokens.tiles else kind.images
     if images is None or (pixels := recipe_of(spec, name).only_size) is None:
         return None
     return ImageSize(pixels[0] // images.row_side, pixels[1] // images.row_side)
@@ -189,7 +189,7 @@ def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
             if clips := kind.clips:
                 heard = clips.frames if clips.has_one_length else min(frames, clips.frames)
                 found[name] = ImageSize(1, max(1, heard // clips.frames_per_row))
-            elif rule := kind.tile_rule:
+            elif rule := kind.tokens.tiles:
                 found[name] = ImageSize(1, rule.num_rows(None))
             elif images := kind.images:
                 with suppress(ImageTooThin):
@@ -235,7 +235,7 @@ def _ways_to_text(spec: Spec, name: str) -> int:
     ways = sum(
         _ways_to_text(spec, each)
         for each in through
-        if kind_of(spec.modules[each].model).rows_of_each is None
+        if kind_of(spec.modules[each].model).reading.rows_of_each is None
     )
     return ways + len(readers) - len(through)
 
@@ -244,7 +244,9 @@ def room_for_image(spec: Spec, name: str) -> int | None:
     """Return how many rows of its image fit in a text with one per encoder; None if not in text."""
     if not _ways_to_text(spec, name):
         return None
-    read = [kind_of(spec.modules[each].model).rows_of_each for each in spec.sources_of(LANGUAGE)]
+    read = [
+        kind_of(spec.modules[each].model).reading.rows_of_each for each in spec.sources_of(LANGUAGE)
+    ]
     seeing = [n for n, m in spec.encoders.items() if kind_of(m.model).input is not None]
     left = spec.batch.seq - 2 - sum(rows or 0 for rows in read)
     return max(1, left // sum(_ways_to_text(spec, each) for each in seeing))

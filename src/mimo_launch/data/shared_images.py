@@ -56,10 +56,10 @@ def size_made(spec: Spec, name: str, size_of: Callable[[str], ImageSize]) -> Ima
     @cache
     def made(name: str) -> ImageSize:
         kind, sources = kind_of(spec.modules[name].model), spec.sources_of(name)
-        if not (kind.reads_rows and sources) or kind.computes_loss:
+        if not (kind.reading.takes_rows and sources) or kind.computes_loss:
             return size_of(name)
         sizes = [made(source) for source in sources]
-        return ImageSize(*kind.rows_of([(size.height, size.width) for size in sizes]))
+        return ImageSize(*kind.reading.rows_of([(size.height, size.width) for size in sizes]))
 
     return made(name)
 
@@ -149,7 +149,7 @@ def temporal_patches(
     if reader is None or video is None:
         yield dict(upstream_spans(spec, name, 0, size_of))
         return
-    rule = kind.tile_rule
+    rule = kind.tokens.tiles
     for place in range(number):
         # A video has frames instead of tiles.
         frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None

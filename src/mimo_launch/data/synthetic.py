@@ -74,7 +74,7 @@ class SyntheticSamples(Dataset):
                     continue
                 raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
             if largest_image(spec, name).rows == 0:
-                patches = kind.patches_per_row
+                patches = kind.tokens.per_row
                 raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
             self._kinds[name] = kind
             self._sizes[name] = sizes_drawn(spec, name)
@@ -259,5 +259,5 @@ class SyntheticSamples(Dataset):
 def _joins_rows(spec: Spec, name: str) -> bool:
     """Return whether a connector without its own tokens is between language and a module."""
     sources = [each for each in spec.sources_of(name) if each != LANGUAGE]
-    joins = (not kind_of(spec.modules[each].model).reads_beside for each in sources)
+    joins = (not kind_of(spec.modules[each].model).reading.beside for each in sources)
     return any(joins) or any(_joins_rows(spec, each) for each in sources)

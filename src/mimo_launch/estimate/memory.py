@@ -174,7 +174,7 @@ class _Activations:
         """Return the bytes of shared masks, if all tokens of an image see each other."""
         if not self.work.blocks:
             return 0
-        kinds = {self.kind.attends_in_windows(number) for number in self.stage.layers}
+        kinds = {self.kind.attending.in_windows(number) for number in self.stage.layers}
         return len(kinds) * self.tokens * self.seq * self.bytes
 
     def saved_by_layers(self) -> int:
@@ -188,8 +188,8 @@ class _Activations:
         ends = self.logits() + self.tiles()
         if self.through_blocks:
             return ends
-        alive = self.kind.forward_activations
-        return max(*(self._sum(alive, each) for each in self.layers), ends)
+        layers = ((self.kind.temporary_activations(each).forward, each) for each in self.layers)
+        return max(*(self._sum(alive, each) for alive, each in layers), ends)
 
     def backward(self) -> int:
         """Return the temporary bytes of a backward at its peak."""
@@ -204,8 +204,7 @@ class _Activations:
         return self.kind.saved_activations(size, self.passes)
 
     def _layer_backward(self, size: Widths) -> int:
-        alive = (*self.kind.backward_activations, *self.kind.recomputed_activations(size))
-        total = self._sum(alive, size)
+        total = self._sum(self.kind.temporary_activations(size).backward, size)
         if self.recomputes:
             total += self._sum(self.kind.saved_activations(size, self.passes), size)
             total -= self._sum(self._of_layer(size), size)

@@ -151,7 +151,7 @@ class Exporter:
                 settings = {
                     "projector": keys["projector"],
                     "activation": keys.get("projector_activation", "gelu"),
-                    "patches_per_row": kind_of(model).patches_per_row,
+                    "patches_per_row": kind_of(model).tokens.per_row,
                     "in_features": matrices[0][1],
                     "out_features": matrices[-1][0],
                 }

@@ -113,11 +113,11 @@ def lacking(part: Part, model: Any, tensors: Iterable[str]) -> list[str]:
         return []
     missing = []
     for segment in ("embedding.weight", "norm.weight", "head.weight"):
-        is_apart = segment != "head.weight" or not kind.is_tied
+        is_apart = segment != "head.weight" or not kind.text.tied
         place = part.place(segment, model) if is_apart else None
         if place is not None and place.name not in there:
             missing.append(place.name)
-    if kind.is_tied and HEAD in there:  # Either may hold the values of both.
+    if kind.text.tied and HEAD in there:  # Either may hold the values of both.
         missing = [name for name in missing if name != EMBEDDING]
     has_apart = isinstance(family.depths, OneDepthApart)
     if has_apart and (held := part.depths_among(there, model)) < kind.depths:

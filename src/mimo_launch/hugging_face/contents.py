@@ -126,7 +126,7 @@ class _Folder:
             depths = part.depths_among(
                 {name for each in self.headers if (name := part.inner_name(each))}, model
             )
-            if (kind := kind_of(model)).reads_rows:
+            if (kind := kind_of(model)).reading.takes_rows:
                 # The weights that read rows are named after the modules that make these rows.
                 named = [name.removeprefix(READS) for name in mine if name.startswith(READS)]
                 reads = [LANGUAGE] if kind.computes_loss else [x.partition(".")[0] for x in named]

@@ -26,7 +26,7 @@ def repeats(part: Part, model: Any) -> dict[str, str]:
     """Return the family's names of tensors that repeat another one, with the latter's name."""
     copies = part.copies(model).items()
     found = {name: place.name for name, ours in copies if (place := part.place(ours, model))}
-    return found | ({HEAD: EMBEDDING} if kind_of(model).is_tied else {})
+    return found | ({HEAD: EMBEDDING} if kind_of(model).text.tied else {})
 
 
 def unlike(

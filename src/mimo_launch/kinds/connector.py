@@ -5,9 +5,9 @@ Relies on: `transformer_encoder` for the rest.
 Leaves: placing rows among their tokens to `layout.replica_views`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mimo_launch.kinds.facts import RowReading
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import OneShape, table
 from mimo_launch.kinds.transformer_encoder import MapsShape, PatchWork, TransformerEncoderKind
@@ -21,6 +21,33 @@ class ReadRowsShape(LayerShape):
 
     reads: MapsShape
     queries: OneShape | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorReading(RowReading):
+    """Rows are its tokens, or come beside its queries."""
+
+    model: ConnectorModel
+
+    @property
+    def takes_rows(self) -> bool:
+        """It reads the rows of encoders."""
+        return True
+
+    @property
+    def beside(self) -> bool:
+        """Whether it has queries as its own tokens; otherwise the rows that it reads are tokens."""
+        return self.model.queries is not None
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the rows of several encoders are concatenated."""
+        return self.model.merge == "rows"
+
+    @property
+    def rows_of_each(self) -> int | None:
+        """The number of its queries, if it has any."""
+        return self.model.queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +67,9 @@ class ConnectorKind(TransformerEncoderKind):
         return
 
     @property
-    def reads_rows(self) -> bool:
-        """It reads the rows of encoders."""
-        return True
-
-    @property
-    def reads_beside(self) -> bool:
-        """Whether it has queries as its own tokens; otherwise the rows that it reads are tokens."""
-        return self.model.queries is not None
-
-    @property
-    def reads_in_turn(self) -> bool:
-        """Whether the rows of several encoders are concatenated."""
-        return self.model.merge == "rows"
-
-    @property
-    def rows_of_each(self) -> int | None:
-        """The number of its queries, if it has any."""
-        return self.model.queries
-
-    def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return height and width, in rows, of its output for one image of each encoder."""
-        if self.model.queries is not None:
-            return 1, self.model.queries
-        if self.reads_in_turn and len(sources) > 1:
-            return 1, sum(height * width for height, width in sources)
-        return sources[0]
+    def reading(self) -> RowReading:
+        """Rows come beside its queries, if it has any; each image becomes as many rows as these."""
+        return ConnectorReading(self.model)
 
     @property
     def patch_work(self) -> PatchWork:

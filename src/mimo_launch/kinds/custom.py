@@ -8,13 +8,27 @@ Leaves: building them to `models.custom_stages`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mimo_launch.kinds.facts import RowReading, TpCuts
+from mimo_launch.kinds.generator import ReadingBeside
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
-from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved
+from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved, Temporary
 from mimo_launch.kinds.shapes import OneShape
-from mimo_launch.kinds.transformer_encoder import BACKWARD, FORWARD
+from mimo_launch.kinds.transformer_encoder import TEMPORARY
 from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
+
+
+@dataclass(frozen=True, slots=True)
+class CustomCuts(TpCuts):
+    """Heads, if the spec gives any."""
+
+    model: CustomModel
+
+    @property
+    def heads(self) -> int | None:
+        """Number of query heads."""
+        return self.model.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +48,9 @@ class CustomKind(ModelKind):
         return True
 
     @property
-    def num_heads(self) -> int | None:
+    def cuts(self) -> TpCuts:
         """Heads, if the spec gives any; the class decides their width."""
-        return self.model.heads
+        return CustomCuts(self.model)
 
     @property
     def input(self) -> Images | Clips:
@@ -49,14 +63,9 @@ class CustomKind(ModelKind):
         return self.model.loss
 
     @property
-    def reads_rows(self) -> bool:
-        """A generator reads rows of language."""
-        return self.model.loss
-
-    @property
-    def reads_beside(self) -> bool:
-        """These rows come beside the patches of their image."""
-        return self.model.loss
+    def reading(self) -> RowReading:
+        """A generator reads rows of language beside the patches of their image."""
+        return ReadingBeside() if self.model.loss else RowReading()
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
@@ -106,15 +115,9 @@ class CustomKind(ModelKind):
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         return RECOMPUTED
 
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Streams, as in built-in encoders."""
-        return FORWARD
-
-    @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients of the stream, as in built-in encoders."""
-        return BACKWARD
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return streams and their gradients, as in built-in encoders."""
+        return TEMPORARY
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return 0, because there are only layers."""

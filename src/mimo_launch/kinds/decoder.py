@@ -5,9 +5,11 @@ Relies on: `language` for attention, experts and both ends.
 Leaves: nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, DepthShape
+from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import LatentWidths, Sight, Widths
 from mimo_launch.kinds.saved_activations import (
@@ -15,8 +17,7 @@ from mimo_launch.kinds.saved_activations import (
     CAPPED_BACKWARD,
     CAPPED_FORWARD,
     GATED,
-    GATED_BACKWARD,
-    GATED_FORWARD,
+    GATED_TEMPORARY,
     RMS,
     RMS_BF16,
     ROTATED,
@@ -24,6 +25,7 @@ from mimo_launch.kinds.saved_activations import (
     SUMS,
     Passes,
     Saved,
+    Temporary,
 )
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
@@ -79,9 +81,9 @@ class DecoderBlocksKind(CausalKind):
         return self.model.rope_scaling
 
     @property
-    def has_standard_blocks(self) -> bool:
-        """Every layer is attention and an MLP or experts."""
-        return True
+    def torch_only(self) -> Iterable[str]:
+        """The keys set in the model that blocks of other libraries do not support."""
+        return ()
 
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a block."""
@@ -109,15 +111,31 @@ class DecoderBlocksKind(CausalKind):
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
         return (SILU, RMS_BF16 if passes.are_bf16 else RMS, *attention)
 
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a block that saves nothing."""
-        return GATED_FORWARD
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return the tensors that are alive together in a block."""
+        return GATED_TEMPORARY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderAttending(Attending):
+    """Sliding windows of some layers, and whole images."""
+
+    model: DecoderModel
 
     @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive together in the backward of a block."""
-        return GATED_BACKWARD
+    def sliding(self) -> SlidingWindow | None:
+        """The last tokens that tokens of some layers attend to, if not all."""
+        return self.model.sliding_window
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether the tokens of an image attend to each other in both directions."""
+        return self.model.bidirectional_images
+
+    def in_windows(self, number: int) -> bool:
+        """Return whether the tokens of a layer, or of a depth, attend in windows."""
+        # A depth is like the last layer.
+        return Attending.in_windows(self, min(number, self.model.layers - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +150,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return "mimo_launch.models.language_model:LanguageStage"
 
     @property
-    def sliding_window(self) -> SlidingWindow | None:
-        """The last tokens that tokens of some layers attend to, if not all."""
-        return self.model.sliding_window
+    def attending(self) -> Attending:
+        """Sliding windows of some layers, and whole images."""
+        return DecoderAttending(model=self.model)
 
     @property
     def query_scaling(self) -> QueryScaling | None:
@@ -142,15 +160,10 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.query_scaling
 
     @property
-    def bidirectional_images(self) -> bool:
-        """Whether the tokens of an image attend to each other in both directions."""
-        return self.model.bidirectional_images
-
-    @property
-    def torch_only(self) -> tuple[str, ...]:
+    def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
         plain = type(self.model).model_fields
-        return tuple(key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
+        return (key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
 
     @property
     def widths(self) -> Widths:
@@ -215,10 +228,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         """Return whether a layer is a mixture of experts."""
         return self.model.has_experts(self._like(number))
 
-    def attends_in_windows(self, number: int) -> bool:
-        """Return whether the tokens of a layer attend in windows."""
-        return LanguageKind.attends_in_windows(self, self._like(number))
-
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         name = LanguageKind.layer_name(self, number)
@@ -233,8 +242,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def sight(self, number: int) -> Sight:
         """Return the sight of a layer; one with windows may rotate by a base of its own."""
-        whole, window = LanguageKind.sight(self, number), self.sliding_window
-        if window is None or not self.attends_in_windows(number):
+        whole, window = LanguageKind.sight(self, number), self.model.sliding_window
+        if window is None or not self.attending.in_windows(number):
             return whole
         rotary = whole.rotary
         if rotary is not None and window.rope_theta is not None:
@@ -253,15 +262,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         norms = RMS_BF16 if passes.are_bf16 else RMS
         return (*block, *((norms,) if self.model.post_norms else ()))
 
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a block that saves nothing."""
-        is_capped = self.model.attention_softcap is not None
-        return (CAPPED_FORWARD, *GATED_FORWARD) if is_capped else GATED_FORWARD
-
-    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return the tensors that attention recomputes in its backward: capped scores."""
-        return (CAPPED_BACKWARD,) if self.model.attention_softcap is not None else ()
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return the tensors that are alive together in a block; also scores if they are capped."""
+        if self.model.attention_softcap is None:
+            return GATED_TEMPORARY
+        return Temporary(
+            forward=(CAPPED_FORWARD, *GATED_TEMPORARY.forward),
+            backward=(*GATED_TEMPORARY.backward, CAPPED_BACKWARD),
+        )
 
     @property
     def embedding_scale(self) -> float | None:

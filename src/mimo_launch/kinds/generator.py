@@ -7,7 +7,23 @@ Leaves: layers, inputs and losses to `flow` and `talker`, users' classes to `cus
 
 from dataclasses import dataclass
 
+from mimo_launch.kinds.facts import RowReading
 from mimo_launch.kinds.kind import ModelKind
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingBeside(RowReading):
+    """Rows come beside the tokens of their image or clip."""
+
+    @property
+    def takes_rows(self) -> bool:
+        """It reads rows of language, which say what to make."""
+        return True
+
+    @property
+    def beside(self) -> bool:
+        """These rows come beside the tokens of their image or clip."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +41,6 @@ class GeneratorKind(ModelKind):
         return True
 
     @property
-    def reads_rows(self) -> bool:
-        """It reads rows of language, which say what to make."""
-        return True
-
-    @property
-    def reads_beside(self) -> bool:
-        """These rows come beside the tokens of their image or clip."""
-        return True
+    def reading(self) -> RowReading:
+        """Rows of language say what to make; they come beside the tokens of their image or clip."""
+        return ReadingBeside()

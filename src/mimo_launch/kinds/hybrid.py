@@ -27,6 +27,7 @@ from mimo_launch.kinds.saved_activations import (
     SILU,
     Passes,
     Saved,
+    Temporary,
 )
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
@@ -195,18 +196,10 @@ class HybridKind(LanguageKind):
         found = RECURRENT_BY_KIND[layer.recurrence.kind]
         return norm, found.eager_bf16 if passes.are_bf16 else found.eager
 
-    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return the tensors that a layer recomputes in its backward."""
-        return (
-            () if layer.recurrence is None else RECURRENT_BY_KIND[layer.recurrence.kind].recomputed
-        )
-
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a layer that saves nothing."""
-        return (*FORWARD, *((GATE,) if self.model.gated_mlp else ()))
-
-    @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive together in the backward of a layer."""
-        return (*BACKWARD, *((GATE,) if self.model.gated_mlp else ()))
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return the tensors that are alive together in a layer."""
+        gate = (GATE,) if self.model.gated_mlp else ()
+        again: tuple[Saved, ...] = ()
+        if layer.recurrence is not None:
+            again = RECURRENT_BY_KIND[layer.recurrence.kind].recomputed
+        return Temporary(forward=(*FORWARD, *gate), backward=(*BACKWARD, *gate, *again))

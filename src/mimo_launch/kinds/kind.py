@@ -1,16 +1,23 @@
 """The interface of every kind of model; other rooms use it instead of testing for classes.
 
 Decides: which facts a kind declares, and their defaults.
-Relies on: `layer` for the numbers of a layer, `saved_activations` for tensors.
+Relies on: `facts` for groups of facts, `layer` for the numbers of a layer, `saved_activations` for
+tensors.
 Leaves: the facts to one file per kind, finding the kind of a model to `registry`.
 """
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
+from mimo_launch.kinds.facts import (
+    Attending,
+    RowReading,
+    TextFacts,
+    TokenFacts,
+    TpCuts,
+)
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     DEPTH,
@@ -24,15 +31,14 @@ from mimo_launch.kinds.saved_activations import (
     HeldAtEnds,
     Passes,
     Saved,
+    Temporary,
 )
-from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.layers import Moe, Mtp, QueryScaling, SlidingWindow
-from mimo_launch.spec.media import Windows
-from mimo_launch.spec.spec import Clips, Codes, Images, RopeScaling
+from mimo_launch.spec.layers import Moe, Mtp
+from mimo_launch.spec.spec import Clips, Codes, Images, LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,37 @@ class ModelKind(ABC):
         return found if isinstance(found := self.input, Codes) else None
 
     @property
-    def patches_per_row(self) -> int:
-        """Tokens that become one row of language."""
-        return 1 if self.input is None else self.input.patches_per_row
+    def tokens(self) -> TokenFacts:
+        """The tokens of one of its images or clips."""
+        return TokenFacts(self.input)
+
+    @property
+    def text(self) -> TextFacts | LanguageModel:
+        """The tokens of text, if it reads any."""
+        return TextFacts()
+
+    @property
+    def reading(self) -> RowReading:
+        """How it takes rows of other modules, if it does."""
+        return RowReading()
+
+    @property
+    def attending(self) -> Attending:
+        """Which tokens its tokens attend to."""
+        return Attending()
+
+    @property
+    def cuts(self) -> TpCuts:
+        """What tp cuts."""
+        return TpCuts()
+
+    @property
+    def torch_only(self) -> Iterable[str] | None:
+        """The keys set in the model that blocks of other libraries do not support.
+
+        None unless every layer is attention and an MLP or experts, as libraries provide them.
+        """
+        return None
 
     @property
     def reads_tokens(self) -> bool:
@@ -89,141 +123,9 @@ class ModelKind(ABC):
         return False
 
     @property
-    def reads_rows(self) -> bool:
-        """Whether it takes rows of modules that it names in `reads`."""
-        return False
-
-    @property
-    def reads_beside(self) -> bool:
-        """Whether these rows come beside its own tokens; otherwise they are its tokens."""
-        return False
-
-    @property
-    def reads_in_turn(self) -> bool:
-        """Whether the rows of several modules are concatenated; otherwise they are added."""
-        return True
-
-    def rows_of(self, sources: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return height and width, in rows, of its output for one image of each module it reads.
-
-        Raises: TypeError if it reads none.
-        """
-        raise TypeError(f"a model of kind {self.model.kind} reads no rows")
-
-    @property
-    def rows_of_each(self) -> int | None:
-        """Number of rows that it makes for each image, None if that depends on its input."""
-        return None
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether the embedding of the token is added to each row of language that it reads."""
-        return False
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether its own tokens attend only to earlier tokens, and to rows beside them."""
-        return False
-
-    @property
     def is_custom(self) -> bool:
         """Whether a user's class builds it."""
         return False
-
-    @property
-    def vocab(self) -> int | Literal["digits"]:
-        """Size of its vocabulary, or the data set that defines it."""
-        return "digits"
-
-    @property
-    def vocab_multiple(self) -> int:
-        """The vocabulary is padded to a multiple of this number."""
-        return 1
-
-    @property
-    def num_heads(self) -> int | None:
-        """Number of query heads, which tp cuts, if it has any."""
-        return None
-
-    @property
-    def num_kv_heads(self) -> int | None:
-        """Number of key/value heads, if any; query heads of a language model may share them."""
-        return None
-
-    @property
-    def has_heads_of_hidden(self) -> bool:
-        """Whether a head is hidden / heads wide."""
-        return False
-
-    @property
-    def mlp_width(self) -> int | None:
-        """Width inside the MLPs, which tp cuts, if it has any."""
-        return None
-
-    @property
-    def has_standard_blocks(self) -> bool:
-        """Whether every layer is attention and an MLP or experts, as libraries provide them."""
-        return False
-
-    @property
-    def torch_only(self) -> tuple[str, ...]:
-        """The keys set in the model that blocks of other libraries do not support."""
-        return ()
-
-    @property
-    def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
-        return None
-
-    @property
-    def mrope_axes(self) -> tuple[int, ...] | None:
-        """The axis that rotates each pair of a head, if tokens have three."""
-        return None
-
-    @property
-    def rope_scaling(self) -> RopeScaling | None:
-        """The scaling of long wavelengths of rotary embeddings, if any."""
-        return None
-
-    @property
-    def query_scaling(self) -> QueryScaling | None:
-        """How queries grow with the position of their token, if they do."""
-        return None
-
-    @property
-    def turns_patches(self) -> bool:
-        """Whether queries and keys rotate by the place of a patch."""
-        return False
-
-    @property
-    def windows(self) -> Windows | None:
-        """The windows in which tokens of some layers attend, if any."""
-        return None
-
-    @property
-    def sliding_window(self) -> SlidingWindow | None:
-        """The last tokens that tokens of some layers attend to, if not all."""
-        return None
-
-    @property
-    def bidirectional_images(self) -> bool:
-        """Whether the tokens of an image attend to each other in both directions."""
-        return False
-
-    def attends_in_windows(self, number: int) -> bool:
-        """Return whether the tokens of a layer attend in windows."""
-        windows = self.windows or self.sliding_window
-        return windows is not None and number not in windows.full
-
-    @property
-    def learned_grid(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of its table of learned positions, if it has one."""
-        return None
-
-    @property
-    def usual_size(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of the images that it is made for, if all are equal."""
-        return None
 
     @property
     def moe(self) -> Moe | None:
@@ -245,11 +147,6 @@ class ModelKind(ABC):
         return range(layers.start, layers.stop + (self.depths if is_last else 0))
 
     @property
-    def embeds_at_end(self) -> bool:
-        """Whether its last stage also needs the embedding of tokens from the first stage."""
-        return self.is_tied or self.depths > 0
-
-    @property
     def recurrent(self) -> Mapping[str, RecurrentSizes]:
         """The sizes of its recurrent layers, by their key."""
         return {}
@@ -262,7 +159,7 @@ class ModelKind(ABC):
         """Return the name of a layer in tables."""
         parts = {
             "experts": self.has_experts(number),
-            "windows": self.attends_in_windows(number),
+            "windows": self.attending.in_windows(number),
         }
         found = " and ".join(part for part, is_there in parts.items() if is_there)
         return f"block with {found}" if found else "block"
@@ -271,21 +168,6 @@ class ModelKind(ABC):
     def has_final_norm(self) -> bool:
         """Whether a norm follows the last layer."""
         return True
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether first and last stage share a weight."""
-        return False
-
-    @property
-    def tile_rule(self) -> TileRule | None:
-        """How images in tiles become rows, if it cuts them."""
-        return None
-
-    @property
-    def learned_tokens(self) -> int:
-        """Number of learned tokens that each image has in addition to its patches."""
-        return 0
 
     @property
     def not_estimated(self) -> tuple[str, ...]:
@@ -382,19 +264,9 @@ class ModelKind(ABC):
         """Return the tensors that a layer also saves if these passes are not compiled."""
         return ()
 
-    def recomputed_activations(self, layer: Widths) -> tuple[Saved, ...]:
-        """Return the tensors that a layer recomputes in its backward."""
-        return ()
-
-    @property
     @abstractmethod
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a layer that saves nothing."""
-
-    @property
-    @abstractmethod
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive together in the backward of a layer."""
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return the tensors that are alive together in a layer of these sizes."""
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:

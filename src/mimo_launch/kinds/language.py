@@ -7,14 +7,9 @@ Leaves: the layers to `decoder` and `hybrid`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from mimo_launch.kinds.block_shapes import (
-    AttentionShape,
-    DepthShape,
-    MlpShape,
-    MoeShape,
-)
+from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
+from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
@@ -31,8 +26,8 @@ from mimo_launch.kinds.saved_activations import (
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import CausalModel, GateActivation
-from mimo_launch.spec.layers import Moe, Mtp
-from mimo_launch.spec.spec import LanguageModel
+from mimo_launch.spec.layers import Moe, Mtp, QueryScaling
+from mimo_launch.spec.spec import LanguageModel, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +52,42 @@ class AnswersShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
+class CausalCuts(TpCuts):
+    """Heads, if any layer attends, and the width inside MLPs, if there are any."""
+
+    model: CausalModel
+
+    @property
+    def heads(self) -> int | None:
+        """Number of query heads."""
+        return self.model.heads if self.model.attends else None
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Number of key/value heads, which query heads may share."""
+        return self.model.num_kv_heads if self.model.attends else None
+
+    @property
+    def heads_of_hidden(self) -> bool:
+        """Whether a head is hidden / heads wide."""
+        return self.model.head_dim is None and self.model.attends
+
+    @property
+    def mlp_width(self) -> int | None:
+        """Width inside the MLPs, experts excluded."""
+        return self.model.mlp_width if self.model.has_mlps else None
+
+
+@dataclass(frozen=True, slots=True)
 class CausalKind(ModelKind):
     """A model with tokens that attend to earlier tokens."""
 
     model: CausalModel
 
     @property
-    def num_heads(self) -> int | None:
-        """Query heads."""
-        return self.model.heads
-
-    @property
-    def num_kv_heads(self) -> int | None:
-        """Key/value heads."""
-        return self.model.num_kv_heads
-
-    @property
-    def has_heads_of_hidden(self) -> bool:
-        """Whether a head is hidden / heads wide."""
-        return self.model.head_dim is None
+    def cuts(self) -> TpCuts:
+        """Heads, if any layer attends, and the width inside MLPs, if there are any."""
+        return CausalCuts(self.model)
 
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a layer."""
@@ -156,39 +168,19 @@ class LanguageKind(CausalKind):
         return True
 
     @property
-    def vocab(self) -> int | Literal["digits"]:
-        """Size of its vocabulary, or the data set that defines it."""
-        return self.model.vocab
+    def text(self) -> LanguageModel:
+        """Vocabulary, tie and axes of its tokens."""
+        return self.model
 
     @property
-    def vocab_multiple(self) -> int:
-        """The vocabulary is padded to a multiple of this number."""
-        return self.model.vocab_multiple
+    def rope_scaling(self) -> RopeScaling | None:
+        """The scaling of long wavelengths of rotary embeddings, if any."""
+        return None
 
     @property
-    def num_heads(self) -> int | None:
-        """Query heads, if any layer attends."""
-        return self.model.heads if self.model.attends else None
-
-    @property
-    def num_kv_heads(self) -> int | None:
-        """Key/value heads, if any layer attends."""
-        return self.model.num_kv_heads if self.model.attends else None
-
-    @property
-    def has_heads_of_hidden(self) -> bool:
-        """Whether a head is hidden / heads wide."""
-        return self.model.head_dim is None and self.model.attends
-
-    @property
-    def mlp_width(self) -> int | None:
-        """Width inside the MLPs, experts excluded, if there are any."""
-        return self.model.mlp_width if self.model.has_mlps else None
-
-    @property
-    def mrope(self) -> tuple[int, int, int] | None:
-        """Pairs of a head that rotate with time, height and width, if tokens have all three."""
-        return self.model.mrope
+    def query_scaling(self) -> QueryScaling | None:
+        """How queries grow with the position of their token, if they do."""
+        return None
 
     @property
     def mrope_axes(self) -> tuple[int, ...] | None:
@@ -219,11 +211,6 @@ class LanguageKind(CausalKind):
         """Return the sizes of a depth with this block."""
         # One more region for its product; embedding and head are half a region each.
         return replace(block, is_depth=True, regions=block.regions + 2)
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the head is the embedding."""
-        return self.model.tied
 
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a layer."""
@@ -276,7 +263,7 @@ class LanguageKind(CausalKind):
     def after(self, ends: Ends) -> AnswersShape:
         """Return final norm and head; and the embedding, if only the first stage had it else."""
         model = self.model
-        needs_embedding = self.embeds_at_end or bool(ends.text_readers)
+        needs_embedding = self.model.tied or self.depths > 0 or bool(ends.text_readers)
         return AnswersShape(
             norm=self.norm(),
             head=None if model.tied else HeadShape(ends.vocab, model.hidden),

@@ -45,6 +45,18 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Temporary:
+    """Tensors of a layer that are alive together, besides those that it saves for its backward.
+
+    `forward`: at the peak of a forward that saves nothing; `backward`: gradients, and what the
+    layer recomputes.
+    """
+
+    forward: tuple[Saved, ...]
+    backward: tuple[Saved, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """The properties of a module's computation that decide its saved tensors."""
 
@@ -93,13 +105,15 @@ GATED = (
 )
 # Tensors that are alive together in the MLP, in a forward that keeps nothing: the block's input,
 # what attention adds to it, their sum, and its norm; and the tensors of the MLP.
-GATED_FORWARD = (
-    Saved(name="streams", stream=4, shared=True),
-    Saved(name="gate, up and product", inner=3),
-)
-GATED_BACKWARD = (
-    Saved(name="gradients of gate, up and product", inner=3),
-    Saved(name="gradients of the stream", stream=2),
+GATED_TEMPORARY = Temporary(
+    forward=(
+        Saved(name="streams", stream=4, shared=True),
+        Saved(name="gate, up and product", inner=3),
+    ),
+    backward=(
+        Saved(name="gradients of gate, up and product", inner=3),
+        Saved(name="gradients of the stream", stream=2),
+    ),
 )
 # If scores are capped, the backward holds scores, their weights and the gradients of both.
 CAPPED_FORWARD = Saved(name="scores of a block of queries", scores=3)

@@ -8,7 +8,8 @@ Leaves: the loss to `models.talker`.
 from dataclasses import dataclass
 
 from mimo_launch.kinds.decoder import DecoderBlocksKind
-from mimo_launch.kinds.generator import GeneratorKind
+from mimo_launch.kinds.facts import Attending, RowReading
+from mimo_launch.kinds.generator import GeneratorKind, ReadingBeside
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
 from mimo_launch.kinds.shapes import HeadShape, ListShape, NormShape, VocabShape, WholeShape
@@ -33,6 +34,18 @@ class HeadsShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechReading(ReadingBeside):
+    """Rows of language come beside frames."""
+
+    model: TalkerModel
+
+    @property
+    def adds_text(self) -> bool:
+        """Whether the embedding of the token is added to each row of language."""
+        return self.model.reads_text
+
+
+@dataclass(frozen=True, slots=True)
 class TalkerKind(GeneratorKind, DecoderBlocksKind):
     """A decoder over frames of codec tokens, as in Qwen2.5-Omni (arXiv:2503.20215)."""
 
@@ -49,19 +62,14 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         return self.model
 
     @property
-    def reads_text(self) -> bool:
-        """Whether the embedding of the token is added to each row of language."""
-        return self.model.reads_text
+    def reading(self) -> RowReading:
+        """Rows of language come beside frames; embeddings of text may be added to them."""
+        return SpeechReading(self.model)
 
     @property
-    def is_causal(self) -> bool:
+    def attending(self) -> Attending:
         """A frame attends to the frames before it and the rows of its clip."""
-        return True
-
-    @property
-    def mlp_width(self) -> int:
-        """Width inside the MLPs."""
-        return self.model.mlp_width
+        return Attending(in_order=True)
 
     def before(self, ends: Ends) -> CodesShape:
         """Return the embedding of codes, and the map of codes and rows to the stream."""

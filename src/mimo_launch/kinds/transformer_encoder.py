@@ -6,20 +6,21 @@ Leaves: the embedding of images and clips to `vision` and `audio`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
+from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
-    GATED_BACKWARD,
-    GATED_FORWARD,
+    GATED_TEMPORARY,
     IN_ORDER,
     HeldAtEnds,
     Passes,
     Saved,
+    Temporary,
 )
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
@@ -35,13 +36,15 @@ BLOCK = (*INPUT, QKV, *ATTENTION_OUT, *PLAIN)
 # In addition, if passes are not compiled: norms keep their input in fp32, while the stream itself
 # is not kept.
 BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
-FORWARD = (
-    Saved(name="streams", stream=4, shared=True),
-    Saved(name="up and its GELU", inner=2),
-)
-BACKWARD = (
-    Saved(name="gradients of up and its GELU", inner=2),
-    Saved(name="gradients of the stream", stream=2),
+TEMPORARY = Temporary(
+    forward=(
+        Saved(name="streams", stream=4, shared=True),
+        Saved(name="up and its GELU", inner=2),
+    ),
+    backward=(
+        Saved(name="gradients of up and its GELU", inner=2),
+        Saved(name="gradients of the stream", stream=2),
+    ),
 )
 
 
@@ -79,18 +82,18 @@ class RowsShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksKind(ModelKind):
-    """Blocks of attention among all tokens of an image, and an MLP."""
+class BlocksCuts(TpCuts):
+    """Heads, which split the width, and the width inside MLPs."""
 
     model: EncoderBlocks
 
     @property
-    def num_heads(self) -> int:
-        """Attention heads."""
+    def heads(self) -> int:
+        """Number of heads."""
         return self.model.heads
 
     @property
-    def has_heads_of_hidden(self) -> bool:
+    def heads_of_hidden(self) -> bool:
         """A head is hidden / heads wide."""
         return True
 
@@ -99,10 +102,22 @@ class BlocksKind(ModelKind):
         """Width inside the MLPs."""
         return self.model.mlp_width
 
+
+@dataclass(frozen=True, slots=True)
+class BlocksKind(ModelKind):
+    """Blocks of attention among all tokens of an image, and an MLP."""
+
+    model: EncoderBlocks
+
     @property
-    def has_standard_blocks(self) -> bool:
-        """Every layer is attention and an MLP."""
-        return True
+    def cuts(self) -> TpCuts:
+        """Heads, which split the width, and the width inside MLPs."""
+        return BlocksCuts(self.model)
+
+    @property
+    def torch_only(self) -> Iterable[str]:
+        """The keys set in the model that blocks of other libraries do not support."""
+        return ()
 
     def norm(self) -> NormShape:
         """Return the norm of the stream."""
@@ -161,20 +176,14 @@ class BlocksKind(ModelKind):
         return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        return (*BLOCK, IN_ORDER) if self.reads_beside else BLOCK
+        return (*BLOCK, IN_ORDER) if self.reading.beside else BLOCK
 
     def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
         return BF16 if passes.are_bf16 else ()
 
-    @property
-    def forward_activations(self) -> tuple[Saved, ...]:
-        """Tensors that are alive together in the forward of a block that saves nothing."""
-        return FORWARD if self.mlp().gate is None else GATED_FORWARD
-
-    @property
-    def backward_activations(self) -> tuple[Saved, ...]:
-        """Gradients that are alive together in the backward of a block."""
-        return BACKWARD if self.mlp().gate is None else GATED_BACKWARD
+    def temporary_activations(self, layer: Widths) -> Temporary:
+        """Return the tensors that are alive together in a block."""
+        return TEMPORARY if self.mlp().gate is None else GATED_TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)

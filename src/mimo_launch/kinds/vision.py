@@ -6,10 +6,11 @@ Leaves: cutting images to `models.patches`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
+from mimo_launch.kinds.facts import Attending, TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
@@ -115,6 +116,49 @@ class VisionProjectorShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageTokens(TokenFacts):
+    """The tokens of an image, also in tiles."""
+
+    model: VitModel
+
+    @property
+    def learned(self) -> int:
+        """Number of learned tokens that each image has in addition to its patches."""
+        return self.model.learned_tokens
+
+    @property
+    def table(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of the table of learned positions, if there is one."""
+        return self.model.image if self.model.has_table else None
+
+    @property
+    def usual_size(self) -> tuple[int, int] | None:
+        """Height and width, in patches, of the images that it is made for, if all are equal."""
+        is_cut = self.model.turns_patches or self.model.interpolation == "cropped"
+        return None if is_cut else self.table
+
+    @property
+    def tiles(self) -> TileRule | None:
+        """How images in tiles become rows, if it cuts them."""
+        model = self.model
+        if model.tiles is None or model.image is None:
+            return None
+        return TileRule(*model.image, model.tiles.most, model.image_side, model.tiles.grids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageAttending(Attending):
+    """Windows of some layers."""
+
+    model: VitModel
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows of an image in which tokens of some layers attend, if any."""
+        return self.model.windows
+
+
+@dataclass(frozen=True, slots=True)
 class VisionKind(TransformerEncoderKind):
     """A ViT (arXiv:2010.11929) over images of any size."""
 
@@ -131,47 +175,23 @@ class VisionKind(TransformerEncoderKind):
         return self.model
 
     @property
-    def learned_tokens(self) -> int:
-        """Number of learned tokens that each image has in addition to its patches."""
-        return self.model.learned_tokens
+    def tokens(self) -> TokenFacts:
+        """The tokens of an image, also in tiles."""
+        return ImageTokens(self.model, self.model)
 
     @property
-    def turns_patches(self) -> bool:
-        """Whether queries and keys rotate by the place of a patch."""
-        return self.model.turns_patches
-
-    @property
-    def learned_grid(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of the table of learned positions, if there is one."""
-        return self.model.image if self.model.has_table else None
-
-    @property
-    def usual_size(self) -> tuple[int, int] | None:
-        """Height and width, in patches, of the images that it is made for, if all are equal."""
-        is_cut = self.turns_patches or self.model.interpolation == "cropped"
-        return None if is_cut else self.learned_grid
-
-    @property
-    def tile_rule(self) -> TileRule | None:
-        """How images in tiles become rows, if it cuts them."""
-        model = self.model
-        if model.tiles is None or model.image is None:
-            return None
-        return TileRule(*model.image, model.tiles.most, model.image_side, model.tiles.grids)
-
-    @property
-    def windows(self) -> Windows | None:
-        """The windows in which tokens of some layers attend, if any."""
-        return self.model.windows
+    def attending(self) -> Attending:
+        """Windows of some layers."""
+        return ImageAttending(model=self.model)
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of a block."""
-        return replace(self.widths, windowed=self.attends_in_windows(number))
+        return replace(self.widths, windowed=self.attending.in_windows(number))
 
     @property
-    def torch_only(self) -> tuple[str, ...]:
+    def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
-        return tuple(key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
+        return (key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
@@ -218,7 +238,7 @@ class VisionKind(TransformerEncoderKind):
     def before(self, ends: Ends) -> LayerShape:
         """Return the embedding of patches, norms, positions and learned tokens."""
         model, width, positions = self.model, self.model.hidden, None
-        if (grid := self.learned_grid) is not None:
+        if (grid := self.tokens.table) is not None:
             positions = PositionsShape(grid, model.class_token, width, model.interpolation)
         stage = "mimo_launch.models.vision_encoder"
         class_token = table(width, layer=f"{stage}:ClassToken")
@@ -290,7 +310,7 @@ class VisionKind(TransformerEncoderKind):
 
     def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
         attention: tuple[Saved, ...] = (
-            (QKV, ROTATED) if self.turns_patches or self.model.qk_norm else (QKV,)
+            (QKV, ROTATED) if self.model.turns_patches or self.model.qk_norm else (QKV,)
         )
         if layer.windowed:
             attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS

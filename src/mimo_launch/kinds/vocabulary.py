@@ -22,7 +22,7 @@ IGNORE_LABEL = -100
 
 def vocab_size(spec: Spec) -> int:
     """Return the number of real tokens, placeholders included and padding excluded."""
-    vocab = kind_of(spec.language.model).vocab
+    vocab = kind_of(spec.language.model).text.vocab
     return num_words(spec) + len(spec.sources_of(LANGUAGE)) if vocab == "digits" else vocab
 
 
@@ -34,7 +34,7 @@ def num_words(spec: Spec) -> int:
 
 def padded_vocab_size(spec: Spec) -> int:
     """Return the rows of embedding and head: the vocabulary rounded up to `vocab_multiple`."""
-    multiple = kind_of(spec.language.model).vocab_multiple
+    multiple = kind_of(spec.language.model).text.vocab_multiple
     return -(-vocab_size(spec) // multiple) * multiple
 
 
@@ -56,7 +56,7 @@ def text_readers(spec: Spec) -> frozenset[str]:
     return frozenset(
         name
         for name, module in spec.generators.items()
-        if kind_of(module.model).reads_text and LANGUAGE in spec.sources_of(name)
+        if kind_of(module.model).reading.adds_text and LANGUAGE in spec.sources_of(name)
     )
 
 

@@ -273,7 +273,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     split = module.experts or ExpertGrid()
     sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
     stages = cut_into_stages(name, module, virtual, lanes, sizes)
-    grid = RankGrid.of(module)
+    grid, windows = RankGrid.of(module), kind.attending.windows
     sources = spec.sources_of(name)
     images = tuple(each for each in sources if kind_of(spec.modules[each].model).images)
     experts = None
@@ -289,22 +289,23 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         group_size=group_size(spec, name),
         sharding=module.fsdp,
         rules=spec.optimizer.rules,
-        tied=kind.embeds_at_end or (name == LANGUAGE and bool(text_readers(spec))),
+        # The last stage needs the embedding, too.
+        tied=kind.text.tied or kind.depths > 0 or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,
-        patches_per_row=kind.patches_per_row,
-        learned_tokens=kind.learned_tokens,
-        window_side=None if kind.windows is None else kind.windows.side,
+        patches_per_row=kind.tokens.per_row,
+        learned_tokens=kind.tokens.learned,
+        window_side=None if windows is None else windows.side,
         balance=module.balance,
         experts=experts,
         fp8=module.fp8 is not None,
         reads=sources,
-        reads_beside=kind.reads_beside,
-        reads_in_turn=kind.reads_in_turn,
-        is_causal=kind.is_causal,
-        tiles=kind.tile_rule,
+        reads_beside=kind.reading.beside,
+        reads_in_turn=kind.reading.in_turn,
+        is_causal=kind.attending.in_order,
+        tiles=kind.tokens.tiles,
         image_sources=images,
         # A module that reads through a connector treats rows like text.
-        whole_images=images if kind.bidirectional_images else (),
+        whole_images=images if kind.attending.whole_images else (),
         reads_arrays=kind.input is not None,
         losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,

@@ -89,7 +89,7 @@ def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
         return clips.input_shape(span.height, span.width, span.loose)
     if (source := kind.input) is None:
         raise TypeError(f"a model of kind {kind.model.kind} reads no arrays")
-    if (rule := kind.tile_rule) is not None:
+    if (rule := kind.tokens.tiles) is not None:
         return rule.num_tiles(span.shown), *source.input_shape(rule.height, rule.width)
     return source.input_shape(span.height, span.width)
 

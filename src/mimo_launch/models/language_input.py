@@ -100,7 +100,7 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         text = read_text(view, samples, device)
         tokens, labels = text.tokens, text.labels
     positions = held
-    if kind.mrope is not None:
+    if kind.text.mrope is not None:
         # Every stage computes them from the data of the step. Rows of images that language sees
         # through a connector count like text.
         positions = read_positions(view, samples, module.image_sources, device)[:, :, held]

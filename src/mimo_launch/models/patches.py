@@ -189,8 +189,8 @@ def reader(model: Model) -> Reader:
     kind = kind_of(model)
     if (images := kind.images) is not None:
         # A grid of learned positions also needs the height and width of the image.
-        measured = kind.learned_grid is not None
-        if kind.tile_rule is not None:
+        measured = kind.tokens.table is not None
+        if kind.tokens.tiles is not None:
             return Reader(images, images.values_of_patch, 4, partial(cut_tiles, images=images))
         cut = partial(cut_image, images=images, measured=measured)
         return Reader(images, images.values_of_patch, 4 if measured else 2, cut)

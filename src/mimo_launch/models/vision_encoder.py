@@ -106,7 +106,7 @@ class VisionStage(ModelStage):
         x_nD, *deep = torch.split(given, self.model.hidden, dim=1)
         masks = self._masks(packed, x_nD.dtype)
         for number, layer in self.layers.items():
-            x_nD = layer(x_nD, masks[self.kind.attends_in_windows(int(number))])
+            x_nD = layer(x_nD, masks[self.kind.attending.in_windows(int(number))])
             if int(number) in self.model.deepstack:
                 deep.append(x_nD)
         if not self.stage.is_last:

@@ -41,7 +41,7 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
     deviation = 0.25 if kind_of(model).computes_loss else 0.5
     middle, spread = (0.5,) * images.channels, (deviation,) * images.channels
-    if (usual := kind_of(model).usual_size) is not None:
+    if (usual := kind_of(model).tokens.usual_size) is not None:
         height, width = (side * images.patch for side in usual)
         resize: Exact | Smart = Exact(height, width)
     else:

@@ -63,6 +63,11 @@ class CausalModel(Strict):
         raise NotImplementedError
 
     @property
+    def has_mlps(self) -> bool:
+        """Whether any layer has a dense MLP."""
+        raise NotImplementedError
+
+    @property
     def gated_mlp(self) -> bool:
         """Whether MLPs, including experts, are SwiGLU; otherwise they are squared ReLU."""
         raise NotImplementedError
@@ -136,11 +141,6 @@ class LanguageModel(CausalModel):
         """Number of vectors of a query head: the query, and perhaps a gate."""
         return 1 + self.gated_attention
 
-    @property
-    def has_mlps(self) -> bool:
-        """Whether any layer has a dense MLP."""
-        raise NotImplementedError
-
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, is a mixture of experts."""
         raise NotImplementedError
@@ -172,6 +172,11 @@ class DecoderBlocks(CausalModel):
     @property
     def attends(self) -> bool:
         """True: every layer attends."""
+        return True
+
+    @property
+    def has_mlps(self) -> bool:
+        """True: every layer has an MLP."""
         return True
 
     @property

@@ -83,8 +83,8 @@ def consequences(spec: Spec) -> Facts:
             alone = gcd(module.grid.dp, spec.language.grid.dp) == 1
             facts[f"islands of `{name}`"] = "one" if alone else "several"
     kind, grid = kind_of(spec.language.model), spec.language.grid
-    if kind.num_kv_heads is not None:
-        facts["key/value heads"] = kv_sharing(kind.num_kv_heads, grid.tp)
+    if kind.cuts.kv_heads is not None:
+        facts["key/value heads"] = kv_sharing(kind.cuts.kv_heads, grid.tp)
     if kind.moe is not None:
         experts = spec.language.experts or ExpertGrid()
         replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)

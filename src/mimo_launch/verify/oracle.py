@@ -191,7 +191,7 @@ class Oracle:
         spans = self.dataset.describe(split, index).spans.get(name, ())
         images = self.dataset.images(split, index, name)
         sent_SD = x_SD
-        if kind_of(self.spec.modules[name].model).reads_text and source == LANGUAGE:
+        if kind_of(self.spec.modules[name].model).reading.adds_text and source == LANGUAGE:
             tokens = torch.from_numpy(self.dataset.text(split, index)[0])
             sent_SD = x_SD + self.embedded(tokens)
         seed, heldout = self.spec.train.seed, split == "heldout"
@@ -269,7 +269,7 @@ class Oracle:
             kind_of(self.model),
         )
         sizes = self._image_sizes(split, index)
-        images = image_numbers(given, sizes) if kind.bidirectional_images else None
+        images = image_numbers(given, sizes) if kind.attending.whole_images else None
         is_text = torch.arange(len(given)) < described.num_tokens
         text = RecordText(documents, is_text, load, images)
         if model.rope_theta is None:
@@ -286,10 +286,11 @@ class Oracle:
             ids = axis_ids(given, documents, sizes, later, holding=self._holding)
             return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)
 
-        window, local = kind.sliding_window, None
+        window, local = kind.attending.sliding, None
         if window is not None and window.rope_theta is not None:
             local = angles(window.rope_theta, None)
-        everywhere = angles(model.rope_theta, kind.rope_scaling)
+        scaling = model.rope_scaling if isinstance(model, DecoderModel) else None
+        everywhere = angles(model.rope_theta, scaling)
         return replace(text, angles=everywhere, local_angles=local)
 
     @property

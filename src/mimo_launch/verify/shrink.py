@@ -128,7 +128,7 @@ def _shrink_data(spec: Spec) -> Data:
     of_row, frames_of_row = max(shuffles, default=1) ** 2, max(frames, default=FRAMES_PER_TOKEN)
     # An image of one patch has nothing to attend to: its queries and keys have no gradient. The
     # same is true for an image of one row in a connector if its tokens are rows.
-    joined = any(kind.reads_rows and not kind.reads_beside for kind in kinds)
+    joined = any(kind.reading.takes_rows and not kind.reading.beside for kind in kinds)
     min_patches = 2 * (of_row if joined else 1)
     min_frames = 2 * (frames_of_row if joined else FRAMES_PER_TOKEN)
     max_frames, depths = MAX_CLIP_ROWS * frames_of_row, kind_of(spec.language.model).depths

@@ -192,7 +192,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
-    kv_heads = kind_of(module.model).num_kv_heads
+    kv_heads = kind_of(module.model).cuts.kv_heads
     if kv_heads is not None:
         shared = kv_sharing(kv_heads_on(kv_heads, module.grid, grid), grid.tp)
         loss += LOST_SHARING * (shared != kv_sharing(kv_heads, module.grid.tp))

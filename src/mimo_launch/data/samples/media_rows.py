@@ -84,7 +84,7 @@ class ShardInputs:
         self._added = [
             (name, spec.sources_of(name))
             for name, module in spec.encoders.items()
-            if not kind_of(module.model).reads_in_turn
+            if not kind_of(module.model).reading.in_turn
         ]
         self._generators = [each for each in self.readers.values() if each.makes]
 
@@ -97,7 +97,7 @@ class ShardInputs:
     def sizing(self) -> list[object]:
         """The settings that place and count rows; an index with other settings is out of date."""
         connectors = [
-            [name, kind.rows_of_each, kind.reads_in_turn, *self._spec.sources_of(name)]
+            [name, kind.reading.rows_of_each, kind.reading.in_turn, *self._spec.sources_of(name)]
             for name in self.names
             if name not in self.readers and (kind := kind_of(self._spec.modules[name].model))
         ]

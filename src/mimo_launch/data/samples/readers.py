@@ -53,7 +53,7 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
-            if (rule := kind.tile_rule) is not None:
+            if (rule := kind.tokens.tiles) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
             elif (cut := recipe.cut) is not None:
                 yield CutReader(name, makes, images, recipe, videos, rate, cut=cut)
