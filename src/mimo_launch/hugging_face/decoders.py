@@ -277,19 +277,19 @@ GROUPED = experts(
         "experts": "n_routed_experts",
         "top_k": "num_experts_per_tok",
         "width": _OF_EXPERT,
+        "score": Fixed("sigmoid"),
         "normalize": ("norm_topk_prob", True),
         "scale": "routed_scaling_factor",
         "groups": "n_group",
         "top_groups": "topk_group",
-        "first_dense": "first_k_dense_replace",
         "shared": Computed(
             lambda config: number(config, _SHARED) * number(config, _OF_EXPERT),
             lambda moe: {_SHARED: moe.shared // moe.width},
             f"`{_SHARED}` x `{_OF_EXPERT}`",
         ),
-    },
-    score="sigmoid",
-    bias_update_rate=0.0,
+        "bias_update_rate": Fixed(0.0),
+        "first_dense": "first_k_dense_replace",
+    }
 )
 # The correction bias is not multiplied by activations.
 CORRECTION = Place("mlp.gate.e_score_correction_bias", at_least_fp32=True)

@@ -9,7 +9,7 @@ from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import Refusals, left_out, one_of, refusals
-from mimo_launch.hugging_face.settings import Computed, Named, Settings
+from mimo_launch.hugging_face.settings import Computed, Fixed, Named, Settings
 from mimo_launch.hugging_face.tensors import Beyond, Dropped, Tensors, in_layers, patches
 from mimo_launch.hugging_face.towers import ACTIVATIONS, REST
 from mimo_launch.hugging_face.wholes import Models, Tokens
@@ -65,19 +65,20 @@ def settings(*, is_clip: bool, patch: int, activation: str, norm_eps: float) -> 
             "mlp": ("intermediate_size", 3072),
             "patch": ("patch_size", patch),
             "channels": ("num_channels", 3),
+            "positions": Fixed("learned"),
             "image": Computed(
                 image,
                 lambda model: {"image_size": model.image_side},
                 f"`image_size` / `patch_size`, rounded down, twice; {IMAGE} pixels",
             ),
+            "class_token": Fixed(is_clip),
+            "patch_bias": Fixed(not is_clip),
+            "pre_norm": Fixed(is_clip),
             "norm_eps": ("layer_norm_eps", norm_eps),
             "activation": Named("hidden_act", ACTIVATIONS, activation),
         },
-        rest={
-            **REST, "positions": "learned", "class_token": is_clip, "pre_norm": is_clip,
-            "patch_bias": not is_clip,
-        },
-    )  # fmt: skip
+        rest=REST,
+    )
 
 
 _OF_SIGLIP = settings(is_clip=False, patch=16, activation="gelu_pytorch_tanh", norm_eps=1e-6)
