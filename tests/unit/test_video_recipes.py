@@ -332,7 +332,7 @@ def test_frames_of_a_glm_are_those_of_transformers(fps: float, tmp_path: Path) -
 
 def test_odd_numbers_of_frames_have_the_sizes_of_transformers() -> None:
     theirs_of: Any = import_module("transformers.models.glm4v.video_processing_glm4v")
-    for number in (1, 3, 5, 7, 9, 13):
+    for number in (3, 5, 7, 9, 13, 21):
         for height, width in ((61, 47), (20, 90), (9, 7), (32, 32), (16, 40), (300, 200)):
             wanted = theirs_of.smart_resize(
                 number, height, width, factor=8, min_pixels=512, max_pixels=7680
