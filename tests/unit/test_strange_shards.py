@@ -23,8 +23,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.data.index.columns import TYPES, IndexedSample, ShardRows
 from mimo_launch.data.index.open_index import IndexProgress
-from mimo_launch.data.samples import guards
+from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.template_program import Program, TemplateRefused
+from mimo_launch.data.samples.text_tokens import without_panic
 from mimo_launch.data.sources import tar_files
 from mimo_launch.data.sources.tar_files import (
     BrokenShard,
@@ -283,7 +284,7 @@ def test_a_template_that_fails_on_a_record_refuses_that_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
 ) -> None:
     """Its time and memory are bounded; the limits of the process are the same afterwards."""
-    monkeypatch.setattr(guards, "SECONDS", 0.5)
+    monkeypatch.setattr(template_program, "SECONDS", 0.5)
     before = resource.getrlimit(resource.RLIMIT_AS)
     folded = "'x' | center" in fault
     asked = "true" if folded else "message.x"
@@ -315,7 +316,7 @@ def test_the_limits_of_the_process_are_the_same_after_a_bounded_block() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (before[1], before[1]))
     try:
-        with guards.bounds():
+        with template_program.bounds():
             assert resource.getrlimit(resource.RLIMIT_AS) != (before[1], before[1])
         assert resource.getrlimit(resource.RLIMIT_AS) == (before[1], before[1])
     finally:
@@ -366,7 +367,7 @@ def test_a_regex_that_explodes_on_a_marker_is_said_or_does_no_harm(
 def test_what_a_tokenizer_writes_without_a_panic_is_not_lost(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert guards.without_panic(lambda: os.write(2, b"a warning")) == 9
+    assert without_panic(lambda: os.write(2, b"a warning")) == 9
     assert capfd.readouterr().err == "a warning"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE
-from mimo_launch.spec.custom import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.foreign_words import kind_of_model, not_here, why_other
 from mimo_launch.spec.meant import choices_of, guess_in_spec, guess_schedule
+from mimo_launch.spec.module import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
     allowed_types,

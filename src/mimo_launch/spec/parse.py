@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
 from mimo_launch.spec.base import AXES, LANGUAGE, OPEN_DP, Grid, Places, Ranks, Strict, rank_range
-from mimo_launch.spec.custom import CLASS_PATH
 from mimo_launch.spec.fields import (
     field_schema,
     item_schema,
@@ -32,6 +31,7 @@ from mimo_launch.spec.fields import (
     words_in,
 )
 from mimo_launch.spec.foreign_words import synonym
+from mimo_launch.spec.module import CLASS_PATH
 from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.wording import close_matches

@@ -20,7 +20,6 @@ from mimo_launch.spec.base import (
     Ranks,
     Strict,
 )
-from mimo_launch.spec.custom import CustomModel
 from mimo_launch.spec.data import (
     CaptionTemplate,
     ChatTemplate,
@@ -37,7 +36,7 @@ from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.layers import RopeScaling
 from mimo_launch.spec.media import Clips, Codes, Images, Videos
-from mimo_launch.spec.module import Model, ModuleSpec
+from mimo_launch.spec.module import CustomModel, Model, ModuleSpec
 from mimo_launch.spec.optimizers import OptimizerSpec
 from mimo_launch.spec.sections import (
     BatchSpec,

@@ -19,10 +19,9 @@ from tokenizers import Tokenizer
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.chat_template import ChatFormats
 from mimo_launch.data.samples.decode_media import Marker, Medium
-from mimo_launch.data.samples.guards import without_panic
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused
-from mimo_launch.data.samples.text_tokens import add_token
+from mimo_launch.data.samples.text_tokens import add_token, without_panic
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.image_texts import image_text, tile_texts
 from mimo_launch.spec.spec import Spec, WebdatasetData

@@ -19,12 +19,11 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.answer_spans import Conversation
 from mimo_launch.data.samples.chat_template import ChatFormats
 from mimo_launch.data.samples.decode_media import Marker, Medium
-from mimo_launch.data.samples.guards import TooMuch, bounds
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.samples.messages import Message, MessagePart
 from mimo_launch.data.samples.records import Record
-from mimo_launch.data.samples.template_program import Spans, TemplateRefused
+from mimo_launch.data.samples.template_program import Spans, TemplateRefused, TooMuch, bounds
 from mimo_launch.data.samples.text_tokens import EncodedSample, TextTokens
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, special_texts

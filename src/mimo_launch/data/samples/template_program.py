@@ -1,18 +1,25 @@
-"""The program of a chat template: its sandbox, and the marks that it copies into its text.
+"""The program of a chat template: its sandbox, its bounds, and the marks that its text keeps.
 
 Decides: which functions a template may call, and that it gets the date only from the spec; which
-parts of a message are marked, and with which characters.
+parts of a message are marked, and with which characters; how much memory and time a template may
+take for one conversation.
 Relies on: Jinja2's sandbox, with the environment that transformers documents
-(https://huggingface.co/docs/transformers/chat_templating_writing).
-Leaves: the form of messages to `chat_template`, finding answers by their marks to `answer_spans`,
-bounds on time and memory to `guards`.
+(https://huggingface.co/docs/transformers/chat_templating_writing); limits and timers of this
+process, which belong to its main thread. Samples are indexed there; threads that read them later
+see only samples that passed.
+Leaves: the form of messages to `chat_template`, finding answers by their marks to `answer_spans`.
 """
 
 import json
 import re
-from collections.abc import Callable
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -243,3 +250,41 @@ def read_marks(text: str) -> Marked:
             number = ord(mark) & 0xFFFF
             places[number] = (places.get(number, (length, 0))[0], length)
     return Marked("".join([*pieces, text[at:]]), places, blocks)
+
+
+# Templates need a few milliseconds, and a few copies of a text of at most `data.max_characters`.
+MEMORY, SECONDS = 1 << 30, 10.0
+
+
+class TooMuch(Exception):
+    """A program exceeds a bound; the message says which."""
+
+
+@contextmanager
+def bounds() -> Iterator[None]:
+    """Bound the memory and the processor time of a block. Raises: TooMuch."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooMuch(f"takes more than {SECONDS:g} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        pages = int(file.read().split()[0])
+    others = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    most = min([pages * resource.getpagesize() + MEMORY, *others])
+    before = signal.signal(signal.SIGVTALRM, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    except MemoryError as error:
+        raise TooMuch(f"takes more than {MEMORY >> 30} GiB of memory") from error
+    finally:  # Runs even if the timer fires at the last moment.
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.signal(signal.SIGVTALRM, before)

@@ -2,18 +2,21 @@ r"""Text as tokens, with the tokenizer of a Hugging Face folder.
 
 Decides: which tokens of a text are learned, and which are markers; that `\<image>` is the text
 `<image>`, tokenized by its letters. Until then one character replaces it: a noncharacter, which
-Unicode reserves for such uses.
+Unicode reserves for such uses. A panic of the library becomes an error.
 Relies on: the `tokenizers` library for ids.
 Leaves: which parts of a text are learned to `sample_encoder`, recognising samples without markers
 to `records`.
 """
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +24,6 @@ from tokenizers import AddedToken, Tokenizer
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_media import Marker
-from mimo_launch.data.samples.guards import without_panic
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused
 from mimo_launch.processors.files import TOKENIZER, TokenizerError
 
@@ -209,3 +211,42 @@ def add_token(tokenizer: Tokenizer, text: str) -> int | None:
         found = new
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
     return found
+
+
+T = TypeVar("T")
+
+
+def without_panic(call: Callable[[], T]) -> T:
+    """Return the result of a call of the tokenizers library.
+
+    If the library panics, as when a regex backtracks too often, it writes a backtrace to stderr and
+    raises an error that is not an `Exception`.
+
+    Raises: ValueError in place of a panic, and whatever else the call raises.
+    """
+    try:
+        with _panics_unwritten():
+            return call()
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from None
+
+
+@contextmanager
+def _panics_unwritten() -> Iterator[None]:
+    """Hold back stderr during a block: drop it if the block raises, else write it afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with open(os.memfd_create("stderr"), "r+b", buffering=0) as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        if kept.tell():
+            kept.seek(0)
+            os.write(2, kept.read())
