@@ -15,7 +15,7 @@ from mimo_launch.models.noise import NoisedPatches
 from mimo_launch.models.patches import Patches
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.stage_interface import RowsInput
-from mimo_launch.models.talker import FramesInput
+from mimo_launch.models.talker import SpeechInput
 from mimo_launch.spec.spec import Spec
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
     given |= {"rows": rows, "row_places": places}
     if (codes := kind_of(made.modules[name].model).codes) is not None:
         frames = torch.randint(0, codes.vocab, (2, own, codes.codebooks))
-        return FramesInput(frames=CodeFrames(*frames), **given)
+        return SpeechInput(frames=CodeFrames(*frames), **given)
     if module.computes_loss:
         size = made.modules[name].model.patch_size
         patches = Patches(torch.randn(own, size, dtype=dtype), torch.zeros(own, 2).long())

@@ -22,7 +22,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
-from mimo_launch.models.audio_encoder import FramesInput
+from mimo_launch.models.audio_encoder import ClipsInput
 from mimo_launch.models.build import build_network
 from mimo_launch.models.language_input import LanguageInput, TextAhead
 from mimo_launch.models.patches import Patches
@@ -322,7 +322,7 @@ def test_audio_costs_what_torch_counts() -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     mask = image_context([12, 12], range(24), torch.device("cpu"), alone=True)
     patches = Patches(torch.randn(24, 5 * 5), torch.arange(24)[:, None] % 12)
-    given = FramesInput(mask=mask, sizes=(12,), patches=patches, loose=None)
+    given = ClipsInput(mask=mask, sizes=(12,), patches=patches, loose=None)
     ahead, back = counted(lambda: network(None, given))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)
@@ -352,7 +352,7 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     device = torch.device("cpu")
     mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), device, alone=True)
     patches, loose = (Patches(torch.randn(n, 25), torch.arange(n)[:, None] % 12) for n in (22, 1))
-    given = FramesInput(mask=mask, sizes=(11,), patches=patches, extra_tokens=1, loose=loose)
+    given = ClipsInput(mask=mask, sizes=(11,), patches=patches, extra_tokens=1, loose=loose)
     ahead, back = counted(lambda: network(None, given))
     forward = forward_flops(made, stage, work)
     backward = backward_flops(made, layout, module, stage, forward)

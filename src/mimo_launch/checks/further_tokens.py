@@ -1,13 +1,14 @@
 """Checks of multi-token prediction.
 
 Decides: which sequences are too short for it, and where a token would see what it must predict.
-Relies on: the spec's types only.
+Relies on: `kinds` for what tokens attend to.
 Leaves: layers that a backend does not have to `backends`.
 """
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.spec import DecoderModel, LanguageModel, Spec
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import LanguageModel, Spec
 
 
 def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
@@ -25,7 +26,7 @@ def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
             help=f"write `depth: {max(1, min(4, spec.batch.seq - 2))}`, or a longer `batch.seq`",
             related=(Related(path=("batch", "seq"), label=f"seq {spec.batch.seq}"),),
         )
-    if isinstance(model, DecoderModel) and model.bidirectional_images:
+    if kind_of(model).attending.whole_images:
         yield Diagnostic(
             code="mtp-does-not-fit",
             headline=f"`{name}`: `mtp` cannot learn where tokens of an image see later ones",

@@ -47,7 +47,7 @@ class Convolution(ShapedLayer[WindowsShape]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FramesInput(ListInput):
+class ClipsInput(ListInput):
     """The input of an audio encoder; the first stage gets frames, and of tokens without a row."""
 
     patches: Patches | None
@@ -65,7 +65,7 @@ class AudioStage(ModelStage):
     norm: Norm
     projector: nn.Module
 
-    def inputs(self, forward: ListForward) -> FramesInput:
+    def inputs(self, forward: ListForward) -> ClipsInput:
         """Return the input of a forward."""
         patches, loose, view = None, None, forward.view
         if forward.stage.is_first:
@@ -74,9 +74,9 @@ class AudioStage(ModelStage):
                 clips, others = without_loose(clips, view.extras, how, context)
                 loose = pack(others, how, context, forward.held_extras)
             patches = pack(clips, how, context, forward.held)
-        return FramesInput.of(forward, patches=patches, loose=loose)
+        return ClipsInput.of(forward, patches=patches, loose=loose)
 
-    def forward(self, hidden: Tensor | None, packed: FramesInput) -> Tensor:
+    def forward(self, hidden: Tensor | None, packed: ClipsInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
         Shapes: hidden [n, D] from the stage before, None on the first.

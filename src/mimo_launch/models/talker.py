@@ -33,7 +33,7 @@ from mimo_launch.spec.spec import TalkerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FramesInput(RowsInput):
+class SpeechInput(RowsInput):
     """The input of a talker; the first and the last stage get frames of codes."""
 
     frames: CodeFrames | None
@@ -61,20 +61,20 @@ class TalkerStage(ModelStage):
         """The codes whose heads this tp rank holds."""
         return self.context.part(self.model.vocab)
 
-    def inputs(self, forward: ListForward) -> FramesInput:
+    def inputs(self, forward: ListForward) -> SpeechInput:
         """Return the input of a forward: frames to learn from, or those said so far."""
         frames = None
         if forward.canvas is not None:
             frames = forward.canvas.seen()
         elif forward.at_end:
             frames = code_frames(forward.patches())
-        return FramesInput.of(forward, frames=frames, **forward.arrived)
+        return SpeechInput.of(forward, frames=frames, **forward.arrived)
 
     def canvas(self, forward: ListForward, num_steps: int) -> CodesCanvas:
         """Return clips without codes, as long as the true ones; `num_steps` is for flows."""
         return CodesCanvas(forward, self.model)
 
-    def forward(self, hidden: Tensor | None, packed: FramesInput) -> Tensor | StageLosses:
+    def forward(self, hidden: Tensor | None, packed: SpeechInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
         The loss of a frame is the mean of the losses of its codes. Every tp rank of a replica
@@ -109,7 +109,7 @@ class TalkerStage(ModelStage):
         found = (greedy_choice(head(x_ND), self.part, self.context.tp) for head in self.heads)
         return torch.stack(list(found), dim=1)
 
-    def _embed(self, packed: FramesInput) -> Tensor:
+    def _embed(self, packed: SpeechInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
         tokens_NK = packed.needed.tokens
         # The tables of all codebooks form one table, one below the other.
