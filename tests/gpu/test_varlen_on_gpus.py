@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from tests.support import engine_blocks, list_times
-from tests.support.engine_blocks import DOCUMENTS, GROUPED, ONE_KV_HEAD, PACKED_CP2, VIT, Case
+from tests.support.engine_blocks import DOCUMENTS, ONE_KV_HEAD, PACKED_CP2, VIT, Case
 from tests.support.gpu_ranks import DEVICE
 from tests.support.lists import LISTS, MASKS, loop_over_sequences
+from tests.support.shapes import block_shape
 from torch import Tensor
 
 from mimo_launch.layers.parallel_context import SINGLE
@@ -33,13 +34,16 @@ TWO_GPUS = PACKED_CP2 | {
         "vit, cp2, a rank of padding",
     )
 }  # fmt: skip
-WIDE = replace(GROUPED, width=1024, heads=8, kv_heads=8, head_size=128, qk_norm=False)
+WIDE, SHARED = (
+    block_shape(width=1024, heads=8, kv_heads=kv_heads, head_size=128, mlp=1408)
+    for kv_heads in (8, 2)
+)
 PACKED_32K = Case(
     WIDE, num_tokens=32768, batch=1, documents=(9000, 700, 6000, 2500, 5000, 1800, 4000, 3768)
 )
 TIMED = {
     "8 documents, 8 key/value heads": (1, PACKED_32K),
-    "8 documents, 2 key/value heads": (1, replace(PACKED_32K, shape=replace(WIDE, kv_heads=2))),
+    "8 documents, 2 key/value heads": (1, replace(PACKED_32K, shape=SHARED)),
     "8 documents, cp2": (2, replace(PACKED_32K, cp=2)),
     "1 document, cp2": (2, replace(PACKED_32K, documents=(32768,), cp=2)),
 }
