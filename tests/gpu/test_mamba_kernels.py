@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.support.gpu_ranks import DEVICE
 from torch import Tensor
 
-from mimo_launch.checks.packages import is_installed
+from mimo_launch.diag.installed import is_installed
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers import ssd, ssd_kernels
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import engine_blocks, engine_steps
 from tests.support.gpu_ranks import engine_ranks
 
-from mimo_launch.checks.packages import ENGINE
+from mimo_launch.diag.installed import ENGINE
 from mimo_launch.launcher.run_on_ranks import Ranks
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mimo_launch.checks.packages import ENGINE, is_installed
+from mimo_launch.diag.installed import ENGINE, is_installed
 from mimo_launch.launcher.gpus import num_gpus
 from mimo_launch.launcher.run_on_ranks import Ranks
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
-from mimo_launch.checks import packages
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.cli.report import REQUIREMENT
+from mimo_launch.diag import installed
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "tests" / "fixtures" / "tiny_train.yaml").read_text(encoding="utf-8")
@@ -134,10 +134,10 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
 
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    assert extras["tensorboard"] == [packages.TENSORBOARD]
-    assert extras["wandb"] == [packages.WANDB]
-    assert extras["mlflow"] == [packages.MLFLOW]
-    assert extras["data"] == list(packages.SHARD_PACKAGES.values())
-    assert extras["audio"] == list(packages.AUDIO_PACKAGES.values())
+    assert extras["tensorboard"] == [installed.TENSORBOARD]
+    assert extras["wandb"] == [installed.WANDB]
+    assert extras["mlflow"] == [installed.MLFLOW]
+    assert extras["data"] == list(installed.SHARD_PACKAGES.values())
+    assert extras["audio"] == list(installed.AUDIO_PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
-    assert packages.TRANSFORMER_ENGINE in extras["gpu"]
+    assert installed.TRANSFORMER_ENGINE in extras["gpu"]

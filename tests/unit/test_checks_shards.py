@@ -13,11 +13,11 @@ import pytest
 from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_shard
 
 from mimo_launch.checks.load_and_check import check_text
-from mimo_launch.checks.packages import SHARD_PACKAGES
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
 from mimo_launch.data.sources.shard_names import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.installed import SHARD_PACKAGES
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.processors.tokenizer import num_tokens, token_id
 

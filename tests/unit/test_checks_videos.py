@@ -11,8 +11,8 @@ from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, frames, zipped
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.checks.packages import AV
 from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.diag.installed import AV
 from mimo_launch.kinds.tiles import Frame
 from mimo_launch.spec.spec import Spec
 

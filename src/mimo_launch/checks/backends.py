@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mimo_launch.checks.packages import ENGINE
 from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.block_shapes import AttentionShape, MlpShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of

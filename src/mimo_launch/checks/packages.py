@@ -10,7 +10,6 @@ Leaves: whether a package works to the run; importing a class, and whether it bu
 """
 
 import ast
-import importlib.util
 import os
 import pkgutil
 import sys
@@ -20,34 +19,19 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic
-from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import (
-    CustomModel,
-    Spec,
-    WebdatasetData,
+from mimo_launch.diag.installed import (
+    AUDIO_PACKAGES,
+    ENGINE,
+    MLFLOW,
+    SHARD_PACKAGES,
+    TENSORBOARD,
+    TRANSFORMER_ENGINE,
+    WANDB,
+    is_installed,
 )
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import CustomModel, Spec, WebdatasetData
 from mimo_launch.spec.wording import did_you_mean
-
-ENGINE = "transformer_engine"
-# The bounds of the extras in pyproject.toml, which a test compares.
-TENSORBOARD = "tensorboard>=2.14"
-WANDB = "wandb>=0.17"
-MLFLOW = "mlflow-skinny>=2.16"
-SHARD_PACKAGES = {
-    "braceexpand": "braceexpand>=0.1.7",
-    "tokenizers": "tokenizers>=0.21",
-    "PIL": "pillow>=10",
-    "jinja2": "jinja2>=3.1",
-}
-AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
-AV = "av>=14"
-TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
-
-
-def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; a bare folder of its name is not a package."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def log_packages_installed(spec: Spec) -> Findings:

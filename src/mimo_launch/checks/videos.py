@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mimo_launch.checks.packages import AV, is_installed
 from mimo_launch.checks.rule import Findings, chosen
 from mimo_launch.checks.shards import first_suffixes
 from mimo_launch.data.sources.tar_files import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.installed import AV, is_installed
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.image_texts import line_break

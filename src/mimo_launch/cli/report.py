@@ -60,8 +60,8 @@ def report(
     ] = 1,
 ) -> None:
     """Draw the curves of runs, as HTML, PNG or SVG."""
-    from mimo_launch.checks.packages import is_installed
     from mimo_launch.cli.report_figure import Charts
+    from mimo_launch.diag.installed import is_installed
     from mimo_launch.drawing.chart_files import charts_png, charts_svg
     from mimo_launch.train.history import NoHistory, read_history
 

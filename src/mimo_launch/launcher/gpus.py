@@ -16,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mimo_launch.checks.packages import ENGINE, torchs_layers
+from mimo_launch.checks.packages import torchs_layers
+from mimo_launch.diag.installed import ENGINE
 from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Literal
 
-from mimo_launch.checks.packages import (
+from mimo_launch.diag.installed import (
     MLFLOW,
     SHARD_PACKAGES,
     TENSORBOARD,

@@ -16,8 +16,8 @@ from importlib.metadata import version
 import torch
 from torch import Tensor
 
-from mimo_launch.checks.packages import is_installed
 from mimo_launch.comm.async_copies import to_device
+from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import delta_rule as plain
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.varlen_attention import packed

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mimo_launch.checks.packages import is_installed
+from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import ssd as plain
 
 # The convolution kernel's step of channels, and its widths (from `causal_conv1d.cpp`).

@@ -1,0 +1,29 @@
+"""Optional packages: what to install, and whether a package is here.
+
+Decides: the versions that findings and `doctor` propose; when a package counts as installed.
+Relies on: Python's finders, which find a package without importing it.
+Leaves: which setting needs which package to `checks.packages`; what to do without one to callers.
+"""
+
+import importlib.util
+
+ENGINE = "transformer_engine"
+# The bounds of the extras in pyproject.toml, which a test compares.
+TENSORBOARD = "tensorboard>=2.14"
+WANDB = "wandb>=0.17"
+MLFLOW = "mlflow-skinny>=2.16"
+SHARD_PACKAGES = {
+    "braceexpand": "braceexpand>=0.1.7",
+    "tokenizers": "tokenizers>=0.21",
+    "PIL": "pillow>=10",
+    "jinja2": "jinja2>=3.1",
+}
+AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
+AV = "av>=14"
+TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; a bare folder of its name is not a package."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
