@@ -1,5 +1,9 @@
 """FLOPs that the estimates count are those that torch runs, matmul by matmul."""
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import pytest
 import torch
 from tests.support.row_readers import nominal_input
@@ -32,6 +36,7 @@ from mimo_launch.models.vision_encoder import ImagesInput
 from mimo_launch.spec.spec import Spec
 
 DECODER = {"kind": "decoder", "layers": 3, "hidden": 48, "heads": 12, "kv_heads": 4, "vocab": 300}
+CPU = torch.device("cpu")
 VIT = {"kind": "vit", "layers": 3, "hidden": 48, "heads": 4, "patch": 2, "channels": 3}
 
 
@@ -39,27 +44,59 @@ def nominal(made: Spec) -> SampleData:
     return nominal_step_data(made).samples[0]
 
 
-def counted(run) -> tuple[dict, dict]:
+def counted(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     """Return what torch counts in a forward and in its backward, by operator."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as ahead:
         out = run()
     with FlopCounterMode(display=False) as back:
         sum(loss.sum() for loss in StageLosses.of(out).losses).backward()
-    return tuple(
-        {str(op).split(".")[-1]: n for op, n in mode.get_flop_counts()["Global"].items()}
+    first, second = (
+        Counter({str(op).split(".")[-1]: n for op, n in mode.get_flop_counts()["Global"].items()})
         for mode in (ahead, back)
     )
+    return first, second
 
 
-def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
-    """Return what torch counts in one stage of language, its work, and what is estimated."""
+def matmuls(flops: Flops) -> float:
+    """Return the operations of all products with weights."""
+    return flops.total - flops.attention
+
+
+class Costs(NamedTuple):
+    """What torch counts in both passes of one stage, by operator; and what is estimated."""
+
+    ahead: Counter[str]
+    back: Counter[str]
+    forward: Flops
+    backward: Flops
+
+
+def costs(made: Spec, name: str, batch: object, work: Workload | None = None) -> Costs:
     layout = build_layout(made)
-    (stage,) = layout.language.stages
+    module = layout[name]
+    (stage,) = module.stages
     network = build_network(made, stage, ParallelContext())
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
+    ahead, back = counted(lambda: network(None, batch))
+    forward = forward_flops(made, stage, work or workload(layout, module, nominal(made)))
+    return Costs(ahead, back, forward, backward_flops(made, layout, module, stage, forward))
+
+
+def work_of(made: Spec, name: str) -> Workload:
+    layout = build_layout(made)
+    return workload(layout, layout[name], nominal(made))
+
+
+def patches(number: int, size: int, places: torch.Tensor | None = None) -> Patches:
+    zeros = torch.zeros(number, 2, dtype=torch.long)
+    return Patches(torch.randn(number, size), zeros if places is None else places)
+
+
+def of_language(model: dict) -> tuple[Spec, Costs]:
+    """Return the costs of two sequences of 32 tokens; products with weights are as estimated."""
+    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
     tokens = torch.randint(0, 300, (2, 32))
-    depths = kind_of(made.language.model).depths
     batch = LanguageInput(
         num_sequences=2,
         tokens=tokens,
@@ -68,24 +105,39 @@ def of_language(made: Spec) -> tuple[dict, dict, Workload, Flops, Flops]:
         labels=tokens,
         rows={},
         row_places={},
-        ahead=(TextAhead(tokens, tokens, None),) * depths,
+        ahead=(TextAhead(tokens, tokens, None),) * kind_of(made.language.model).depths,
     )
-    ahead, back = counted(lambda: network(None, batch))
-    work = workload(layout, layout.language, nominal(made))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, layout.language, stage, forward)
-    return ahead, back, work, forward, backward
+    found = costs(made, "language", batch)
+    assert work_of(made, "language").tokens == 64
+    assert found.ahead["mm"] == found.forward.linear + found.forward.head
+    assert found.back["mm"] == found.backward.linear + found.backward.head
+    return made, found
 
 
-def test_language_costs_what_torch_counts() -> None:
-    made = spec({"language": box(0, model={**DECODER, "head_dim": 6})}, mbs=2, seq=32)
-    ahead, back, work, forward, backward = of_language(made)
-    assert work.tokens == 64
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == backward.linear + backward.head
-    # The reference kernel computes the whole square, of which causal attention needs half.
+SMALL = {**DECODER, "head_dim": 6}
+ATTENTION_ONLY = {"kind": "hybrid", "pattern": "*-*", "activation": "silu", "rope_theta": 100.0}
+LANGUAGES = {
+    "a decoder": SMALL,
+    "a decoder that predicts further tokens": {**SMALL, "mtp": {"depth": 2}},
+    "a hybrid that predicts further tokens": {**SMALL, "mtp": {"depth": 2}, **ATTENTION_ONLY},
+    "gates of attention and of MLPs": hybrid({}, "*-")
+    | {"gated_attention": True, "activation": "silu", "vocab": 300},
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_language_costs_what_torch_counts(name: str) -> None:
+    """The reference kernel computes the whole square, of which causal attention needs half."""
+    _, (ahead, back, forward, backward) = of_language(LANGUAGES[name])
     assert ahead["bmm"] == 2 * forward.attention
     assert back["bmm"] == 2 * backward.attention
+
+
+def test_experts_cost_what_torch_counts() -> None:
+    """On one rank, half of the layers with experts, of which one is shared."""
+    moe = {"experts": 4, "top_k": 2, "width": 24, "shared": 8, "every": 2}
+    _, found = of_language({**DECODER, "layers": 2, "moe": moe})
+    assert found.back["mm"] == 2 * found.ahead["mm"]
 
 
 def test_sequences_that_are_alike_are_counted_once() -> None:
@@ -98,18 +150,6 @@ def test_sequences_that_are_alike_are_counted_once() -> None:
     for one, many in zip(*works, strict=True):
         assert many.tokens == 1_000_000 * one.tokens
         assert len(many.spans) == len(one.spans) == 1
-
-
-@pytest.mark.parametrize("kind", ["decoder", "hybrid"])
-def test_further_tokens_cost_what_torch_counts(kind: str) -> None:
-    model = {**DECODER, "head_dim": 6, "mtp": {"depth": 2}}
-    if kind == "hybrid":
-        model |= {"kind": "hybrid", "pattern": "*-*", "activation": "silu", "rope_theta": 100.0}
-    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
-    ahead, back, _, forward, backward = of_language(made)
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == backward.linear + backward.head
-    assert ahead["bmm"] == 2 * forward.attention
 
 
 def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
@@ -145,11 +185,7 @@ def test_delta_rules_cost_what_torch_counts() -> None:
 
     The backward computes the recurrence again.
     """
-    model = hybrid({}, "GG-", groups=2) | {"vocab": 300}
-    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
-    ahead, back, _, forward, backward = of_language(made)
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == backward.linear + backward.head
+    made, (ahead, _, forward, _) = of_language(hybrid({}, "GG-", groups=2) | {"vocab": 300})
     sizes = made.language.model.deltanet
     per_token = 2 * 64 * sizes.chunk
     systems = per_token * sizes.heads * (sizes.head_dim + sizes.key_dim)
@@ -160,50 +196,14 @@ def test_delta_rules_cost_what_torch_counts() -> None:
     assert ahead["bmm"] == 2 * within + 2 * systems + states + passed
 
 
-def test_gates_of_attention_and_of_mlps_cost_what_torch_counts() -> None:
-    model = hybrid({}, "*-") | {"gated_attention": True, "activation": "silu", "vocab": 300}
-    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
-    ahead, back, _, forward, backward = of_language(made)
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == backward.linear + backward.head
-
-
 def test_a_hybrid_model_costs_what_torch_counts() -> None:
     """But for products inside a chunk, of which causality needs half, as in attention."""
     model = hybrid({}, "MM*-", groups=2) | {"heads": 2, "head_dim": 8, "vocab": 300}
-    made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
-    ahead, back, _, forward, backward = of_language(made)
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == backward.linear + backward.head
+    made, (ahead, back, forward, backward) = of_language(model)
     sizes = made.language.model.mamba
     states = 2 * 64 * 4.0 * sizes.inner * sizes.state
     assert ahead["bmm"] == 2 * (forward.attention - states) + states
     assert back["bmm"] == 2 * (backward.attention - 2 * states) + 2 * states
-
-
-def test_experts_cost_what_torch_counts() -> None:
-    """On one rank, half of the layers with experts, of which one is shared."""
-    moe = {"experts": 4, "top_k": 2, "width": 24, "shared": 8, "every": 2}
-    made = spec({"language": box(0, model={**DECODER, "layers": 2, "moe": moe})}, mbs=2, seq=32)
-    layout = build_layout(made)
-    (stage,) = layout.language.stages
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    tokens = torch.randint(0, 300, (2, 32))
-    batch = LanguageInput(
-        num_sequences=2,
-        tokens=tokens,
-        positions=torch.arange(32),
-        documents=None,
-        labels=tokens,
-        rows={},
-        row_places={},
-    )
-    ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, workload(layout, layout.language, nominal(made)))
-    assert ahead["mm"] == forward.linear + forward.head
-    assert back["mm"] == 2 * ahead["mm"]
 
 
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger", "gated"])
@@ -218,23 +218,12 @@ def test_vision_costs_what_torch_counts(
     model |= {"deepstack": deepstack, "pooling": pooling}
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
-    layout = build_layout(made)
-    module = layout["vision"]
-    (stage,) = module.stages
-    work = workload(layout, module, nominal(made))
+    work = work_of(made, "vision")
     assert (work.spans, work.rows) == ({24: 2}, 12)
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    mask = image_context([24, 24], range(48), torch.device("cpu"), alone=True)
-    patches = Patches(torch.randn(48, 12), torch.zeros(48, 2, dtype=torch.long))
-    ahead, back = counted(
-        lambda: network(None, ImagesInput(mask=mask, sizes=(12,), patches=patches))
-    )
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    matmuls = forward.linear + forward.patch + forward.projector
-    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    mask = image_context([24, 24], range(48), CPU, alone=True)
+    batch = ImagesInput(mask=mask, sizes=(12,), patches=patches(48, 12))
+    ahead, back, forward, backward = costs(made, "vision", batch)
+    assert ahead["addmm"] + ahead["mm"] == matmuls(forward)
     # Pixels need no gradient, but by the rule a backward is twice its forward.
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     assert ahead["bmm"] == forward.attention
@@ -246,9 +235,7 @@ def test_tiles_cost_what_torch_counts() -> None:
     model = {**VIT, "positions": "learned", "image": [3, 4],
              "tiles": {"grids": [[1, 2]], "most": 1}}  # fmt: skip
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=1, seq=64)
-    layout = build_layout(made)
-    module = layout["vision"]
-    (stage,) = module.stages
+    module = build_layout(made)["vision"]
     span = ImageSpan(0, 1, 12 + 2 * 6, shown=Tiling(1, 2, 3, 8))
     sample = SampleData(0, 40, 1, {"vision": (span,)})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
@@ -256,21 +243,16 @@ def test_tiles_cost_what_torch_counts() -> None:
     assert (work.spans, work.rows, work.held) == ({12: 3}, span.rows, 36)
     assert module.tiles is not None
     assert module.tiles.num_rows(span.shown) == span.rows
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    mask = image_context([12] * 3, range(36), torch.device("cpu"), alone=True)
+    mask = image_context([12] * 3, range(36), CPU, alone=True)
     places = torch.tensor([[y, x, 3, 4] for _ in range(3) for y in range(3) for x in range(4)])
     given = ImagesInput(
         mask=mask,
         sizes=(span.rows,),
-        patches=Patches(torch.randn(36, 12), places),
+        patches=patches(36, 12, places),
         row_sources=row_sources(view, ParallelContext()),
     )
-    ahead, back = counted(lambda: network(None, given))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    ahead, back, forward, backward = costs(made, "vision", given, work)
+    assert ahead["addmm"] == matmuls(forward)
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
@@ -281,28 +263,18 @@ def test_windows_cost_what_torch_counts() -> None:
              "activation": "swiglu", "windows": {"side": 2, "full": [1]}}  # fmt: skip
     data = {"kind": "synthetic", "image": [10, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
-    layout = build_layout(made)
-    module = layout["vision"]
-    (stage,) = module.stages
-    work = workload(layout, module, nominal(made))
+    work = work_of(made, "vision")
     assert (work.spans, work.windows) == ({60: 2}, {16: 4, 8: 6, 4: 2})
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    held, device = range(120), torch.device("cpu")
-    windows = window_context([(5, 3)] * 2, 2, 4, held, device, alone=True)
+    held = range(120)
     batch = ImagesInput(
-        mask=image_context([60, 60], held, device, alone=True),
+        mask=image_context([60, 60], held, CPU, alone=True),
         sizes=(30,),
-        patches=Patches(torch.randn(120, 12), torch.zeros(120, 2, dtype=torch.long)),
+        patches=patches(120, 12),
         places=torch.zeros(120, 2, dtype=torch.long),
-        windows=windows,
+        windows=window_context([(5, 3)] * 2, 2, 4, held, CPU, alone=True),
     )
-    ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    matmuls = forward.linear + forward.patch + forward.projector
-    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    ahead, back, forward, backward = costs(made, "vision", batch)
+    assert ahead["addmm"] + ahead["mm"] == matmuls(forward)
     assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
     # Without lists each window is padded to the largest.
     padded = sum(max(work.windows) ** 2 - length**2 for length in work.windows.elements())
@@ -312,21 +284,13 @@ def test_windows_cost_what_torch_counts() -> None:
 def test_audio_costs_what_torch_counts() -> None:
     model = {"kind": "audio", "mels": 5, "stack": 2, "fixed_length": True, "frames": 24}
     made = spec({"audio": box(0, model=model), "language": box(1)}, mbs=2, seq=64)
-    layout = build_layout(made)
-    module = layout["audio"]
-    (stage,) = module.stages
-    work = workload(layout, module, nominal(made))
+    work = work_of(made, "audio")
     assert (work.spans, work.rows) == ({12: 2}, 12)
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    mask = image_context([12, 12], range(24), torch.device("cpu"), alone=True)
-    patches = Patches(torch.randn(24, 5 * 5), torch.arange(24)[:, None] % 12)
-    given = ClipsInput(mask=mask, sizes=(12,), patches=patches, loose=None)
-    ahead, back = counted(lambda: network(None, given))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    mask = image_context([12, 12], range(24), CPU, alone=True)
+    frames = patches(24, 5 * 5, torch.arange(24)[:, None] % 12)
+    given = ClipsInput(mask=mask, sizes=(12,), patches=frames, loose=None)
+    ahead, back, forward, backward = costs(made, "audio", given)
+    assert ahead["addmm"] == matmuls(forward)
     # Frames need no gradient, but by the rule a backward is twice its forward.
     first = 2 * 24 * 3 * (3 * 5) * 8
     assert back["mm"] == backward.linear + backward.patch - first + backward.projector
@@ -338,25 +302,17 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     """Two clips, one of which has a token behind those of its rows."""
     model = {"kind": "audio", "mels": 5, "stack": 2, "unpadded": True, "pooling": "mean"}
     made = spec({"audio": box(0, model=model), "language": box(1)}, mbs=2, seq=64)
-    layout = build_layout(made)
-    module = layout["audio"]
-    (stage,) = module.stages
+    module = build_layout(made)["audio"]
     spans = ImageSpan(0, 1, 6), ImageSpan(6, 1, 5, loose=1)
     sample = SampleData(0, 20, 1, {"audio": spans})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
     work = encoder_workload(view, times=1, forwards=1)
     assert (work.spans, work.rows, work.extra_tokens) == ({12: 1, 11: 1}, 11, 1)
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    device = torch.device("cpu")
-    mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), device, alone=True)
-    patches, loose = (Patches(torch.randn(n, 25), torch.arange(n)[:, None] % 12) for n in (22, 1))
-    given = ClipsInput(mask=mask, sizes=(11,), patches=patches, extra_tokens=1, loose=loose)
-    ahead, back = counted(lambda: network(None, given))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    assert ahead["addmm"] == forward.linear + forward.patch + forward.projector
+    mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), CPU, alone=True)
+    frames, loose = (patches(n, 25, torch.arange(n)[:, None] % 12) for n in (22, 1))
+    given = ClipsInput(mask=mask, sizes=(11,), patches=frames, extra_tokens=1, loose=loose)
+    ahead, back, forward, backward = costs(made, "audio", given, work)
+    assert ahead["addmm"] == matmuls(forward)
     first = 2 * 23 * 3 * (3 * 5) * 8
     assert back["mm"] == backward.linear + backward.patch - first + backward.projector
     # Without lists each clip is padded to the longest.
@@ -390,25 +346,16 @@ def test_modules_that_read_rows_cost_what_torch_counts(name: str, model: dict) -
         seq=128,
         data=data,
     )
-    layout = build_layout(made)
-    module = layout[name]
-    (stage,) = module.stages
-    work = workload(layout, module, nominal(made))
+    work = work_of(made, name)
     reads, own = {"merger": ((48, 48), 96), "drawer": ((2,), 48)}[name]
     own = 6 if model is QUERIES else own
     assert (work.reads, work.rows) == (reads, own)
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    batch = nominal_input(made, name)
-    ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    matmuls = forward.linear + forward.patch + forward.projector + forward.head
-    assert ahead["addmm"] + ahead.get("mm", 0) == matmuls
+    ahead, back, forward, backward = costs(made, name, nominal_input(made, name))
+    products = matmuls(forward)
+    assert ahead["addmm"] + ahead["mm"] == products
     # Patches and times need no gradient, but by the rule a backward is twice its forward.
     inputs = 2 * own * 24 * (12 + 24) if name == "drawer" else 0
-    assert back["mm"] == 2 * matmuls - inputs == backward.total - backward.attention - inputs
+    assert back["mm"] == 2 * products - inputs == backward.total - backward.attention - inputs
     assert ahead["bmm"] == forward.attention
     assert back["bmm"] == backward.attention
 
@@ -422,21 +369,12 @@ def test_a_talker_costs_what_torch_counts() -> None:
         "speech": box(1, model=model, reads=["language"]),
     }
     made = spec(modules, mbs=2, seq=128, data=data)
-    layout = build_layout(made)
-    module = layout["speech"]
-    (stage,) = module.stages
-    work = workload(layout, module, nominal(made))
+    work = work_of(made, "speech")
     assert (work.reads, work.rows, work.spans) == ((2,), 50, {26: 2})
-    network = build_network(made, stage, ParallelContext())
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    batch = nominal_input(made, "speech")
-    ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, work)
-    backward = backward_flops(made, layout, module, stage, forward)
-    matmuls = forward.linear + forward.patch + forward.head
-    assert ahead["addmm"] + ahead["mm"] == matmuls
-    assert back["mm"] == 2 * matmuls == backward.total - backward.attention
+    ahead, back, forward, backward = costs(made, "speech", nominal_input(made, "speech"))
+    products = matmuls(forward)
+    assert ahead["addmm"] + ahead["mm"] == products
+    assert back["mm"] == 2 * products == backward.total - backward.attention
     assert ahead["bmm"] == 2 * forward.attention
     assert back["bmm"] == 2 * backward.attention
 

@@ -1,7 +1,7 @@
 """What a block really keeps and needs, beside the tables of `kinds.saved_activations`."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,15 +26,21 @@ from mimo_launch.layers.image_contexts import (
     window_context,
 )
 from mimo_launch.layers.linear import GradAccumulator
-from mimo_launch.layers.parallel_context import ParallelContext, _compiled
+from mimo_launch.layers.parallel_context import ParallelContext, _compiled, torch_type
 from mimo_launch.layers.pointwise import soft_capped
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 from mimo_launch.models.transformer_block import Block, MtpDepth
-from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.layers import Mla
+from mimo_launch.spec.values import PRECISIONS
+
+# The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 
 def block_of(
@@ -42,42 +48,21 @@ def block_of(
     dtype: torch.dtype,
     *,
     compiled: bool,
-    frozen: bool,
-    activation: Activation = "gelu",
-    gated: bool = False,
-    post_norms: bool = False,
-    is_capped: bool = False,
-    gates: bool = False,
+    frozen: bool = False,
     made: type[Block] | type[MtpDepth] = Block,
-    **more: Any,
+    **shape: Any,
 ) -> Block | MtpDepth:
-    """Return a block as runs have it: its products add up the gradients of their weights.
-
-    A `gated` block of vision has RMSNorm as well.
-    """
-    is_vit = name == "vision"
-    gate = ("gelu_tanh" if post_norms else "silu") if gated or not is_vit else None
-    shape = block_shape(
-        width=WIDTH,
-        heads=8,
-        kv_heads=8 if is_vit or "latent" in more else 2,
-        head_size=32,
-        mlp=INNER,
-        norm="layer" if is_vit and not gated else "rms",
-        bias=is_vit,
-        of_mlp={"activation": activation, "gate": gate},
-        post_norms=post_norms,
-        norm_offset=float(post_norms),
-        score_size=20.0 if post_norms else None,
-        score_cap=50.0 if is_capped else None,
-        gated=gates,
-        **more,
-    )
+    """Return a block as runs have it: its products add up the gradients of their weights."""
+    usual: dict[str, Any] = {"norm": "layer", "bias": True, "of_mlp": {"activation": "gelu"}}
+    if name == "language":
+        usual = {"kv_heads": 2}
+    sizes = {"width": WIDTH, "heads": 8, "head_size": 32, "mlp": INNER}
+    shaped = block_shape(**{**sizes, **usual, **shape})
     context = ParallelContext(compute_dtype=dtype, dtype=dtype, compiled=compiled, owner=name)
     block: Block | MtpDepth = (
-        Block(context, shape)
+        Block(context, shaped)
         if made is Block
-        else MtpDepth(context, DepthShape(shape), recompute=False)
+        else MtpDepth(context, DepthShape(shaped), recompute=False)
     )
     for layer in block.modules():
         if hasattr(layer, "weight_gradients"):
@@ -88,14 +73,33 @@ def block_of(
     return block
 
 
-def mask_of(name: str, dtype: torch.dtype, *, turned: bool = False) -> AttentionContext:
-    if name == "vision":
-        mask = image_context([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
-        return turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype) if turned else mask
-    return sequence_context(2, torch.arange(256), Rotary(32, 1e4), dtype, documents=None)
+def images(dtype: torch.dtype) -> AttentionContext:
+    del dtype
+    return image_context([256, 256], range(TOKENS), torch.device("cpu"), alone=True)
 
 
-@pytest.fixture
+def turned(dtype: torch.dtype) -> AttentionContext:
+    return turned_by_place(images(dtype), torch.ones(TOKENS, 2), 32, dtype)
+
+
+def windows(dtype: torch.dtype) -> AttentionContext:
+    """Two images of 16 x 16 patches, in windows of 8 x 8."""
+    mask = window_context([(8, 8)] * 2, 4, 4, range(TOKENS), torch.device("cpu"), alone=True)
+    return turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype)
+
+
+def sequences(dtype: torch.dtype, rotated: int = 32) -> AttentionContext:
+    return sequence_context(2, torch.arange(256), Rotary(rotated, 1e4), dtype, documents=None)
+
+
+def partly_turned(dtype: torch.dtype) -> AttentionContext:
+    return sequences(dtype, rotated=8)
+
+
+CONTEXTS = {"language": sequences, "vision": images}
+
+
+@pytest.fixture(autouse=True)
 def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What inductor is given to make kernels of stays as it is."""
     plain = partial(torch.compile, backend="aot_eager_decomp_partition")
@@ -103,20 +107,6 @@ def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _compiled.cache_clear()
     yield
     _compiled.cache_clear()
-
-
-def kept_by_autograd(
-    name: str,
-    *,
-    compiled: bool,
-    dtype: torch.dtype,
-    frozen: bool,
-    turned: bool = False,
-    activation: Activation = "gelu",
-) -> int:
-    """Return the bytes of distinct tensors that a block keeps, parameters and masks left out."""
-    block = block_of(name, dtype, compiled=compiled, frozen=frozen, activation=activation)
-    return kept_by_block(block, mask_of(name, dtype, turned=turned), dtype)
 
 
 def kept_by_block(
@@ -140,116 +130,123 @@ def kept_by_block(
     return sum(kept.values())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
+@dataclass(frozen=True)
+class Row:
+    """A block of a module: keys of the model in a spec, and the shape that says the same."""
+
+    name: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
+    context: Callable[[torch.dtype], AttentionContext] | None = None
+    only_compiled: bool = False
+
+
+WINDOWS = {"positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"}
+GEMMA = {"post_norms": True, "norm_offset": True, "activation": "gelu_tanh"}
+NORMED = {
+    "post_norms": True,
+    "norm_offset": 1.0,
+    "score_size": 20.0,
+    "of_mlp": {"gate": "gelu_tanh"},
+}
+GATES = {"gated_attention": True, "qk_norm": True, "rotary_factor": 0.25}
+
+
+def latent(q_rank: int | None) -> Row:
+    """Values are as large as keys: else attention on processors keeps all scores."""
+    shape = Mla(kv_rank=16, q_rank=q_rank, rope_head_dim=8, v_head_dim=32)
+    keys = {"mla": shape.model_dump(), "head_dim": 32, "kv_heads": 8}
+    return Row("language", keys, {"latent": shape, "kv_heads": 8}, partly_turned, True)
+
+
+KEPT = {
+    "of language": Row("language"),
+    "of language that is frozen": Row("language", shape={"frozen": True}, only_compiled=True),
+    "of vision": Row("vision"),
+    "of patches turned by their places": Row("vision", {"positions": "rope2d"}, {}, turned),
+    "with windows, RMSNorm and SwiGLU": Row(
+        "vision",
+        WINDOWS,
+        {"norm": "rms", "of_mlp": {"activation": "gelu", "gate": "silu"}},
+        windows,
+    ),
+    "with norms on both sides, as in Gemma 3": Row("language", GEMMA, NORMED),
+    "with capped scores": Row("language", {"attention_softcap": 50.0}, {"score_cap": 50.0}),
+    "with the GELU of tanh": Row(
+        "vision", {"activation": "gelu_tanh"}, {"of_mlp": {"activation": "gelu_tanh"}}
+    ),
+    "with the quick GELU": Row(
+        "vision", {"activation": "quick_gelu"}, {"of_mlp": {"activation": "quick_gelu"}}
+    ),
+    "with layer scale": Row("vision", {"layer_scale": 0.1}, {"layer_scale": 0.1}),
+    "with a norm of all heads together, as in InternVL": Row(
+        "vision", {"qk_norm": True}, {"qk_norm": True, "wide_norm": True}
+    ),
+    "with gates and normed heads of which a part turns, as in Qwen3.5": Row(
+        "language", GATES, {"gated": True, "qk_norm": True}, partly_turned
+    ),
+    "with latent attention": latent(24),
+    "with latent attention of whole queries": latent(None),
+}
+PASSES = {
+    "compiled": (True, "bf16"), "not compiled": (False, "bf16"), "in fp32": (False, "fp32"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("compiled", "dtype"),
-    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
+    ("name", "how"),
+    [
+        (name, how)
+        for name in KEPT
+        for how in PASSES
+        if how == "compiled" or not KEPT[name].only_compiled
+    ],
 )
-def test_a_depth_of_further_tokens_keeps_what_the_table_says(
-    compiled: bool, dtype: torch.dtype
-) -> None:
+def test_a_block_keeps_what_the_table_says(name: str, how: str) -> None:
+    row, (compiled, precision) = KEPT[name], PASSES[how]
+    dtype = torch_type(PRECISIONS[precision].computed)
+    block = block_of(row.name, dtype, compiled=compiled, **row.shape)
+    got = kept_by_block(block, (row.context or CONTEXTS[row.name])(dtype), dtype)
+    keys = {"vision" if row.name == "vision" else "decoder": row.keys}
+    frozen = row.shape.get("frozen", False)
+    made = model(compiled=compiled, precision=precision, frozen=frozen, **keys)
+    assert per_block(made, row.name) == got
+
+
+@pytest.mark.parametrize("how", PASSES)
+def test_a_depth_of_further_tokens_keeps_what_the_table_says(how: str) -> None:
     """The output layer keeps as much as for the next tokens."""
-    depth = block_of("language", dtype, compiled=compiled, frozen=False, made=MtpDepth)
-    got = kept_by_block(depth, mask_of("language", dtype), dtype, streams=2)
-    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-    kept = [
-        memory_of(
-            model(compiled=compiled, precision=precision, decoder={"mtp": mtp}), "language"
-        ).kept
+    compiled, precision = PASSES[how]
+    dtype = torch_type(PRECISIONS[precision].computed)
+    depth = block_of("language", dtype, compiled=compiled, made=MtpDepth)
+    got = kept_by_block(depth, sequences(dtype), dtype, streams=2)
+    settings = {"compiled": compiled, "precision": precision}
+    plain, further = (
+        memory_of(model(**settings, decoder={"mtp": mtp}), "language").kept
         for mtp in (None, {"depth": 1})
-    ]
-    of_head = TOKENS * (WIDTH + 512) * dtype.itemsize
-    assert kept[1] - kept[0] - of_head == got
-
-
-# The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize(
-    ("name", "frozen"), [("language", False), ("language", True), ("vision", False)]
-)
-def test_a_block_with_compiled_passes_keeps_what_the_table_says(name: str, frozen: bool) -> None:
-    got = kept_by_autograd(name, compiled=True, dtype=torch.bfloat16, frozen=frozen)
-    assert per_block(model(frozen=frozen), name) == got
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize("compiled", [True, False])
-def test_patches_turned_by_their_places_are_kept(compiled: bool) -> None:
-    got = kept_by_autograd(
-        "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, turned=True
     )
-    vision = {"positions": "rope2d"}
-    assert per_block(model(compiled=compiled, vision=vision), "vision") == got
+    of_head = TOKENS * (WIDTH + 512) * dtype.itemsize
+    assert further - plain - of_head == got
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
 @pytest.mark.parametrize("compiled", [True, False])
-def test_a_block_with_windows_keeps_what_the_table_says(compiled: bool) -> None:
-    """Two images of 16 x 16 patches, in windows of 8 x 8: with RMSNorm and SwiGLU."""
-    dtype = torch.bfloat16
-    block = block_of("vision", dtype, compiled=compiled, frozen=False, gated=True)
-    sizes, held = [(8, 8)] * 2, range(TOKENS)
-    mask = window_context(sizes, 4, 4, held, torch.device("cpu"), alone=True)
-    got = kept_by_block(block, turned_by_place(mask, torch.ones(TOKENS, 2), 32, dtype), dtype)
-    vision = {"positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"}
-    assert per_block(model(compiled=compiled, vision=vision), "vision") == got
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize(
-    ("compiled", "dtype"),
-    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
-)
-def test_a_block_with_norms_on_both_sides_keeps_what_the_table_says(
-    compiled: bool, dtype: torch.dtype
+def test_a_block_with_capped_scores_keeps_none_of_100_queries_at_a_time(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in Gemma 3: with an offset of norms, a gate of GELU and scores of another scale."""
-    block = block_of("language", dtype, compiled=compiled, frozen=False, post_norms=True)
-    got = kept_by_block(block, mask_of("language", dtype), dtype)
-    keys = {"post_norms": True, "norm_offset": True, "activation": "gelu_tanh"}
-    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-    made = model(compiled=compiled, precision=precision, decoder=keys)
-    assert per_block(made, "language") == got
+    """As where they exist all at once."""
+    monkeypatch.setattr(score_attention, "MOST_SCORES", 2 * 256 * 100)
+    test_a_block_keeps_what_the_table_says(
+        "with capped scores", "compiled" if compiled else "not compiled"
+    )
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("most", [saved_activations.MOST_SCORES, 2 * 256 * 100])
-def test_a_block_with_capped_scores_keeps_none(
-    most: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether they exist all at once or those of 100 queries at a time."""
-    monkeypatch.setattr(score_attention, "MOST_SCORES", most)
-    dtype = torch.bfloat16
-    block = block_of("language", dtype, compiled=compiled, frozen=False, is_capped=True)
-    got = kept_by_block(block, mask_of("language", dtype), dtype)
-    made = model(compiled=compiled, decoder={"attention_softcap": 50.0})
-    assert per_block(made, "language") == got
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_queries_that_grow_keep_no_more(compiled: bool) -> None:
     dtype = torch.bfloat16
-    block = block_of("language", dtype, compiled=compiled, frozen=False)
-    mask = mask_of("language", dtype)
-    grown = replace(mask, factors=torch.rand(256))
+    block = block_of("language", dtype, compiled=compiled)
+    grown = replace(sequences(dtype), factors=torch.rand(256))
     got = kept_by_block(block, grown, dtype)
-    assert got == kept_by_block(block, mask, dtype)
+    assert got == kept_by_block(block, sequences(dtype), dtype)
     made = model(compiled=compiled, decoder={"query_scaling": {"beta": 0.1, "length": 16}})
     assert per_block(made, "language") == got
 
@@ -271,43 +268,6 @@ def test_capped_scores_exist_as_often_as_the_table_says(dtype: torch.dtype) -> N
     tables = saved_activations.CAPPED_FORWARD, saved_activations.CAPPED_BACKWARD
     for table, peak in zip(tables, (forward, backward), strict=True):
         assert peak.largest == pytest.approx(table.scores * heads * seq * seq * 4, rel=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("activation", ["gelu_tanh", "quick_gelu"])
-def test_other_activations_keep_what_the_table_says(activation: Activation, compiled: bool) -> None:
-    got = kept_by_autograd(
-        "vision", compiled=compiled, dtype=torch.bfloat16, frozen=False, activation=activation
-    )
-    made = model(compiled=compiled, vision={"activation": activation})
-    assert per_block(made, "vision") == got
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("name", ["language", "vision"])
-def test_a_block_that_is_not_compiled_keeps_more(name: str, precision: str) -> None:
-    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    made = model(compiled=False, precision=precision)
-    got = kept_by_autograd(name, compiled=False, dtype=dtype, frozen=False)
-    assert per_block(made, name) == got
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize("q_rank", [24, None])
-def test_latent_attention_keeps_what_the_table_says(q_rank: int | None) -> None:
-    """Values are as large as keys: else attention on processors keeps all scores."""
-    dtype = torch.bfloat16
-    latent = Mla(kv_rank=16, q_rank=q_rank, rope_head_dim=8, v_head_dim=32)
-    block = block_of("language", dtype, compiled=True, frozen=False, latent=latent)
-    mask = sequence_context(2, torch.arange(256), Rotary(8, 1e4), dtype, documents=None)
-    got = kept_by_block(block, mask, dtype)
-    keys = {"mla": latent.model_dump(), "head_dim": 32, "kv_heads": 8}
-    assert per_block(model(decoder=keys), "language") == got
 
 
 def test_capped_logits_are_kept_beside_their_gradient() -> None:
@@ -353,7 +313,7 @@ class MemoryPeak(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["language", "vision"])
 def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None:
     dtype = torch.bfloat16
-    block, mask = block_of(name, dtype, compiled=False, frozen=True), mask_of(name, dtype)
+    block, mask = block_of(name, dtype, compiled=False, frozen=True), CONTEXTS[name](dtype)
     x_nD = torch.randn(TOKENS, WIDTH, dtype=dtype)
     with torch.no_grad(), MemoryPeak(x_nD) as peak:
         block(x_nD, mask)
@@ -365,44 +325,6 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
     # Only where nothing is compiled the SiLU of gate is a tensor.
     widths += INNER if name == "language" else 0
     assert peak.largest == pytest.approx(TOKENS * widths * 2, rel=0.01)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize("keys", [{"layer_scale": 0.1}, {"qk_norm": True}], ids=["scale", "norm"])
-@pytest.mark.parametrize(
-    ("compiled", "dtype"),
-    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
-)
-def test_a_block_with_weights_per_channel_keeps_what_the_table_says(
-    keys: dict[str, Any], compiled: bool, dtype: torch.dtype
-) -> None:
-    """Layer scale, or the norm of all heads together, as in InternVL."""
-    shape = {**keys, "wide_norm": True}
-    block = block_of("vision", dtype, compiled=compiled, frozen=False, **shape)
-    got = kept_by_block(block, mask_of("vision", dtype), dtype)
-    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-    made = model(compiled=compiled, precision=precision, vision=keys)
-    assert per_block(made, "vision") == got
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.usefixtures("compiles_without_kernels")
-@pytest.mark.parametrize(
-    ("compiled", "dtype"),
-    [(True, torch.bfloat16), (False, torch.bfloat16), (False, torch.float32)],
-)
-def test_a_block_with_gates_keeps_what_the_table_says(compiled: bool, dtype: torch.dtype) -> None:
-    """Gated attention of normed heads, of which a part rotates, as in Qwen3.5."""
-    block = block_of("language", dtype, compiled=compiled, frozen=False, gates=True, qk_norm=True)
-    mask = sequence_context(2, torch.arange(256), Rotary(8, 1e4), dtype, documents=None)
-    got = kept_by_block(block, mask, dtype)
-    precision = "bf16" if dtype == torch.bfloat16 else "fp32"
-    keys = {"gated_attention": True, "qk_norm": True, "rotary_factor": 0.25}
-    made = model(compiled=compiled, precision=precision, decoder=keys)
-    assert per_block(made, "language") == got
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.specs import box, spec
-from tests.unit.test_kept import compiles_without_kernels  # noqa: F401 - a fixture
+from tests.unit.test_kept import compiles_without_kernels, pytestmark  # noqa: F401 - a fixture
 
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
