@@ -145,7 +145,9 @@ def test_files_of_videos_need_their_package(
 ) -> None:
     tokenizer_folder(tmp_path / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
     write_shard(tmp_path / "000.tar", [("a", {"mp4": b"", "json": asked("video", "What?")})])
-    monkeypatch.setattr("mimo_launch.checks.videos.is_installed", lambda name: name != "av")
+    monkeypatch.setattr(
+        "mimo_launch.checks.tiles_and_videos.is_installed", lambda name: name != "av"
+    )
     assert codes(seeing(shards)) == []
     (found,) = check(seeing(tmp_path))
     assert (found.code, found.help) == ("missing-package", f"pip install '{AV}'")

@@ -10,7 +10,6 @@ from mimo_launch.checks import (
     batch,
     data,
     experts,
-    further_tokens,
     graph,
     init_from,
     joined_rows,
@@ -19,26 +18,28 @@ from mimo_launch.checks import (
     ranks,
     schedules,
     shards,
-    tiles,
+    tiles_and_videos,
     training_settings,
     unused_model_settings,
-    videos,
     vocabulary,
     widths,
 )
 from mimo_launch.checks.proposals import with_grids, with_hosts, with_shares
-from mimo_launch.checks.rule import ModelRule, ModuleRule, Rule, SpecRule, run_rules
+from mimo_launch.checks.rule import DataRule, ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     CustomModel,
     DecoderModel,
+    DigitsData,
     HybridModel,
     LanguageModel,
     Spec,
+    SyntheticData,
     TalkerModel,
     VitModel,
+    WebdatasetData,
 )
 
 _GRID = ("grid-size-mismatch",)
@@ -94,7 +95,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModelRule(DecoderModel, positions.windows_have_layers),
-    ModelRule(LanguageModel, further_tokens.further_tokens_fit),
+    ModelRule(LanguageModel, experts.further_tokens_fit),
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(experts.experts_have_model),
@@ -108,9 +109,9 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.class_token_has_place),
     ModelRule(VitModel, positions.windows_have_layers),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
-    ModelRule(VitModel, tiles.tiles_fit),
+    ModelRule(VitModel, tiles_and_videos.tiles_fit),
     ModelRule(VitModel, joined_rows.deepstack_in_order),
-    ModelRule(VitModel, videos.videos_can_be_read, needs=_READS),
+    ModelRule(VitModel, tiles_and_videos.videos_can_be_read, needs=_READS),
     ModelRule(
         VitModel, joined_rows.deepstack_is_added, needs=(*_READS, "no-language-module", *_ROLE)
     ),
@@ -128,8 +129,8 @@ RULES: tuple[Rule, ...] = (
     SpecRule(schedules.interleaved_runs_whole, needs=_KINDS),
     SpecRule(schedules.bubbles_are_filled),
     ModuleRule(schedules.bubbles_need_no_gather),
-    SpecRule(data.digit_range_not_empty),
-    SpecRule(data.image_ranges_not_empty),
+    DataRule(DigitsData, data.ranges_not_empty),
+    DataRule(SyntheticData, data.ranges_not_empty),
     ModuleRule(data.patch_divides_digit),
     ModuleRule(data.shuffle_tiles_images, needs=("patch-over-digit",)),
     ModuleRule(data.channels_fit_digits),
@@ -138,9 +139,9 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(vocabulary.ends_are_codes),
     ModuleRule(vocabulary.codes_fit_digits, needs=("codes-outside-vocab",)),
     SpecRule(vocabulary.vocab_holds_tokens),
-    SpecRule(packages.shard_packages_installed),
-    SpecRule(shards.shards_are_there, needs=_PACKAGES),
-    SpecRule(vocabulary.tokenizer_is_usable),
+    DataRule(WebdatasetData, packages.shard_packages_installed),
+    DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
+    DataRule(WebdatasetData, vocabulary.tokenizer_is_usable),
     SpecRule(
         vocabulary.template_shows_media,
         needs=(
@@ -158,11 +159,13 @@ RULES: tuple[Rule, ...] = (
         needs=("tokenizer-not-usable", "placeholder-outside-vocab"),
     ),
     ModuleRule(shards.processor_is_understood),
-    SpecRule(shards.processors_have_encoders),
-    SpecRule(tiles.processors_cut_alike),
-    SpecRule(joined_rows.shards_show_graph, needs=_READS),
+    DataRule(WebdatasetData, shards.processors_have_encoders),
+    DataRule(WebdatasetData, tiles_and_videos.processors_cut_alike),
+    DataRule(WebdatasetData, joined_rows.shards_show_graph, needs=_READS),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
-    SpecRule(videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
+    SpecRule(
+        tiles_and_videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")
+    ),
     ModuleRule(vocabulary.placeholder_is_free, needs=(*_READS, "vocab-too-small")),
     SpecRule(joined_rows.widths_merge, needs=(*_IMAGES, *_CLIPS, *_READS, "not-supported-yet")),
     SpecRule(data.tasks_have_generator, needs=_READS),
@@ -185,7 +188,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.eval_shards_used),
     SpecRule(training_settings.evaluation_ends),
     SpecRule(training_settings.target_settings_used),
-    SpecRule(videos.video_settings_used),
+    SpecRule(tiles_and_videos.video_settings_used),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),

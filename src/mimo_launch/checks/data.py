@@ -24,20 +24,25 @@ def input_path(spec: Spec, name: str) -> YamlPath:
     return (*path, "input") if kind_of(spec.modules[name].model).is_custom else path
 
 
-def digit_range_not_empty(spec: Spec) -> Findings:
-    """The shortest strip is not longer than the longest one."""
-    data = spec.data
-    if not isinstance(data, DigitsData) or data.min_digits <= data.max_digits:
-        return
-    is_given = "max_digits" in data.model_fields_set
-    yield Diagnostic(
-        code="empty-digit-range",
-        headline=f"`min_digits` {data.min_digits} is above `max_digits` {data.max_digits}",
-        path=("data", "min_digits"),
-        why="the length of each strip is drawn between the two",
-        help=f"write `max_digits: {data.min_digits}`",
-        related=(Related(path=("data", "max_digits"), label="the longest"),) if is_given else (),
-    )
+def ranges_not_empty(spec: Spec, data: DigitsData | SyntheticData) -> Findings:
+    """The smallest size and number of strips, images and clips do not exceed the largest."""
+    sizes: tuple[str, ...] = ("digits",)
+    code, drawn, most = "empty-digit-range", "length of each strip", "the longest"
+    if isinstance(data, SyntheticData):
+        sizes = ("images", *(["patches"] if data.image is None else []), "frames")
+        code, drawn, most = "empty-image-range", "number of {}", "the most"
+    for what in sizes:
+        low, high = (getattr(data, f"{end}_{what}") for end in ("min", "max"))
+        if low > high:
+            given = f"max_{what}" in data.model_fields_set
+            yield Diagnostic(
+                code=code,
+                headline=f"`min_{what}` {low} is above `max_{what}` {high}",
+                path=("data", f"min_{what}"),
+                why=f"the {drawn.format(what)} is drawn between the two",
+                help=f"write `max_{what}: {low}`",
+                related=(Related(path=("data", f"max_{what}"), label=most),) * given,
+            )
 
 
 def patch_divides_digit(spec: Spec, name: str) -> Findings:
@@ -87,28 +92,6 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
         help=f"these fit: {fits}",
         related=(related,),
     )
-
-
-def image_ranges_not_empty(spec: Spec) -> Findings:
-    """The smallest size and number of synthetic images and clips do not exceed the largest."""
-    data = spec.data
-    if not isinstance(data, SyntheticData):
-        return
-    ranges = {"images": (data.min_images, data.max_images)}
-    if data.image is None:
-        ranges["patches"] = data.min_patches, data.max_patches
-    ranges["frames"] = data.min_frames, data.max_frames
-    for what, (least, most) in ranges.items():
-        if least > most:
-            given = f"max_{what}" in data.model_fields_set
-            yield Diagnostic(
-                code="empty-image-range",
-                headline=f"`min_{what}` {least} is above `max_{what}` {most}",
-                path=("data", f"min_{what}"),
-                why=f"the number of {what} is drawn between the two",
-                help=f"write `max_{what}: {least}`",
-                related=(Related(path=("data", f"max_{what}"), label="the most"),) * given,
-            )
 
 
 def channels_fit_digits(spec: Spec, name: str) -> Findings:

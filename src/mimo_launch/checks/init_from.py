@@ -9,7 +9,7 @@ Leaves: Hugging Face folders to `init_from_folder`; the shapes of tensors, and d
 
 from pathlib import Path
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.kinds.registry import kind_of
@@ -103,13 +103,11 @@ def init_partial_used(spec: Spec, name: str) -> Findings:
     """`init_partial` needs `init_from` (a warning)."""
     module = spec.modules[name]
     if module.init_partial and module.init_from is None:
-        yield Diagnostic(
-            code="setting-without-effect",
-            headline=f"`init_partial` of `{name}` does nothing without `init_from`",
-            path=("modules", name, "init_partial"),
-            severity=Severity.WARNING,
-            why="all weights are drawn from `train.seed`",
-            help="add `init_from`, or delete `init_partial`",
+        yield no_effect(
+            ("modules", name, "init_partial"),
+            f"`init_partial` of `{name}` does nothing without `init_from`",
+            "all weights are drawn from `train.seed`",
+            "add `init_from`, or delete `init_partial`",
         )
 
 

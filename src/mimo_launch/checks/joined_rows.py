@@ -72,10 +72,8 @@ def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
             yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
 
 
-def shards_show_graph(spec: Spec) -> Findings:
+def shards_show_graph(spec: Spec, data: WebdatasetData) -> Findings:
     """A connector over shards sees images or clips, not both: no clip belongs to an image."""
-    if not isinstance(spec.data, WebdatasetData):
-        return
     for name in spec.encoders:
         sources = spec.sources_of(name)
         of_clips = [each for each in sources if _sees_clips(spec, each)]

@@ -55,10 +55,8 @@ def _missing(key: str, what: str, requirement: str, off: str) -> Diagnostic:
     )
 
 
-def shard_packages_installed(spec: Spec) -> Findings:
+def shard_packages_installed(spec: Spec, data: WebdatasetData) -> Findings:
     """Decoders and tokenizers are optional packages."""
-    if not isinstance(spec.data, WebdatasetData):
-        return
     hears = any(kind_of(module.model).clips is not None for module in spec.modules.values())
     wanted = SHARD_PACKAGES | (AUDIO_PACKAGES if hears else {})
     missing = [needed for name, needed in wanted.items() if not is_installed(name)]

@@ -21,25 +21,18 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     if isinstance(model, DecoderModel) and model.mla is not None:
         return  # `latent_attention_fits` reports it.
     size, turning = model.head_size, model.rotary_size
-    if turning != size and (turning < 2 or turning % 2):
+    if turning % 2 == 0 and turning >= 2:
+        return
+    what, key = f"the head size {size} is odd", "hidden" if model.head_dim is None else "head_dim"
+    fits = f"head_dim: {size + 1}"
+    if turning != size:
+        what, key = f"{turning} of the {size} dimensions of a head rotate", "rotary_factor"
         # Rounded up, as the number of dimensions is rounded down.
-        share = -(-(turning // 2 * 2 or 2) * 10_000 // size) / 10_000
-        yield Diagnostic(
-            code="odd-head-size",
-            headline=f"`{name}`: {turning} of the {size} dimensions of a head rotate",
-            path=("modules", name, "model", "rotary_factor"),
-            why="rotary positions rotate the dimensions of a head in pairs",
-            help=f"write `rotary_factor: {share:g}`",
-        )
-        return
-    if turning != size or size % 2 == 0:
-        return
-    given = model.head_dim is not None
-    fits = f"head_dim: {model.head_size + 1}"
+        fits = f"rotary_factor: {-(-(turning // 2 * 2 or 2) * 10_000 // size) / 10_000:g}"
     yield Diagnostic(
         code="odd-head-size",
-        headline=f"`{name}`: the head size {model.head_size} is odd",
-        path=("modules", name, "model", "head_dim" if given else "hidden"),
+        headline=f"`{name}`: {what}",
+        path=("modules", name, "model", key),
         why="rotary positions rotate the dimensions of a head in pairs",
         help=f"write `{fits}`",
     )
@@ -52,8 +45,7 @@ def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
     pairs, given = model.rotary_size // 2, sum(model.mrope)
     if given == pairs:
         return
-    # The shares of Qwen2-VL: 2 to 3 to 3.
-    side = max(1, 3 * pairs // 8)
+    side = max(1, 3 * pairs // 8)  # The shares of Qwen2-VL: 2 to 3 to 3.
     fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
     whole = model.rotary_size == model.head_size
     yield Diagnostic(
@@ -141,30 +133,26 @@ def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D sine and cosine positions take a quarter of the width each."""
     if model.positions != "sincos" or model.hidden % 4 == 0:
         return
-    fits = next_multiple(model.hidden, 4 * model.heads)
     yield Diagnostic(
         code="hidden-not-multiple-of-4",
         headline=f"`{name}`: hidden {model.hidden} is not a multiple of 4",
         path=("modules", name, "model", "hidden"),
         why="patch positions are sines and cosines of row and column, a quarter of `hidden` each",
-        help=f"write `hidden: {fits}`",
+        help=f"write `hidden: {next_multiple(model.hidden, 4 * model.heads)}`",
     )
 
 
 def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D rotary positions turn the same number of pairs by row and by column."""
-    if not model.turns_patches:
-        return
     size = model.hidden // model.heads
-    if size % 4 == 0:
+    if not model.turns_patches or size % 4 == 0:
         return
-    fits = model.heads * next_multiple(size, 4)
     yield Diagnostic(
         code="head-not-multiple-of-4",
         headline=f"`{name}`: the head size {size} is not a multiple of 4",
         path=("modules", name, "model", "hidden"),
         why="`rope2d` rotates half of the pairs of a head by row of a patch, half by column",
-        help=f"write `hidden: {fits}`",
+        help=f"write `hidden: {model.heads * next_multiple(size, 4)}`",
         related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
     )
 

@@ -51,8 +51,26 @@ class SpecRule:
     run: Callable[[Spec], Findings]
     needs: tuple[str, ...] = ()
 
+    def findings(self, spec: Spec) -> Findings:
+        """Return the findings about a spec."""
+        return self.run(spec)
 
-Rule = ModuleRule | ModelRule[Any] | SpecRule
+
+@dataclass(frozen=True, slots=True)
+class DataRule(Generic[M]):
+    """A check of specs with data of type `of`; it gets the data as second argument."""
+
+    of: type[M]
+    run: Callable[[Spec, M], Findings]
+    needs: tuple[str, ...] = ()
+
+    def findings(self, spec: Spec) -> Findings:
+        """Yield the findings about a spec."""
+        if isinstance(spec.data, self.of):
+            yield from self.run(spec, spec.data)
+
+
+Rule = ModuleRule | ModelRule[Any] | SpecRule | DataRule[Any]
 
 
 def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
@@ -63,9 +81,9 @@ def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
     except MissingPartError:
         modules = ()
     for rule in rules:
-        if isinstance(rule, SpecRule):
+        if isinstance(rule, SpecRule | DataRule):
             if not _has_any(findings, rule.needs, modules):
-                _add(findings, rule.run(spec))
+                _add(findings, rule.findings(spec))
             continue
         for name in modules:
             if not _has_any(findings, rule.needs, (name, LANGUAGE)):
@@ -90,8 +108,10 @@ def _has_any(findings: list[Diagnostic], codes: tuple[str, ...], modules: Sequen
     )
 
 
-def no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) -> Diagnostic:
-    """Return a warning that a setting, the last key of `path`, does nothing."""
+def no_effect(
+    path: YamlPath, headline: str, why: str, help_: str = "", *, at_key: bool = False
+) -> Diagnostic:
+    """Return a warning that a setting does nothing; `help_` is to delete the last key of `path`."""
     return Diagnostic(
         code="setting-without-effect",
         severity=Severity.WARNING,
@@ -99,8 +119,14 @@ def no_effect(path: YamlPath, headline: str, why: str, *, at_key: bool = False) 
         path=path,
         at_key=at_key,
         why=why,
-        help=f"delete `{path[-1]}`",
+        help=help_ or f"delete `{path[-1]}`",
     )
+
+
+def idle_key(name: str, key: str, why: str, *above: str) -> Diagnostic:
+    """Return a warning that a key of a module's model, `above` the key's parents, does nothing."""
+    path = ("modules", name, "model", *above, key)
+    return no_effect(path, f"`{key}` of `{name}` does nothing", why)
 
 
 def chosen(section: Strict) -> set[str]:

@@ -5,8 +5,8 @@ Relies on: `layout` for encoders that run in phases.
 Leaves: layers per stage to `widths`, groups of microbatches to `batch`.
 """
 
-from mimo_launch.checks.rule import Findings, next_multiple
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.checks.rule import Findings, next_multiple, no_effect
+from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.layout.space import divisors
 from mimo_launch.schedule.orders import ORDERS
@@ -86,15 +86,13 @@ def bubbles_are_filled(spec: Spec) -> Findings:
     is_piped = spec.language.grid.pp > 1 or not spec.is_star
     if is_piped and any(runs_in_phases(spec, name) for name in spec.encoders):
         return
-    yield Diagnostic(
-        code="setting-without-effect",
-        severity=Severity.WARNING,
-        headline="`kind: bubble_filling` does nothing: "
+    yield no_effect(
+        _KIND,
+        "`kind: bubble_filling` does nothing: "
         + ("no encoder shares ranks with language" if is_piped else "language has pp 1"),
-        path=_KIND,
-        why="it places the work of encoders into the idle time of the language pipeline that runs "
+        "it places the work of encoders into the idle time of the language pipeline that runs "
         "on the same ranks; without that it is 1f1b",
-        help="write `kind: 1f1b`",
+        "write `kind: 1f1b`",
     )
 
 

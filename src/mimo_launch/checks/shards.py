@@ -41,11 +41,8 @@ _MOST_LISTED = 3
 _MOST_OPENED = 1000
 
 
-def shards_are_there(spec: Spec) -> Findings:
+def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
     """Every pattern names shards, which are plain tar files."""
-    data = spec.data
-    if not isinstance(data, WebdatasetData):
-        return
     for key, patterns in (("shards", data.shards), ("eval_shards", data.eval_shards)):
         for pattern in (patterns,) if isinstance(patterns, str) else patterns or ():
             yield from _pattern(key, pattern)
@@ -179,11 +176,8 @@ def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule |
     return ""
 
 
-def processors_have_encoders(spec: Spec) -> Findings:
+def processors_have_encoders(spec: Spec, data: WebdatasetData) -> Findings:
     """Every module named in `processors` takes images."""
-    data = spec.data
-    if not isinstance(data, WebdatasetData):
-        return
     readers = [name for name, m in spec.modules.items() if kind_of(m.model).images is not None]
     for name in data.processors:
         if name not in readers:

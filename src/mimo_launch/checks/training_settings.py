@@ -5,7 +5,8 @@ Relies on: which keys the user wrote; a default never counts, written or not.
 Leaves: values that are wrong by themselves to `spec`.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from itertools import chain
 
 from mimo_launch.checks.rule import Findings, chosen, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
@@ -61,12 +62,20 @@ def schedule_fits_steps(spec: Spec) -> Findings:
 def warmup_ends(spec: Spec) -> Findings:
     """Warm-up ends before the run does (a warning)."""
     steps, common = spec.train.steps, spec.optimizer.schedule.warmup
-    if common > steps:
-        yield _late_warmup((*_SCHEDULE, "warmup"), common, steps)
-    for name, module in spec.modules.items():
-        own = module.optimizer.warmup
-        if own is not None and own > steps:
-            yield _late_warmup(("modules", name, "optimizer", "warmup"), own, steps)
+    warmups: Iterator[tuple[YamlPath, int | None]] = (
+        (("modules", name, "optimizer", "warmup"), module.optimizer.warmup)
+        for name, module in spec.modules.items()
+    )
+    for path, warmup in chain([((*_SCHEDULE, "warmup"), common)], warmups):
+        if warmup is not None and warmup > steps:
+            yield Diagnostic(
+                code="warmup-beyond-run",
+                severity=Severity.WARNING,
+                headline=f"warmup {warmup} is more than steps {steps}",
+                path=path,
+                why="the run ends before the learning rate has reached its peak",
+                help=f"raise `train.steps` above {warmup}, or write a warmup below {steps}",
+            )
 
 
 def sequence_parallel_used(spec: Spec, name: str) -> Findings:
@@ -166,13 +175,11 @@ def lr_schedule_used(spec: Spec) -> Findings:
             "only wsd has a decay phase of a given length",
         )
     if schedule.kind == "wsd" and schedule.decay == 0:
-        yield replace(
-            no_effect(
-                (*_SCHEDULE, "kind"),
-                "`kind: wsd` does nothing without `decay`",
-                "wsd without a decay phase is a constant learning rate",
-            ),
-            help="add `decay`, the number of steps in which it falls, or write `kind: constant`",
+        yield no_effect(
+            (*_SCHEDULE, "kind"),
+            "`kind: wsd` does nothing without `decay`",
+            "wsd without a decay phase is a constant learning rate",
+            "add `decay`, the number of steps in which it falls, or write `kind: constant`",
         )
     if schedule.kind == "constant" and schedule.min_lr > 0:
         yield no_effect(
@@ -255,14 +262,3 @@ def image_sizes_used(spec: Spec) -> Findings:
             yield no_effect(
                 ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
             )
-
-
-def _late_warmup(path: YamlPath, warmup: int, steps: int) -> Diagnostic:
-    return Diagnostic(
-        code="warmup-beyond-run",
-        severity=Severity.WARNING,
-        headline=f"warmup {warmup} is more than steps {steps}",
-        path=path,
-        why="the run ends before the learning rate has reached its peak",
-        help=f"raise `train.steps` above {warmup}, or write a warmup below {steps}",
-    )

@@ -5,7 +5,7 @@ Relies on: which keys the user wrote; a default never counts.
 Leaves: settings of training and data to `training_settings`.
 """
 
-from mimo_launch.checks.rule import Findings, no_effect
+from mimo_launch.checks.rule import Findings, idle_key
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import DecoderBlocks
@@ -23,58 +23,42 @@ def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
     """A talker after a connector gets the connector's rows, without embeddings of tokens."""
     sources = spec.sources_of(name)
     if model.reads_text and LANGUAGE not in sources and sources:
-        yield no_effect(
-            ("modules", name, "model", "reads_text"),
-            f"`reads_text` of `{name}` does nothing",
+        why = (
             f"`{name}` reads `{sources[0]}`; embeddings of tokens are added to rows of "
-            f"`{LANGUAGE}` that a talker reads itself",
+            f"`{LANGUAGE}` that a talker reads itself"
         )
+        yield idle_key(name, "reads_text", why)
 
 
 def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     """Settings of parts that a vision transformer lacks have no effect."""
-    path = ("modules", name, "model")
     for key, default in (("image", None), ("interpolation", "bicubic")):
         if getattr(model, key) != default and not model.has_table:
-            why = f"`positions: {model.positions}` need no table"
-            yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+            yield idle_key(name, key, f"`positions: {model.positions}` need no table")
     if model.rope_frequencies != "shared" and not model.turns_patches:
-        why = f"`positions: {model.positions}` rotate nothing"
-        key = "rope_frequencies"
-        yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+        yield idle_key(name, "rope_frequencies", f"`positions: {model.positions}` rotate nothing")
     if model.pooling == "mean" and model.shuffle == 1:
-        why = "a row is one patch: `shuffle` is 1"
-        yield no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
+        yield idle_key(name, "pooling", "a row is one patch: `shuffle` is 1")
     has_norm = model.projector_norm_eps is not None
     for key, used, why in (
         ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),
         ("projector_norm_offset", has_norm and model.projector_norm == "rms", "it is of RMSNorms"),
     ):
         if getattr(model, key) != VitModel.model_fields[key].default and not used:
-            yield no_effect((*path, key), f"`{key}` of `{name}` does nothing", why)
+            yield idle_key(name, key, why)
     if model.projector not in ("gated", "mlp") and model.projector_mlp is not None:
-        yield no_effect(
-            (*path, "projector_mlp"),
-            f"`projector_mlp` of `{name}` does nothing",
-            f"`projector: {model.projector}` has no width of its own inside",
-        )
+        why = f"`projector: {model.projector}` has no width of its own inside"
+        yield idle_key(name, "projector_mlp", why)
     if model.projector == "linear" and model.projector_activation != "gelu":
-        yield no_effect(
-            (*path, "projector_activation"),
-            f"`projector_activation` of `{name}` does nothing",
-            "`projector: linear` is one linear map",
-        )
+        yield idle_key(name, "projector_activation", "`projector: linear` is one linear map")
 
 
 def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
     """`fixed_length` has no effect with `unpadded`, nor a mean over one token."""
-    path = ("modules", name, "model")
     if model.fixed_length and model.unpadded:
-        why = "`unpadded` leaves out the tokens of silence"
-        yield no_effect((*path, "fixed_length"), f"`fixed_length` of `{name}` does nothing", why)
+        yield idle_key(name, "fixed_length", "`unpadded` leaves out the tokens of silence")
     if model.pooling == "mean" and model.stack == 1:
-        why = "a row is one token: `stack` is 1"
-        yield no_effect((*path, "pooling"), f"`pooling` of `{name}` does nothing", why)
+        yield idle_key(name, "pooling", "a row is one token: `stack` is 1")
 
 
 def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
@@ -82,17 +66,10 @@ def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Finding
     if model.rope_theta is None:
         for key in ("mrope", "rotary_factor", "rotary_interleaved"):
             if getattr(model, key) != type(model).model_fields[key].default:
-                yield no_effect(
-                    ("modules", name, "model", key),
-                    f"`{key}` of `{name}` does nothing",
-                    "without `rope_theta` attention has no positions",
-                )
+                yield idle_key(name, key, "without `rope_theta` attention has no positions")
     if model.mrope_interleaved and model.mrope is None:
-        yield no_effect(
-            ("modules", name, "model", "mrope_interleaved"),
-            f"`mrope_interleaved` of `{name}` does nothing",
-            "without `mrope` all pairs of a head rotate with the place in the sequence",
-        )
+        why = "without `mrope` all pairs of a head rotate with the place in the sequence"
+        yield idle_key(name, "mrope_interleaved", why)
 
 
 def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
@@ -101,21 +78,13 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
     if spec.modules[name].init_from is not None:
         return  # The model of a folder may be trained on text alone.
     if model.bidirectional_images and not any(kind_of(each).images for each in sources):
-        yield no_effect(
-            ("modules", name, "model", "bidirectional_images"),
-            f"`bidirectional_images` of `{name}` does nothing",
-            f"`{name}` reads no encoder of images",
-        )
+        yield idle_key(name, "bidirectional_images", f"`{name}` reads no encoder of images")
 
 
 def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """`shared_gate` needs a shared expert."""
     if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
-        yield no_effect(
-            ("modules", name, "model", "moe", "shared_gate"),
-            f"`shared_gate` of `{name}` does nothing",
-            "there is no shared expert: `shared` is 0",
-        )
+        yield idle_key(name, "shared_gate", "there is no shared expert: `shared` is 0", "moe")
 
 
 def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
@@ -129,8 +98,4 @@ def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findin
         why = f"uses {', '.join(f'`{key}`' for key in sorted({'factor', *used}))}"
     for key in sorted(scaling.model_fields_set - used - {"rope_type", "factor"}):
         if getattr(scaling, key) != type(scaling).model_fields[key].default:
-            yield no_effect(
-                ("modules", name, "model", "rope_scaling", key),
-                f"`{key}` of `{name}` does nothing",
-                f"`rope_type: {scaling.rope_type}` {why}",
-            )
+            yield idle_key(name, key, f"`rope_type: {scaling.rope_type}` {why}", "rope_scaling")

@@ -50,11 +50,8 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
     )
 
 
-def tokenizer_is_usable(spec: Spec) -> Findings:
+def tokenizer_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
     """The tokenizer is there, and has a chat template if one is asked for."""
-    data = spec.data
-    if not isinstance(data, WebdatasetData):
-        return
     folder = Path(data.tokenizer)
     try:
         num_tokens(folder)
