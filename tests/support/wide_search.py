@@ -34,11 +34,11 @@ INFINITE = float("inf")
 class Layout:
     """What may differ; encoders have `left` ranks of their own, or share all if it is 0."""
 
-    tp: int
-    cp: int
-    pp: int
-    left: int
-    microbatches: int
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    left: int = 0
+    microbatches: int = 1
     at_once: int | None = None
     schedule: tuple[str, int] = ("1f1b", 1)
     sequence_parallel: bool = False

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -51,78 +54,116 @@ def killed(rank: int, at: float) -> RankState:
     return state(rank, end=Exit(9, "SIGKILL", 0), ended=at, process="")
 
 
-def test_a_killed_rank_is_blamed_before_the_peers_that_lost_it() -> None:
-    """Though they reported it first."""
-    states = [failed(0, Cause.LOST, 9.0), killed(1, 10.0), failed(2, Cause.TIMEOUT, 9.5)]
-    assert judge(states).rank == 1
-    assert judge(states).kind is FailureKind.DIED
+LATE = failed(0, Cause.TIMEOUT, 9.0)
+LEFT = state(3, end=Exit(0, "", 0), ended=10.0, process="")
+FINISHED = state(0, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=10.0, process="")
+SLOWER = [state(0, frames=BUSY, position=9), state(1, frames=BUSY, position=9, size=20)]
+DEAF = state(1, deaf=9.0)
+STAYS = state(1, phase=Phase.FINISHED, frames=())
+FAILURES = [failed(0, Cause.OWN, 12.0), killed(1, 10.0), failed(2, Cause.OWN, 11.0)]
+LOST = failed(0, Cause.LOST, 9.0)
+# What is known of all ranks, which one is blamed, and for what.
+VERDICTS: dict[str, tuple[list[RankState], int, FailureKind]] = {
+    "one that was killed, though the peers that lost it reported first": (
+        [LOST, killed(1, 10.0), failed(2, Cause.TIMEOUT, 9.5)], 1, FailureKind.DIED,
+    ),
+    "the earliest of several that failed": (FAILURES, 1, FailureKind.DIED),
+    "the earliest in whatever order": (FAILURES[::-1], 1, FailureKind.DIED),
+    "one that leaves early with status 0": ([LOST, LEFT], 3, FailureKind.DIED),
+    "none that finished, but one that failed": (
+        [failed(0, Cause.OWN, 11.0), replace(LEFT, phase=Phase.FINISHED)], 0, FailureKind.RAISED,
+    ),
+    "one that is stopped, before one that computes": (
+        [LATE, state(1, frames=BUSY), state(2, process="T")], 2, FailureKind.STOPPED,
+    ),
+    "the one outside of communication, though another is further behind": (
+        [LATE, state(1, step=4), state(2, frames=BUSY)], 2, FailureKind.STUCK,
+    ),
+    "of several busy ones the one furthest behind": (SLOWER, 1, FailureKind.STUCK),
+    "of several busy ones the one that still reads": (
+        [*SLOWER, state(2, frames=BUSY, phase=Phase.READING, position=0)], 2, FailureKind.STUCK,
+    ),
+    "of several that wait the one furthest behind": (
+        [state(0), state(1, step=4), state(2)], 1, FailureKind.BEHIND,
+    ),
+    # Its main thread seems to wait as all others do, and another one is further behind.
+    "one whose threads do not get the interpreter": (
+        [LATE, DEAF, state(2, step=4), state(3, deaf=2.0, step=4)], 1, FailureKind.STUCK,
+    ),
+    "one that is stopped, before one whose threads do not get the interpreter": (
+        [LATE, DEAF, state(2, process="T")], 2, FailureKind.STOPPED,
+    ),
+    "one that never began": (
+        [state(0), state(1, phase=Phase.STARTING, step=0, frames=())], 1, FailureKind.STUCK,
+    ),
+    "the first that lost a connection to a living one": (
+        [state(0, frames=BUSY), failed(1, Cause.LOST, 9.0), failed(2, Cause.LOST, 8.0)],
+        2, FailureKind.LOST,
+    ),
+    "one that finished and does not leave as others do": (
+        [FINISHED, STAYS], 1, FailureKind.LINGERS,
+    ),
+    "one that finished and was stopped meanwhile": (
+        [FINISHED, replace(STAYS, process="T")], 1, FailureKind.STOPPED,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_earliest_of_several_failures_is_blamed(order: int) -> None:
-    states = [failed(0, Cause.OWN, 12.0), killed(1, 10.0), failed(2, Cause.OWN, 11.0)]
-    assert judge(states[::order]).rank == 1
-
-
-def test_a_rank_that_leaves_early_with_status_0_has_failed() -> None:
-    left = state(3, end=Exit(0, "", 0), ended=10.0, process="")
-    assert judge([failed(0, Cause.LOST, 9.0), left]).rank == 3
-    finished = replace(left, phase=Phase.FINISHED)
-    assert judge([failed(0, Cause.OWN, 11.0), finished]).rank == 0
-
-
-def test_a_stopped_process_is_blamed_before_one_that_computes() -> None:
-    states = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY), state(2, process="T")]
+@pytest.mark.parametrize("name", VERDICTS)
+def test_of_several_ranks_the_one_to_blame_is(name: str) -> None:
+    states, rank, kind = VERDICTS[name]
     verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, FailureKind.STOPPED)
-
-
-def test_the_rank_outside_of_communication_is_stuck() -> None:
-    """Though another one is further behind."""
-    states = [failed(0, Cause.TIMEOUT, 9.0), state(1, step=4), state(2, frames=BUSY)]
-    verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, FailureKind.STUCK)
-
-
-def test_of_several_busy_ranks_the_one_furthest_behind_is_stuck() -> None:
-    ahead = state(0, frames=BUSY, position=9)
-    slower = state(1, frames=BUSY, position=9, size=20)
-    earlier = state(2, frames=BUSY, phase=Phase.READING, position=0)
-    assert judge([ahead, slower]).rank == 1
-    assert judge([ahead, slower, earlier]).rank == 2
-
-
-def test_when_all_wait_the_one_furthest_behind_is_named() -> None:
-    verdict = judge([state(0), state(1, step=4), state(2)])
-    assert (verdict.rank, verdict.kind) == (1, FailureKind.BEHIND)
-
-
-def test_a_rank_whose_threads_do_not_get_the_interpreter_is_stuck() -> None:
-    """Its main thread seems to wait as all others do, and another one is further behind."""
-    late = failed(0, Cause.TIMEOUT, 9.0)
-    verdict = judge([late, state(1, deaf=9.0), state(2, step=4), state(3, deaf=2.0, step=4)])
-    assert (verdict.rank, verdict.kind) == (1, FailureKind.STUCK)
-    assert judge([late, state(1, deaf=9.0), state(2, process="T")]).rank == 2
+    assert (verdict.rank, verdict.kind) == (rank, kind)
 
 
 def test_waits_that_time_out_because_the_whole_job_was_frozen_are_nobodys_fault() -> None:
-    late = [failed(0, Cause.TIMEOUT, 9.0), state(1, frames=BUSY)]
+    late = [LATE, state(1, frames=BUSY)]
     assert judge(late, frozen=True).kind is FailureKind.FROZEN
     assert judge([*late, killed(2, 10.0)], frozen=True).rank == 2
     assert judge([state(0), state(1, frames=BUSY)], frozen=True).kind is FailureKind.STUCK
 
 
+class Watched(NamedTuple):
+    """Sleeping workers, and what a launcher knows of them."""
+
+    processes: list[subprocess.Popen[bytes]]
+    cells: HostCells
+    exits: ExitWatch
+    workers: list[LocalWorker]
+
+    def watch(self, timeout: float) -> WorkerWatch:
+        return WorkerWatch(self.cells, self.workers, self.exits, host=0, timeout=timeout)
+
+
+@contextmanager
+def sleeping(folder: Path, number: int = 1) -> Iterator[Watched]:
+    processes = [subprocess.Popen(["sleep", "30"]) for _ in range(number)]
+    workers = [
+        LocalWorker(rank=rank, local_rank=rank, pid=process.pid, folder=folder)
+        for rank, process in enumerate(processes)
+    ]
+    with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
+        yield Watched(processes, HostCells(number), exits, workers)
+        for process in processes:
+            process.kill()
+    for process in processes:
+        process.wait()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of the watch, which a test turns."""
+    found = [1000.0]
+    monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: found[0])
+    return found
+
+
 def test_time_in_which_the_launcher_did_not_run_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, now: list[float]
 ) -> None:
     """As after Ctrl-Z and fg; a worker that then stays still is an alarm all the same."""
-    now = [1000.0]
-    monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
-    process = subprocess.Popen(["sleep", "30"])
-    cells = HostCells(1)
-    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
-    with ExitWatch({0: process.pid}) as exits:
-        watch = WorkerWatch(cells, (worker,), exits, host=0, timeout=3)
+    with sleeping(tmp_path) as watched:
+        watch = watched.watch(timeout=3)
         now[0] += 500
         assert not watch.alarm()
         assert watch.frozen_s == 500
@@ -132,22 +173,15 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(
             alarms.append(watch.alarm())
         assert alarms == [False] * 4 + [True] * 4
         assert watch.frozen_s == 0
-        process.kill()
-    process.wait()
 
 
 def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, now: list[float]
 ) -> None:
     """Unless they are those of a save."""
-    now = [1000.0]
-    monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic", lambda: now[0])
-    process = subprocess.Popen(["sleep", "30"])
-    cells = HostCells(1)
-    progress = WorkerCells(cells.shared, 0).progress
-    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
-    with ExitWatch({0: process.pid}) as exits:
-        watch = WorkerWatch(cells, (worker,), exits, host=0, timeout=3)
+    with sleeping(tmp_path) as watched:
+        progress = WorkerCells(watched.cells.shared, 0).progress
+        watch = watched.watch(timeout=3)
 
         def alarms(seconds: int) -> bool:
             found = False
@@ -159,13 +193,11 @@ def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
 
         progress.enter(Phase.EVALUATING, 5)
         assert not alarms(10)
-        cells.ask_to_stop(signal.SIGTERM)
+        watched.cells.ask_to_stop(signal.SIGTERM)
         assert not alarms(3)
         assert alarms(3)
         progress.enter(Phase.SAVING)
         assert not alarms(10)
-        process.kill()
-    process.wait()
 
 
 def test_a_thread_makes_progress_only_in_its_phase_and_its_sign_of_life_is_none() -> None:
@@ -184,64 +216,31 @@ def test_a_thread_makes_progress_only_in_its_phase_and_its_sign_of_life_is_none(
     assert cells.read(0).changed > entered.changed
 
 
-def test_a_rank_that_never_began_is_stuck() -> None:
-    verdict = judge([state(0), state(1, phase=Phase.STARTING, step=0, frames=())])
-    assert (verdict.rank, verdict.kind) == (1, FailureKind.STUCK)
-
-
-def test_a_broken_connection_between_living_ranks_blames_none_of_the_others() -> None:
-    states = [state(0, frames=BUSY), failed(1, Cause.LOST, 9.0), failed(2, Cause.LOST, 8.0)]
-    verdict = judge(states)
-    assert (verdict.rank, verdict.kind) == (2, FailureKind.LOST)
-
-
 def test_a_host_that_does_not_answer_is_blamed_for_lost_peers_only() -> None:
     lost = failed(0, Cause.LOST, 9.0)
     assert judge([lost], absent=[4, 5]).kind is FailureKind.ABSENT
     assert judge([lost, failed(1, Cause.OWN, 8.0)], absent=[4, 5]).rank == 1
 
 
-def test_a_finished_rank_that_does_not_leave_is_named() -> None:
-    """Others have left; one that is stopped meanwhile is named as such."""
-    left = state(0, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=10.0, process="")
-    stays = state(1, phase=Phase.FINISHED, frames=())
-    assert (judge([left, stays]).rank, judge([left, stays]).kind) == (1, FailureKind.LINGERS)
-    assert judge([left, replace(stays, process="T")]).kind is FailureKind.STOPPED
-
-
 def test_a_finished_rank_that_does_not_leave_is_an_alarm_in_the_end(tmp_path: Path) -> None:
     """Only after the timeout; one that has left is none."""
-    cells = HostCells(1)
-    WorkerCells(cells.shared, 0).progress.finished(0)
-    process = subprocess.Popen(["sleep", "30"])
-    worker = LocalWorker(rank=0, local_rank=0, pid=process.pid, folder=tmp_path)
-    with ExitWatch({0: process.pid}) as exits:
-        assert not WorkerWatch(cells, (worker,), exits, host=0, timeout=30).alarm()
-        assert WorkerWatch(cells, (worker,), exits, host=0, timeout=0).alarm()
-        exits.exits[0] = Exit(0, "", 0)
-        assert not WorkerWatch(cells, (worker,), exits, host=0, timeout=0).alarm()
-        process.kill()
-    process.wait()
+    with sleeping(tmp_path) as watched:
+        WorkerCells(watched.cells.shared, 0).progress.finished(0)
+        assert not watched.watch(timeout=30).alarm()
+        assert watched.watch(timeout=0).alarm()
+        watched.exits.exits[0] = Exit(0, "", 0)
+        assert not watched.watch(timeout=0).alarm()
 
 
 def test_a_killed_rank_is_seen_though_it_ends_later_than_its_connections(tmp_path: Path) -> None:
     """A process on a GPU may take seconds to end; its peers lose it at once."""
-    processes = [subprocess.Popen(["sleep", "30"]) for _ in range(2)]
-    cells = HostCells(2)
-    workers = [
-        LocalWorker(rank=rank, local_rank=rank, pid=process.pid, folder=tmp_path)
-        for rank, process in enumerate(processes)
-    ]
-    WorkerCells(cells.shared, 0).progress.failed(Cause.LOST)
-    with ExitWatch({worker.rank: worker.pid for worker in workers}) as exits:
-        watch = WorkerWatch(cells, workers, exits, host=0, timeout=30)
+    with sleeping(tmp_path, 2) as watched:
+        WorkerCells(watched.cells.shared, 0).progress.failed(Cause.LOST)
+        watch = watched.watch(timeout=30)
         assert watch.failed()
-        threading.Timer(0.8, processes[1].kill).start()
+        threading.Timer(0.8, watched.processes[1].kill).start()
         lost, killed = watch.examine()
         assert (lost.end, killed.end and killed.end.killed_by) == (None, "SIGKILL")
-        processes[0].kill()
-    for process in processes:
-        process.wait()
 
 
 class Store:
