@@ -176,6 +176,7 @@ CLEAN_RUNS = {
         {"lr": 0, "weight_decay": 0, "warmup": 0}
     ),
     "experts": lambda: settings(**mixture()),
+    "an optimizer of its own": lambda: settings({"kind": "sgd"}),
     "two losses": behind_language,
     "a tower without images": lambda: without_images(2),
 }

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.training_settings import optimizer_settings_used
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import RankModule, build_modules
@@ -157,3 +158,15 @@ def test_a_rule_for_matrices_leaves_all_other_weights_to_the_next_one() -> None:
     assert (first.rule, second.rule) == (matrices, ADAMW)
     assert "attention.o.weight" in held[0]
     assert {"attention_norm.weight", "language.embedding.weight"} <= held[1]
+
+
+def test_a_setting_is_used_if_any_module_reads_it() -> None:
+    """One module of two follows SGD, so that betas count for the other; then both do."""
+    data = asked(kind="adamw", betas=(0.5, 0.75)).model_dump(mode="json", by_alias=True)
+    data["modules"] = {"vision": box(0), "language": box(0, optimizer={"kind": "sgd"})}
+    made = spec(data["modules"], optimizer=data["optimizer"])
+    assert not list(optimizer_settings_used(made))
+    alone = spec({"language": data["modules"]["language"]}, optimizer=data["optimizer"])
+    assert [each.headline for each in optimizer_settings_used(alone)] == [
+        "`betas` does nothing with `kind: sgd`"
+    ]

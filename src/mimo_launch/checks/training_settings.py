@@ -13,8 +13,9 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.optimizers import ADAMW
+from mimo_launch.spec.optimizers import RULES
 from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.wording import listing
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -196,7 +197,7 @@ def lr_schedule_used(spec: Spec) -> Findings:
 
 
 def optimizer_settings_used(spec: Spec) -> Findings:
-    """Settings of AdamW have no effect with sgd, nor settings of weight decay without it."""
+    """Settings of a rule need a module that follows it, those of weight decay need decay."""
     own = [module.optimizer.weight_decay for module in spec.modules.values()]
     if spec.optimizer.decay.embeddings and not any((spec.optimizer.weight_decay, *own)):
         yield no_effect(
@@ -204,14 +205,15 @@ def optimizer_settings_used(spec: Spec) -> Findings:
             "`decay: {embeddings: true}` does nothing without `weight_decay`",
             "it says what weight decay applies to, and `weight_decay` is 0",
         )
-    read = {key for rule in spec.optimizer.rules for key in rule.settings}
-    for key in ADAMW.settings:
+    kinds = {each.optimizer.kind or spec.optimizer.kind for each in spec.modules.values()}
+    read = {key for kind in kinds for rule in RULES[kind] for key in rule.settings}
+    owners = {key: rule for rules in RULES.values() for rule in rules for key in rule.settings}
+    for key, rule in owners.items():
         if key in chosen(spec.optimizer) and key not in read:
-            kind = spec.optimizer.kind
             yield no_effect(
                 ("optimizer", key),
-                f"`{key}` does nothing with `kind: {kind}`",
-                "it belongs to AdamW",
+                f"`{key}` does nothing with {listing(sorted(f'`kind: {kind}`' for kind in kinds))}",
+                f"it belongs to {rule.title}",
             )
 
 

@@ -277,8 +277,9 @@ def checkpoint_bytes(spec: Spec) -> int:
     update = {"grid": Grid(), "experts": None}
     modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
     alone = spec.model_copy(update={"modules": modules})
-    rules, numbers = spec.optimizer.rules, 0
+    numbers = 0
     for name, module in modules.items():
+        rules = spec.optimizer.rules(module.optimizer)
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
         weights = stage_weights(alone, stage, 0)
         trained = (each for each in weights.all() if each.trains)

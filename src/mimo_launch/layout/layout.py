@@ -288,7 +288,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         in_phases=name in spec.encoders and runs_in_phases(spec, name),
         group_size=group_size(spec, name),
         sharding=module.fsdp,
-        rules=spec.optimizer.rules,
+        rules=spec.optimizer.rules(module.optimizer),
         # The last stage needs the embedding, too.
         tied=kind.text.tied or kind.depths > 0 or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=len(stages) - 1 if module.frozen == "except_projector" else 0,

@@ -20,7 +20,7 @@ OptimizerName = Literal["adamw", "sgd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRule:
-    """One way to update weights.
+    """One way to update weights; `title` is its name in messages.
 
     `made_by` is the class of torch's optimizer, as `package.module:Class`. `state` names the
     tensors, each like its weight, that stay between steps; without any, updates are not counted.
@@ -30,6 +30,7 @@ class UpdateRule:
     update needs the whole gradient of a matrix, gathered over tp and shards.
     """
 
+    title: str
     made_by: str
     state: tuple[str, ...] = ()
     passes: int
@@ -41,13 +42,13 @@ class UpdateRule:
 # The norm reads each gradient once. AdamW reads weight, gradient and two moments, and writes all
 # but the gradient; SGD reads weight and gradient and writes the weight.
 ADAMW = UpdateRule(
+    title="AdamW",
     made_by="mimo_launch.optimizer.adamw:LocalAdamW",
     state=("exp_avg", "exp_avg_sq"),
     passes=7 + 1,
     settings=("betas", "eps"),
 )
-SGD = UpdateRule(made_by="mimo_launch.optimizer.sgd:LocalSGD", passes=3 + 1)
-
+SGD = UpdateRule(title="SGD", made_by="mimo_launch.optimizer.sgd:LocalSGD", passes=3 + 1)
 RULES: dict[OptimizerName, tuple[UpdateRule, ...]] = {"adamw": (ADAMW,), "sgd": (SGD,)}
 # The names of all state, for readers of checkpoints that another optimizer may have saved.
 STATE = tuple(dict.fromkeys(n for rules in RULES.values() for rule in rules for n in rule.state))
@@ -61,6 +62,7 @@ def rule_for(rules: Iterable[UpdateRule], *, is_matrix: bool) -> UpdateRule:
 class ModuleOptimizer(Strict):
     """Optimizer settings of one module that differ from the common ones."""
 
+    kind: OptimizerName | None = Field(None, description="Update rule of this module.")
     lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
     weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
     warmup: CountFrom0 | None = Field(None, description="Warmup steps of this module.")
@@ -115,7 +117,6 @@ class OptimizerSpec(Strict):
         description="Learning rate over the run.",
     )
 
-    @property
-    def rules(self) -> tuple[UpdateRule, ...]:
-        """The update rules; each weight follows the first that takes it."""
-        return RULES[self.kind]
+    def rules(self, own: ModuleOptimizer) -> tuple[UpdateRule, ...]:
+        """Return a module's update rules; each weight follows the first that takes it."""
+        return RULES[own.kind or self.kind]

@@ -16,7 +16,7 @@ from torch import Tensor
 from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.spec.optimizers import ADAMW, LrSchedule
+from mimo_launch.spec.optimizers import STATE, LrSchedule, OptimizerName, OptimizerSpec
 from mimo_launch.spec.sections import HeldOut
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import DRAWING_STEPS
@@ -28,6 +28,9 @@ TABLES = tuple(
     f".{table}.weight"
     for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
+
+# AdamW's second moment.
+SQUARES = "exp_avg_sq"
 
 # Steps of a flow from noise to the images that are compared one by one.
 MADE_IN = 3
@@ -65,16 +68,15 @@ class RightRun:
     `made` has the images and clips that generators make of held-out samples in `MADE_IN` steps,
     with the weights at the end: "generator.record.place" -> an image or clip.
 
-    `first` is the first moment, and `summed` is the same sum over absolute gradients. `second` is
-    the root of the second moment, so it is as large as a gradient. All three are empty for SGD.
+    `state` has by name what optimizers keep of each weight; a second moment is its root, so it is
+    as large as a gradient. `summed` has the running sums again, over absolute gradients.
     """
 
     steps: list[RightNumbers] = field(default_factory=list)
     evaluations: dict[int, RightEvaluation] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    first: dict[str, Tensor] = field(default_factory=dict)
-    second: dict[str, Tensor] = field(default_factory=dict)
-    summed: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, dict[str, Tensor]] = field(default_factory=lambda: {n: {} for n in STATE})
+    summed: dict[str, dict[str, Tensor]] = field(default_factory=lambda: {n: {} for n in STATE})
     made: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -117,7 +119,7 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
         ):
             found.evaluations[number] = _evaluate(oracle, spec.eval.samples)
     found.weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
-    found.second = {name: moment.sqrt() for name, moment in found.second.items()}
+    found.state[SQUARES] = {n: moment.sqrt() for n, moment in found.state[SQUARES].items()}
     if spec.eval is not None:
         for index in _held_out(oracle, spec.eval.samples):
             with torch.no_grad():
@@ -163,21 +165,34 @@ def _update(
     """Move all weights by clipped gradients; `count` is the number of this update, from 1."""
     settings, norm = oracle.spec.optimizer, _norm(grads)
     scale = 1.0 if settings.clip is None or norm <= settings.clip else settings.clip / norm
-    beta1, beta2 = settings.betas
     with torch.no_grad():
         for name, grad in grads.items():
             module, weight = name.partition(".")[0], oracle.weights[name]
-            clipped, direction = grad * scale, grad * scale
-            if ADAMW in settings.rules:
-                zero = torch.zeros_like(grad)
-                first = beta1 * found.first.get(name, zero) + (1 - beta1) * clipped
-                second = beta2 * found.second.get(name, zero) + (1 - beta2) * clipped**2
-                found.first[name], found.second[name] = first, second
-                summed = beta1 * found.summed.get(name, zero) + (1 - beta1) * clipped.abs()
-                found.summed[name] = summed
-                spread = (second / (1 - beta2**count)).sqrt() + settings.eps
-                direction = first / (1 - beta1**count) / spread
+            clipped = direction = grad * scale
+            if _kind(oracle, name) == "adamw":
+                direction = _adamw(settings, name, clipped, count, found)
             weight -= lrs[module] * (direction + _decay(oracle, name) * weight)
+
+
+def _kind(oracle: Oracle, name: str) -> OptimizerName:
+    """Return the word for the rule that a weight follows."""
+    spec = oracle.spec
+    return spec.modules[name.partition(".")[0]].optimizer.kind or spec.optimizer.kind
+
+
+def _adamw(settings: OptimizerSpec, name: str, grad: Tensor, count: int, found: RightRun) -> Tensor:
+    beta1, beta2 = settings.betas
+    first = _running("exp_avg", name, grad, beta1, found)
+    second = _running(SQUARES, name, grad**2, beta2, found)
+    spread = (second / (1 - beta2**count)).sqrt() + settings.eps
+    return first / (1 - beta1**count) / spread
+
+
+def _running(key: str, name: str, term: Tensor, rate: float, found: RightRun) -> Tensor:
+    """Return the running mean that a rule keeps of a weight, with another term."""
+    for means, each in ((found.state[key], term), (found.summed[key], term.abs())):
+        means[name] = rate * means.get(name, torch.zeros_like(each)) + (1 - rate) * each
+    return found.state[key][name]
 
 
 def _decay(oracle: Oracle, name: str) -> float:

@@ -159,7 +159,7 @@ def _shrink_module(
     # One or two layers per stage as before; an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
     layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
-    optimizer = module.optimizer.replace(lr=None, weight_decay=None, warmup=None)
+    optimizer = module.optimizer.replace(kind=None, lr=None, weight_decay=None, warmup=None)
     return module.replace(
         model=_shrink_model(model, module, layers),
         optimizer=optimizer,

@@ -33,7 +33,7 @@ from mimo_launch.optimizer.step_end import StepEnd
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import RunState
 from mimo_launch.runtime.step_state import StepState
-from mimo_launch.spec.optimizers import ADAMW
+from mimo_launch.spec.optimizers import STATE
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.train.evaluation import draw
@@ -50,7 +50,7 @@ from mimo_launch.verify.compare import (
     compare_tensors,
     module_pieces,
 )
-from mimo_launch.verify.oracle_run import MADE_IN, RightEvaluation, RightRun
+from mimo_launch.verify.oracle_run import MADE_IN, SQUARES, RightEvaluation, RightRun
 
 ALL = "all modules"
 NUMBERS, EVALUATION = "numbers in training", "evaluation"
@@ -149,7 +149,7 @@ def _train(session: RankSession, run: Path, stop: Callable[[], int]) -> list[Eve
 
 def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     """Return weights, and moments of the modules that train."""
-    found: dict[str, list[TensorPiece]] = {"weights": [], **{name: [] for name in ADAMW.state}}
+    found: dict[str, list[TensorPiece]] = {"weights": [], **{name: [] for name in STATE}}
     for name, module in session.modules.items():
         declared = resharded_parameters(module)
         found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
@@ -195,19 +195,17 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
     pieces = [piece for run in ranks for piece in run.made]
     makers = {name.partition(".")[0] for name in (*right.made, *(each.name for each in pieces))}
     verdicts += compare_tensors("images and codes", sorted(makers), pieces, right.made, MADE)
-    for what, key, want in (
-        ("weights after training", "weights", right.weights),
-        ("moments after training", "exp_avg", right.first),
-        ("moments after training", "exp_avg_sq", right.second),
-    ):
+    pieces = [piece for run in ranks for piece in run.tensors["weights"]]
+    what = "weights after training"
+    verdicts += compare_tensors(what, spec.modules, pieces, right.weights, TRAINED)
+    for key, want in right.state.items():
         pieces = [piece for run in ranks for piece in run.tensors[key]]
-        if key == "exp_avg_sq":  # Compare roots, because a square has twice the range.
+        if key == SQUARES:  # Compare roots, because a square has twice the range.
             for piece in pieces:
                 piece.values.sqrt_()
         if want or pieces:
-            bound = TRAINED if key == "weights" else EXACT
-            summed = right.summed if key == "exp_avg" else None
-            verdicts += compare_tensors(what, spec.modules, pieces, want, bound, summed=summed)
+            what, summed = "moments after training", None if key == SQUARES else right.summed[key]
+            verdicts += compare_tensors(what, spec.modules, pieces, want, EXACT, summed=summed)
     return verdicts
 
 
