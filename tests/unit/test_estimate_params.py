@@ -302,5 +302,5 @@ def test_large_blocks_become_units_and_fully_sharded_ones_always() -> None:
 
 
 def test_shards_are_padded_to_equal_rows() -> None:
-    weight = Parameter((10, 3), "body", matrix=False, in_product=False, trains=True)
+    weight = Parameter((10, 3), "body", matrices=(), in_product=False, trains=True)
     assert [weight.shard(ranks) for ranks in (1, 4, 16)] == [30, 9, 3]

@@ -19,6 +19,7 @@ from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.spec import Spec
 
 MICRO, GIGA = 1e-6, 1e9
+TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,28 @@ class WeightTimes:
             )
             size = own * self.spec.train.numbers.stored.bytes
             seconds += rule.passes * size / self.constants.memory_bandwidth / GIGA
+            if rule.whole_matrices:
+                seconds += sum(self._whole(rule, unit) for unit in weights.units())
         return seconds
+
+    def _whole(self, rule: UpdateRule, unit: tuple[Parameter, ...]) -> float:
+        """Return the seconds to gather whole matrices, to work on a share of them, and to return.
+
+        Parts travel over shards first, then over tp.
+        """
+        own = [each for each in unit if each.trains and self._rule(each) is rule]
+        if not own:
+            return 0.0
+        shards, cut = self._replicas(unit), self._cut(unit)
+        size = sum(each.numel for each in own) * self.spec.train.numbers.computed.bytes
+        travel = self.links.collective(shards, size / len(shards))
+        travel += self.links.collective(cut, size / len(shards))
+        flops = 0.0
+        if rule.flops is not None:
+            shapes = [shape for each in own for shape in each.matrices]
+            flops = sum(rule.flops(self.spec.optimizer, *shape) for shape in shapes)
+        rate = self.constants.matmul * self.constants.speed(self.spec.train.numbers) * TERA
+        return 2 * travel + flops / rate / len(shards) / len(cut)
 
     def _rule(self, weight: Parameter) -> UpdateRule:
         return rule_for(self.module.rules, is_matrix=weight.matrix)
@@ -120,6 +142,13 @@ class WeightTimes:
         """Return the ranks over which the weights of an FSDP unit are sharded."""
         is_of_experts = bool(unit) and unit[0].role == "experts"
         return self._of_experts if is_of_experts else self._of_others
+
+    def _cut(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
+        """Return the ranks that cut the matrices of an FSDP unit."""
+        first = self.module.grid.ranks.start
+        if unit[0].role == "experts" and self.module.experts is not None:
+            return self.module.experts.group_of(first, Axis.EXPERT_TP)
+        return self.module.grid.group_of(first, Axis.TP)
 
     @cached_property
     def _of_experts(self) -> tuple[int, ...]:

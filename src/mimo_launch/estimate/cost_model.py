@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
+from mimo_launch.estimate.communication_times import GIGA, MICRO, TERA, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.memory import row_bytes
@@ -33,8 +33,6 @@ from mimo_launch.schedule.data_flow import exchanges
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
-
-TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from functools import cache, cached_property, partial
 from itertools import product
 
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.communication_times import MICRO
-from mimo_launch.estimate.cost_model import TERA, CostModel
+from mimo_launch.estimate.communication_times import MICRO, TERA
+from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory

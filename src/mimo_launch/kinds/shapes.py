@@ -204,7 +204,7 @@ class HeadShape(LayerShape):
     def own(self, tp: int) -> Parameters:
         """Return its weight."""
         weight = Output("", self.vocab).weight(self.width)
-        return {"weight": (replace(weight, name="weight", role="head"),)}
+        return {"weight": (replace(weight, name="weight", matrix=False, role="head"),)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,12 @@ class Weight:
     `axis` is the dimension cut over tp, between multiples of `unit` if given (the features of a
     head); where there are fewer units than ranks, several ranks hold the same unit, and each has
     terms of its gradient. If it is not cut, `terms` says which a rank has. `std` is the scale of a
-    normal `init`. `matrix`: it maps vectors to vectors; `in_product`: its product can accumulate
-    its gradient (`layers.linear`). Weight decay applies with `decay`, and to a table of the role
-    `embedding` if the spec says so. One that does not train keeps its values even if its module
-    trains; one that is not `counted` is counted in norms by another stage. If `experts` is not 0,
-    each of so many experts has such a weight, with its number in place of `{expert}`.
+    normal `init`. `matrix`: it maps hidden vectors to hidden vectors, as no output layer does;
+    `in_product`: its product can accumulate its gradient (`layers.linear`). Weight decay applies
+    with `decay`, and to a table of the role `embedding` if the spec says so. One that does not
+    train keeps its values even if its module trains; one that is not `counted` is counted in norms
+    by another stage. If `experts` is not 0, each of so many experts has such a weight, with its
+    number in place of `{expert}`.
     """
 
     name: str
@@ -150,13 +151,21 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What one rank holds of the weights fused in one parameter."""
+    """What one rank holds of the weights fused in one parameter.
+
+    `matrices` are the whole shapes of those that map hidden vectors to hidden vectors.
+    """
 
     shape: tuple[int, ...]
     role: Role
-    matrix: bool
+    matrices: tuple[tuple[int, ...], ...]
     in_product: bool
     trains: bool
+
+    @property
+    def matrix(self) -> bool:
+        """Whether it maps hidden vectors to hidden vectors."""
+        return bool(self.matrices)
 
     @property
     def numel(self) -> int:
@@ -180,11 +189,11 @@ def parameters(shape: LayerShape, share: Share) -> tuple[Parameter, ...]:
 
 def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
     first = weights[0]
-    rows = sum(each.local_shape(share)[0] for each in weights)
-    if first.experts:
-        rows *= len(even_cut(first.experts, share.ep, share.ep_index))
+    times = len(even_cut(first.experts, share.ep, share.ep_index)) if first.experts else 1
+    rows = times * sum(each.local_shape(share)[0] for each in weights)
+    matrices = times * tuple(each.shape for each in weights if each.matrix)
     shape = (rows, *first.local_shape(share)[1:])
-    return Parameter(shape, first.role, first.matrix, first.in_product, first.trains)
+    return Parameter(shape, first.role, matrices, first.in_product, first.trains)
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -7,7 +7,7 @@ Relies on: `base`; no torch.
 Leaves: the update itself to the file of `optimizer` that `made_by` names.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -27,7 +27,8 @@ class UpdateRule:
     `passes`: how many numbers per number of a weight are read and written by an update and the norm
     before it. `settings` are the keys of `optimizer` that only some rules read. With
     `matrices_only`, the rule after it in a list takes all other weights; with `whole_matrices`, an
-    update needs the whole gradient of a matrix, gathered over tp and shards.
+    update needs the whole gradient of a matrix, gathered over tp and shards, and takes `flops` for
+    a matrix of so many rows and columns.
     """
 
     title: str
@@ -37,6 +38,7 @@ class UpdateRule:
     settings: tuple[str, ...] = ()
     matrices_only: bool = False
     whole_matrices: bool = False
+    flops: "Callable[[OptimizerSpec, int, int], float] | None" = None
 
 
 # The norm reads each gradient once. AdamW reads weight, gradient and two moments, and writes all
