@@ -9,6 +9,8 @@ Leaves: running them in that order to `runtime.executor`, the update of a weight
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
@@ -45,6 +47,7 @@ class StepEnd:
             Kind.SUM_TP: (Section.PARTIAL_SUMS, self._sum_tp),
             Kind.SUM_TIED: (Section.PARTIAL_SUMS, self._sum_tied),
             Kind.NORM: (Section.TOTALS, self._norm),
+            Kind.ORTHOGONALISE: (Section.UPDATE, self._orthogonalise),
             Kind.UPDATE: (Section.UPDATE, self._update),
         }
 
@@ -72,8 +75,19 @@ class StepEnd:
         own = note_flags(modules, of_forwards, squares, self.grids.device)
         self.metrics = replace(found, own=own)
 
+    def _orthogonalise(self, action: Action) -> None:
+        """Replace the gradients of matrices by the directions in which they will move."""
+        for each in self.updates.by_module[action.module]:
+            if each.rule.whole_matrices:
+                module = self.updates.modules[action.module]
+                each.torch.orthogonalise(module, self.grids, self.metrics.bad, self._divisor)
+
     def _update(self, action: Action) -> None:
         """Clip and apply the gradients; bad gradients update nothing."""
+        self.updates.apply(self.step.data.step, skip=self.metrics.bad, divisor=self._divisor)
+
+    @property
+    def _divisor(self) -> Tensor | None:
+        """The divisor that clips gradients."""
         clip = self.updates.spec.optimizer.clip
-        divisor = None if clip is None else self.metrics.divisor(clip)
-        self.updates.apply(self.step.data.step, skip=self.metrics.bad, divisor=divisor)
+        return None if clip is None else self.metrics.divisor(clip)

@@ -11,7 +11,8 @@ from `vision` to `language`, `vision>merger>SEND_F2` over the bridge to `merger`
 `vision>EXCHANGE_F0` moves a whole group as one collective. Actions joined by `+` are posted
 together, and the rank waits for all of them. `language.0B3+language.0REDUCE3` is a backward that
 ends with a sum of gradients over dp and cp. `language:SUM_TP` and `language:SUM_TIED` finish the
-gradients of a module; `step:NORM` and `step:UPDATE` end the step. `language:SHARE` ends a pass of
+gradients of a module; `step:NORM` and `step:UPDATE` end the step. Between them
+`language:ORTHOGONALISE` gathers the matrices that Muon updates. `language:SHARE` ends a pass of
 greedy decoding: the last stage sends its choices to its replica. The last stage of a generator
 sends the velocities of a drawing step in the same way.
 """
@@ -36,6 +37,7 @@ class Kind(StrEnum):
     SUM_TP = "SUM_TP"
     SUM_TIED = "SUM_TIED"
     NORM = "NORM"
+    ORTHOGONALISE = "ORTHOGONALISE"
     UPDATE = "UPDATE"
     SHARE = "SHARE"
 
@@ -71,7 +73,7 @@ class Kind(StrEnum):
 
 
 # These occur once in a program, without an index.
-ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.UPDATE, Kind.SHARE)
+ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.ORTHOGONALISE, Kind.UPDATE, Kind.SHARE)
 STEP = "step"
 
 

@@ -55,11 +55,21 @@ def _is_tied(layout: Layout, module: ModuleLayout, rank: int) -> bool:
     return module.is_language and rank in tied_ranks(layout)
 
 
+def _needs_matrices(layout: Layout, module: ModuleLayout, rank: int) -> bool:
+    return any(rule.whole_matrices for rule in module.rules)
+
+
+def _holders(teams: Teams, module: ModuleLayout, rank: int) -> Sequence[int]:
+    """Return the ranks among which the matrices of a rank are cut."""
+    return teams.stage(module, module.stages_of(rank)[0].index)
+
+
 # In the order of a program; the actions of modules between two of the step go module by module.
 ENDS = (
     End(Kind.SUM_TP, lambda teams, module, rank: teams.replica(module, rank), _has_tp),
     End(Kind.SUM_TIED, lambda teams, module, rank: teams.tied(rank), _is_tied),
     End(Kind.NORM, lambda teams, module, rank: teams.ranks),
+    End(Kind.ORTHOGONALISE, _holders, _needs_matrices, after=Kind.NORM),
     End(Kind.UPDATE, lambda teams, module, rank: (rank,), after=Kind.NORM),
 )
 END_OF = {end.kind: end for end in ENDS}

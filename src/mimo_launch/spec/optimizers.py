@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mimo_launch.spec.base import CountFrom0, NonNegative, Strict
 
-OptimizerName = Literal["adamw", "sgd"]
+OptimizerName = Literal["adamw", "sgd", "muon"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,31 @@ ADAMW = UpdateRule(
     settings=("betas", "eps"),
 )
 SGD = UpdateRule(title="SGD", made_by="mimo_launch.optimizer.sgd:LocalSGD", passes=3 + 1)
-RULES: dict[OptimizerName, tuple[UpdateRule, ...]] = {"adamw": (ADAMW,), "sgd": (SGD,)}
+
+
+def _newton_schulz(settings: "OptimizerSpec", rows: int, columns: int) -> float:
+    """Return the FLOPs of Newton-Schulz: in a step, three products with a Gram matrix."""
+    short, long = sorted((rows, columns))
+    return settings.ns_steps * (4 * short**2 * long + 2 * short**3)
+
+
+# Muon reads the gradient, updates the momentum, writes the direction over the gradient, sends it
+# and gets it back, scales it, and decays and moves the weight.
+MUON = UpdateRule(
+    title="Muon",
+    made_by="mimo_launch.optimizer.muon:LocalMuon",
+    state=("momentum_buffer",),
+    passes=15 + 1,
+    settings=("momentum", "nesterov", "ns_steps"),
+    matrices_only=True,
+    whole_matrices=True,
+    flops=_newton_schulz,
+)
+RULES: dict[OptimizerName, tuple[UpdateRule, ...]] = {
+    "adamw": (ADAMW,),
+    "sgd": (SGD,),
+    "muon": (MUON, ADAMW),
+}
 # The names of all state, for readers of checkpoints that another optimizer may have saved.
 STATE = tuple(dict.fromkeys(n for rules in RULES.values() for rule in rules for n in rule.state))
 
@@ -94,13 +118,26 @@ class DecaySpec(Strict):
 class OptimizerSpec(Strict):
     """The update rule, common to all modules unless a module overrides it."""
 
-    kind: OptimizerName = Field("adamw", description="Update rule.")
+    kind: OptimizerName = Field(
+        "adamw",
+        description="Update rule. `muon` is for the matrices inside a model; embeddings, output "
+        "layers, norms, biases and all other weights follow AdamW.",
+    )
     lr: NonNegative = Field(3e-4, description="Peak learning rate.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's decay rates of the two moments.", strict=False
     )
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-8, description="AdamW's epsilon, added to the denominator."
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.95, description="Muon's decay rate of the momentum."
+    )
+    nesterov: bool = Field(
+        True, description="Muon's direction looks one gradient ahead of the momentum."
+    )
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = Field(
+        5, description="Muon's Newton-Schulz iterations in each update."
     )
     weight_decay: NonNegative = Field(
         0.0,

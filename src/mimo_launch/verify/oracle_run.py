@@ -3,7 +3,8 @@
 Decides: the correct numbers of every step, and the correct weights and moments at the end.
 Relies on: `oracle` for losses and gradients. It shares no optimizer, schedule or loop with the
 product. The formulas are from the papers: AdamW (arXiv:1711.05101, algorithm 2), cosine
-(arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395).
+(arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395), Muon (arXiv:2502.16982, and its
+coefficients from kellerjordan.github.io/posts/muon).
 Leaves: checkpoints: a run that stops and resumes must equal this one.
 """
 
@@ -29,6 +30,8 @@ TABLES = tuple(
     for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
 
+# These and the convolutions of recurrent layers do not map hidden vectors to hidden vectors.
+NOT_HIDDEN = (*TABLES, ".head.weight", ".shared_gate.weight")
 # AdamW's second moment.
 SQUARES = "exp_avg_sq"
 
@@ -169,15 +172,23 @@ def _update(
         for name, grad in grads.items():
             module, weight = name.partition(".")[0], oracle.weights[name]
             clipped = direction = grad * scale
-            if _kind(oracle, name) == "adamw":
+            kind = _kind(oracle, name)
+            if kind == "adamw":
                 direction = _adamw(settings, name, clipped, count, found)
+            elif kind == "muon":
+                direction = _muon(settings, name, clipped, found)
             weight -= lrs[module] * (direction + _decay(oracle, name) * weight)
 
 
 def _kind(oracle: Oracle, name: str) -> OptimizerName:
     """Return the word for the rule that a weight follows."""
     spec = oracle.spec
-    return spec.modules[name.partition(".")[0]].optimizer.kind or spec.optimizer.kind
+    module, weight = spec.modules[name.partition(".")[0]], oracle.weights[name]
+    kind = module.optimizer.kind or spec.optimizer.kind
+    is_matrix = weight.ndim == 2 and not name.endswith(NOT_HIDDEN) and ".conv." not in name
+    if kind == "muon" and (kind_of(module.model).is_custom or not is_matrix):
+        return "adamw"
+    return kind
 
 
 def _adamw(settings: OptimizerSpec, name: str, grad: Tensor, count: int, found: RightRun) -> Tensor:
@@ -186,6 +197,19 @@ def _adamw(settings: OptimizerSpec, name: str, grad: Tensor, count: int, found: 
     second = _running(SQUARES, name, grad**2, beta2, found)
     spread = (second / (1 - beta2**count)).sqrt() + settings.eps
     return first / (1 - beta1**count) / spread
+
+
+def _muon(settings: OptimizerSpec, name: str, grad: Tensor, found: RightRun) -> Tensor:
+    rate = settings.momentum
+    momentum = _running("momentum_buffer", name, grad, rate, found)
+    ahead = rate * momentum + (1 - rate) * grad if settings.nesterov else momentum
+    # Singular values, each moved alone: no matrix is multiplied as in the product.
+    left, values, right = torch.linalg.svd(ahead, full_matrices=False)
+    values = values / max(1e-7, float(ahead.norm()))
+    for _ in range(settings.ns_steps):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    direction: Tensor = left * values @ right
+    return 0.2 * sqrt(max(grad.shape)) * direction
 
 
 def _running(key: str, name: str, term: Tensor, rate: float, found: RightRun) -> Tensor:
