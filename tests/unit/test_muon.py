@@ -10,6 +10,7 @@ from tests.support.specs import box, spec
 from tests.unit.test_module_optimizers import alone  # noqa: F401 - a job of one rank.
 from torch.utils.flop_counter import FlopCounterMode
 
+from mimo_launch.checks.training_settings import own_optimizer_used
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import build_modules
@@ -120,3 +121,11 @@ def test_estimated_bytes_of_state_are_those_of_a_run(kind: str) -> None:
         if name in optimizer.rule.state
     )
     assert memory_of(made, "language").moments == kept
+
+
+def test_a_class_of_a_user_has_no_matrices() -> None:
+    model = {"kind": "tests.support.custom_encoders:Mixer"}
+    modules = {"vision": box(0, model=model, optimizer={"kind": "muon"}), "language": box(0)}
+    (warning,) = own_optimizer_used(spec(modules), "vision")
+    assert warning.headline == "`kind: muon` of `vision` does nothing"
+    assert not list(own_optimizer_used(spec({**modules, "vision": box(0)}), "vision"))

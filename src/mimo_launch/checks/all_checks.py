@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.schedule_fits_steps),
     SpecRule(training_settings.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(training_settings.sequence_parallel_used),
-    ModuleRule(training_settings.frozen_optimizer_unused),
+    ModuleRule(training_settings.own_optimizer_used),
     SpecRule(training_settings.encoder_microbatches_used),
     SpecRule(training_settings.generator_microbatches_used),
     SpecRule(training_settings.lr_schedule_used),

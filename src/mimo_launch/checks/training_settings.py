@@ -104,9 +104,17 @@ def losses_have_no_projector(spec: Spec, name: str) -> Findings:
     )
 
 
-def frozen_optimizer_unused(spec: Spec, name: str) -> Findings:
-    """A frozen module has no optimizer."""
+def own_optimizer_used(spec: Spec, name: str) -> Findings:
+    """A frozen module has no optimizer, and no weight of a user's class is known as a matrix."""
     module = spec.modules[name]
+    of_matrices = any(rule.matrices_only for rule in spec.optimizer.rules(module.optimizer))
+    if module.optimizer.kind is not None and of_matrices and kind_of(module.model).is_custom:
+        yield no_effect(
+            ("modules", name, "optimizer", "kind"),
+            f"`kind: {module.optimizer.kind}` of `{name}` does nothing",
+            "it is for matrices, and weights of your own class do not say which they are: all of "
+            "them follow AdamW",
+        )
     if module.frozen is True and chosen(module.optimizer):
         yield no_effect(
             ("modules", name, "optimizer"),
