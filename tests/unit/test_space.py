@@ -9,7 +9,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.space import (
-    Place,
+    Placement,
     Point,
     divisors,
     expert_grids,
@@ -73,8 +73,8 @@ def test_groups_share_their_samples_evenly() -> None:
 def test_the_settings_of_a_point_make_its_spec() -> None:
     made = spec({"vision": box(0, dp=4), "language": box(0, dp=4)}, microbatches=1, mbs=4)
     places = {
-        "vision": Place(ranks=range(2), grid=Grid(dp=2), recompute="full"),
-        "language": Place(ranks=range(2, 4), grid=Grid(dp=2)),
+        "vision": Placement(ranks=range(2), grid=Grid(dp=2), recompute="full"),
+        "language": Placement(ranks=range(2, 4), grid=Grid(dp=2)),
     }
     point = Point(places=places, microbatches=4, at_once=2)
     found = changed(made, "placement", point.settings())
