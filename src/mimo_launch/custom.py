@@ -1,6 +1,8 @@
 """The parts of a custom encoder or generator, all importable from here.
 
-Decides: the names and signatures that stay from release to release.
+Decides: the names and signatures that stay from release to release. `Norm`, `ColumnLinear`,
+`RowLinear` and `Attention` take plain sizes and have the names of the layers that they build from
+shapes: a user's class that writes them gets the same layers as a built-in model.
 Relies on: `models` and `layers`, which define the parts, and `kinds.shapes` for their sizes.
 Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.md.
 """

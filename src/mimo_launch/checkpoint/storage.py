@@ -187,7 +187,7 @@ def read_boxes(
         try:
             load(
                 {},
-                storage_reader=_Reader(folder),
+                storage_reader=_IndexedReader(folder),
                 planner=BoxLoadPlanner(boxes, beat),
                 process_group=group,
                 no_dist=group is None,
@@ -248,7 +248,7 @@ class _Writer(FileSystemWriter):
             os.fsync(file.fileno())
 
 
-class _Reader(FileSystemReader):
+class _IndexedReader(FileSystemReader):
     """DCP's reader, with a JSON index."""
 
     def __init__(self, folder: Path) -> None:

@@ -33,7 +33,7 @@ MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
 DOWN, MAX_DOWN = 2.0, 4.0
 # The x, y, width and height of a box.
-Place = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 HEADINGS = {
     Unit.MODEL: "planned step",
     Unit.ESTIMATED: "planned step, estimated",
@@ -235,7 +235,7 @@ class _Picture:
                 for span, place in boxes:
                     yield from self._box(span, row, place)
 
-    def _place(self, span: Span, row: Row, top: float) -> Place:
+    def _place(self, span: Span, row: Row, top: float) -> Rectangle:
         """Return the x, y, width and height of a box."""
         stages = row.stages_of(span.action.module)
         down = min(MAX_DOWN, DOWN * stages.index(span.action.stage or 0))
@@ -247,7 +247,7 @@ class _Picture:
     def _color(self, span: Span) -> str:
         return f"{span.action.kind.value.lower()}{self.modules.index(span.action.module)}"
 
-    def _paths(self, boxes: Sequence[tuple[Span, Place]]) -> Iterator[str]:
+    def _paths(self, boxes: Sequence[tuple[Span, Rectangle]]) -> Iterator[str]:
         """Yield the boxes of each colour as one path."""
         found: dict[str, list[str]] = {}
         for span, (x, y, width, height) in boxes:
@@ -256,7 +256,7 @@ class _Picture:
         for color, paths in found.items():
             yield f'<path class="box {color}" d="{"".join(paths)}"/>'
 
-    def _box(self, span: Span, row: Row, place: Place) -> Iterator[str]:
+    def _box(self, span: Span, row: Row, place: Rectangle) -> Iterator[str]:
         """Yield a box with its words, and its number if there is room."""
         (x, y, width, height), font = place, self.sizes.font
         shape = f'x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(height)}"'

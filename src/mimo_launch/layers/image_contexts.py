@@ -26,7 +26,7 @@ Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TokenOrder:
     """A different order of tokens inside attention.
 
     `own` are the places in this rank's list of its tokens, in that order; `keys` are the places in
@@ -65,7 +65,7 @@ class ImageContext:
     first_key: int
     cos: Tensor | None = None
     sin: Tensor | None = None
-    order: Order | None = None
+    order: TokenOrder | None = None
     numbers: Tensor | None = None
 
     @property
@@ -207,7 +207,7 @@ def two_list_context(
         in_turn(own_lengths), in_turn(key_lengths), device, same=same, numbers=number
     )
     turned = (order, places[valid], order.argsort(kind="stable"))
-    context = replace(context, order=Order(*(to_device(each, device) for each in turned)))
+    context = replace(context, order=TokenOrder(*(to_device(each, device) for each in turned)))
     if number is None:
         return context
     of_tokens = np.zeros(held, dtype=np.int64)
@@ -290,4 +290,4 @@ def window_context(
         same = len(here), int(own_lengths[0])
     context = listed_context(in_turn(own_lengths), in_turn(key_lengths), device, same=same)
     places = (own, keys, own.argsort(kind="stable"))
-    return replace(context, order=Order(*(to_device(each, device) for each in places)))
+    return replace(context, order=TokenOrder(*(to_device(each, device) for each in places)))

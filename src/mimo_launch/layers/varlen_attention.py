@@ -127,7 +127,7 @@ def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageCont
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DocumentParts:
     """The part of each document in each chunk of a cp rank: its numbers of queries and keys.
 
     Keys run from the document's start to the end of the part. `spans` has one entry per chunk, for
@@ -140,7 +140,9 @@ class Parts:
 
 
 @lru_cache(maxsize=256)
-def parts_of_documents(lengths: tuple[int, ...], batch: int, cp_size: int, cp_index: int) -> Parts:
+def parts_of_documents(
+    lengths: tuple[int, ...], batch: int, cp_size: int, cp_index: int
+) -> DocumentParts:
     """Return the parts of a cp rank, in zigzag chunks, of documents that fill `batch` sequences."""
     documents = list(pairwise(accumulate(lengths, initial=0)))
     seq = sum(lengths) // batch
@@ -154,7 +156,7 @@ def parts_of_documents(lengths: tuple[int, ...], batch: int, cp_size: int, cp_in
             queries += [min(end, last) - max(start, first) for start, end in inside]
             keys += [min(end, last) - start for start, end in inside]
             spans.append((row, inside[0][0] - row * seq, last - row * seq))
-    return Parts(tuple(queries), tuple(keys), tuple(spans))
+    return DocumentParts(tuple(queries), tuple(keys), tuple(spans))
 
 
 def _attend(

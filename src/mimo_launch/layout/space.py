@@ -16,7 +16,7 @@ from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Placement:
     """Where a module runs, and how it is cut; None for the rest leaves a setting out."""
 
     ranks: range
@@ -33,7 +33,7 @@ class Point:
     Encoders work on `at_once` microbatches together; None: as many as by default.
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, Placement]
     microbatches: int
     at_once: int | None = None
 

@@ -143,7 +143,7 @@ def _places(tokens: int, pinned: bool) -> Tensor:
     return found.pin_memory() if pinned else found
 
 
-class Cut(Protocol):
+class PatchCutter(Protocol):
     """Cuts one array into patches of `dtype`, in pinned memory if a GPU will copy them."""
 
     def __call__(self, array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
@@ -175,7 +175,7 @@ class Reader:
     source: Images | Clips | Codes
     width: int
     axes: int
-    cut: Cut
+    cut: PatchCutter
     dtype: torch.dtype | None = None
 
     @property

@@ -160,7 +160,7 @@ def _nearest(config: Config) -> Cut | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Processor:
+class _ImageProcessor:
     """An image processor of transformers: its defaults, and how its settings are read.
 
     `cut` returns the rule by which one image becomes several, if there is one. `fixed` are settings
@@ -185,7 +185,7 @@ _SIGLIP = {"size": {"height": 224, "width": 224}, **_HALF_NORM}
 _OF_384 = {"size": {"height": 384, "width": 384}, **_CLIP_NORM}
 # Both pad the images of a batch, but the model ignores the padding, and tiles are alike.
 _UNPADDED = {"do_pad": False}
-_IDEFICS = _Processor(
+_IDEFICS = _ImageProcessor(
     {
         "size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364},
         "resample": LANCZOS, **_HALF_NORM,
@@ -193,7 +193,7 @@ _IDEFICS = _Processor(
     cut=enlarged_of,
     fixed=_UNPADDED,
 )  # fmt: skip
-_GLM = _Processor(
+_GLM = _ImageProcessor(
     {
         "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}, "patch_size": 14,
         "merge_size": 2, "temporal_patch_size": 2, **_CLIP_NORM,
@@ -201,16 +201,16 @@ _GLM = _Processor(
     resize=_over_time,
 )  # fmt: skip
 # By name, without `ImageProcessor`.
-_PROCESSORS: dict[str, _Processor] = {
-    "CLIP": _Processor(_CLIP),
-    "Llava": _Processor(_CLIP, pads=True),
-    "Siglip": _Processor(_SIGLIP),
-    "Gemma3": _Processor({**_SIGLIP, "resample": BILINEAR}),
+_PROCESSORS: dict[str, _ImageProcessor] = {
+    "CLIP": _ImageProcessor(_CLIP),
+    "Llava": _ImageProcessor(_CLIP, pads=True),
+    "Siglip": _ImageProcessor(_SIGLIP),
+    "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),
     "Glm46V": _GLM,
     "Glm4v": _GLM,
-    "GotOcr2": _Processor(_OF_384, cut=_nearest),
+    "GotOcr2": _ImageProcessor(_OF_384, cut=_nearest),
     "Idefics3": _IDEFICS,
-    "LlavaOnevision": _Processor(
+    "LlavaOnevision": _ImageProcessor(
         {
             **_OF_384,
             "image_grid_pinpoints": [
@@ -221,21 +221,21 @@ _PROCESSORS: dict[str, _Processor] = {
         pads=True,
         has_tiles=True,
     ),
-    "NemotronH_Omni_Reasoning_V3": _Processor(
+    "NemotronH_Omni_Reasoning_V3": _ImageProcessor(
         {
             "size": {}, "patch_size": 16, "downsample_ratio": 0.5, "min_num_patches": 1024,
             "max_num_patches": 13312, "max_model_len": 16384, **_CLIP_NORM,
         },
         resize=_patch_count,
     ),
-    "Pixtral": _Processor(
+    "Pixtral": _ImageProcessor(
         {
             "size": {"longest_edge": 1024}, "patch_size": {"height": 16, "width": 16}, **_CLIP_NORM,
         },
         resize=_within,
         fixed=_UNPADDED,
     ),
-    "Qwen2VL": _Processor(
+    "Qwen2VL": _ImageProcessor(
         {
             "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14,
             "merge_size": 2, **_CLIP_NORM,
@@ -266,7 +266,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
 
 
-def _recipe(processor: _Processor, config: Config) -> ImageRecipe:
+def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
     """Return the steps of a processor with all its settings."""
     if config.get("do_pan_and_scan", False):
         raise ValueError("do_pan_and_scan: true, which adds crops of large images")

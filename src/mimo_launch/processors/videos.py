@@ -149,7 +149,7 @@ def _limit(config: Mapping[str, Any], name: str, older: str, *, is_older: bool) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Processor:
+class _VideoProcessor:
     """A video processor of transformers: its defaults, and what its settings mean.
 
     `rules` raises KeyError, TypeError or ValueError for settings that are not supported.
@@ -169,30 +169,30 @@ _SAMPLED = {"do_sample_frames": True, "fps": FPS}
 _OF_QWEN2 = {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2}
 # By name, without `VideoProcessor`.
 _PROCESSORS = {
-    "Qwen2VL": _Processor(
+    "Qwen2VL": _VideoProcessor(
         {
             **_GROUPS, "size": _OF_QWEN2, "patch_size": 14, "max_video_tokens": 128_000,
             **_CLIP_NORM,
         },
         _grouped,
     ),
-    "Qwen3VL": _Processor(
+    "Qwen3VL": _VideoProcessor(
         {
             **_GROUPS, "size": {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2},
             "patch_size": 16, "max_video_tokens": 768, **_SAMPLED, **_HALF_NORM,
         },
         partial(_grouped, over_time=True),
     ),
-    "Glm4v": _Processor(
+    "Glm4v": _VideoProcessor(
         {
             **_GROUPS, "size": {"shortest_edge": 112**2, "longest_edge": 28**2 * 2 * 30000},
             "patch_size": 14, "max_duration": 300, **_SAMPLED, **_CLIP_NORM,
         },
         partial(_grouped, over_time=True, by_second=True),
     ),
-    "LlavaOnevision": _Processor(_OF_384, _even),
-    "InternVL": _Processor({**_OF_384, "initial_shift": True}, _shifted),
-    "SmolVLM": _Processor(
+    "LlavaOnevision": _VideoProcessor(_OF_384, _even),
+    "InternVL": _VideoProcessor({**_OF_384, "initial_shift": True}, _shifted),
+    "SmolVLM": _VideoProcessor(
         {"max_image_size": {"longest_edge": 364}, "resample": LANCZOS, **_HALF_NORM}, _endless
     ),
 }  # fmt: skip

@@ -60,7 +60,7 @@ class _Queue:
         return Action(self.module.name, self.stage, self.kind, self.at)
 
 
-class Teams:
+class StageTeams:
     """The classes of ranks that work together on a stage, overall and per kind of replica."""
 
     def __init__(self, layout: Layout, classes: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class Teams:
 class Filler:
     """A list scheduler of the classes of ranks, for one rule."""
 
-    def __init__(self, teams: Teams, costs: Costs, rule: Rule) -> None:
+    def __init__(self, teams: StageTeams, costs: Costs, rule: Rule) -> None:
         layout = teams.layout
         self.layout, self.teams, self.costs, self.rule = layout, teams, costs, rule
         self.at = [0] * len(teams.pipeline)
@@ -252,7 +252,7 @@ def bubble_orders(layout: Layout, classes: Sequence[int]) -> list[list[Action]]:
     costs = usual_costs(layout)
     bound = lower_bound(layout, costs)
     depth = layout.language.grid.size(Axis.PP)
-    teams = Teams(layout, classes)
+    teams = StageTeams(layout, classes)
     best: list[list[Action]] = []
     shortest = float("inf")
     for lead in (None, 0, depth, layout.samples.microbatches):

@@ -31,7 +31,7 @@ def graph_orders(layout: Layout, *, backward: bool) -> dict[Role, list[Action]]:
 
 
 @dataclass(slots=True)
-class _Queue:
+class _StageQueue:
     """The forwards or the backwards of one stage, which start in the order of their index."""
 
     module: ModuleLayout
@@ -58,7 +58,7 @@ class _ListScheduler:
             raise RuntimeError("no action can start: the graph of modules has a circle")
         return self.clock.orders
 
-    def _queues(self) -> list[_Queue]:
+    def _queues(self) -> list[_StageQueue]:
         """Return all queues, in the order of their priority."""
         layout = self.layout
         holders: dict[Stage, list[Role]] = {}
@@ -66,7 +66,7 @@ class _ListScheduler:
             for held in role:
                 holders.setdefault(held, []).append(role)
         found = [
-            _Queue(
+            _StageQueue(
                 module,
                 held,
                 kind,
@@ -119,7 +119,7 @@ class _ListScheduler:
             started = True
         return started
 
-    def _is_full(self, queue: _Queue) -> bool:
+    def _is_full(self, queue: _StageQueue) -> bool:
         """Return whether a stage must run backward before it starts another forward."""
         backwards = self.of.get((queue.stage, B))
         if queue.kind is B or backwards is None or self.order.forwards_first:

@@ -22,7 +22,7 @@ from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
-from mimo_launch.layout.space import Place, Point, divisors, legal_grids, microbatch_numbers
+from mimo_launch.layout.space import Placement, Point, divisors, legal_grids, microbatch_numbers
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import Search
 from mimo_launch.search.changes import with_settings
@@ -57,8 +57,8 @@ def on_all_ranks(
 ) -> Point:
     """Return the point with all modules on all ranks: language on a grid, the others by dp."""
     ranks = range(grid.num_ranks)
-    places = {name: Place(ranks=ranks, grid=Grid(dp=len(ranks))) for name in modules}
-    places[LANGUAGE] = Place(ranks=ranks, grid=grid)
+    places = {name: Placement(ranks=ranks, grid=Grid(dp=len(ranks))) for name in modules}
+    places[LANGUAGE] = Placement(ranks=ranks, grid=grid)
     return Point(places=places, microbatches=microbatches, **more)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mimo_launch.layout.layout import world_size
-from mimo_launch.layout.space import Place, Point, divisors, legal_grids, microbatch_numbers
+from mimo_launch.layout.space import Placement, Point, divisors, legal_grids, microbatch_numbers
 from mimo_launch.search.changes import Ideas
 from mimo_launch.search.setting_changes import MICROBATCHES_PER_STAGE, groups_for, in_phases
 from mimo_launch.spec.base import LANGUAGE
@@ -81,7 +81,7 @@ def _placed(spec: Spec, grid: Grid, places: Mapping[str, range], microbatches: i
     Modules on ranks without language work on one microbatch at once, the others on all of a step.
     """
     own = places[LANGUAGE]
-    found = {LANGUAGE: Place(ranks=own, grid=grid)}
+    found = {LANGUAGE: Placement(ranks=own, grid=grid)}
     for name, ranks in places.items():
         if name == LANGUAGE:
             continue
@@ -89,7 +89,7 @@ def _placed(spec: Spec, grid: Grid, places: Mapping[str, range], microbatches: i
         fits = _narrowest(spec.modules[name].grid, len(ranks), samples)
         if fits is None:
             return
-        found[name] = Place(ranks=ranks, grid=fits)
+        found[name] = Placement(ranks=ranks, grid=fits)
     point = Point(places=found, microbatches=microbatches)
     yield "placement", {**point.settings(), **_without_stages(grid)}
 

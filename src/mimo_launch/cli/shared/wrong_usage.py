@@ -32,12 +32,12 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
     `commands` are click's commands, by name.
     """
     found = MeantSettings({})
-    here = _Line(commands, found)
+    here = _CommandLine(commands, found)
     try:
         # Values in another unit depend on other settings of the line, which a reading finds.
         for _ in range(3):
             found = MeantSettings(found.lines)
-            here = _Line(commands, found)
+            here = _CommandLine(commands, found)
             here.read(list(args))
     except _OnlyWords as words:
         return str(words)
@@ -57,7 +57,7 @@ class _OnlyWords(Exception):
 
 
 @dataclass(slots=True)
-class _Line:
+class _CommandLine:
     """A command line during its translation: options in front, a command, and the rest."""
 
     commands: Mapping[str, Any]

@@ -128,7 +128,7 @@ def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         for name in expand(pattern, MAX_FILES):
             here: dict[int, NamedShard] = {}
-            for path in map(Path, sorted(_Search().names(name)) if has_magic(name) else [name]):
+            for path in map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name]):
                 shard = found.setdefault(_file(path), NamedShard(path))
                 here[id(shard)] = shard
                 if path != shard.path:
@@ -154,7 +154,7 @@ def _file(path: Path) -> object:
     return found.st_dev, found.st_ino
 
 
-class _Search:
+class _Glob:
     """A `glob` with a limit on folder entries: `/**` matches all files of a host."""
 
     def __init__(self) -> None:
