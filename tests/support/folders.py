@@ -114,6 +114,9 @@ _TOWER_26 = {
     key: each for key, each in PUBLISHED["llava-onevision-qwen2-7b"]["vision_config"].items()
     if key != "vision_use_head"
 }  # fmt: skip
+_PIXTRAL = {
+    "vision_config": {"model_type": "pixtral", "hidden_act": "silu"}, "tie_word_embeddings": False,
+}  # fmt: skip
 _BARE = {"text_config": {"model_type": "qwen2"}, "audio_config": {}}
 # Further forms, by a name of ours.
 FORMS: dict[str, Config] = {
@@ -274,6 +277,7 @@ FORMS: dict[str, Config] = {
         }
         for kind, text, more in (
             ("internvl", "qwen2", {}), ("idefics3", "llama", {}), ("smolvlm", "llama", {}),
+            ("mistral3", "mistral", _PIXTRAL), ("mistral3", "ministral3", _PIXTRAL),
             ("llava_onevision", "qwen2", {"vision_config": _TOWER_26}), *(
                 ("llava", text, {"vision_config": _TOWER}) for text in ("llama", "qwen2", "qwen3")
             ),

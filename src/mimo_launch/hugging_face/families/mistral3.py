@@ -5,7 +5,7 @@ Source: `transformers` 5.23, models/mistral3.
 
 from mimo_launch.hugging_face.decoders import NORM_EPS
 from mimo_launch.hugging_face.families import llava, mistral, pixtral
-from mimo_launch.hugging_face.folder import number, section
+from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.tensors import Place, layers_at
 from mimo_launch.hugging_face.towers import (
@@ -16,12 +16,22 @@ from mimo_launch.hugging_face.towers import (
 from mimo_launch.hugging_face.wholes import ONE_LAYER, TowerAndDecoder, tied_by_default
 
 _PROJECTOR, _BIAS = "multi_modal_projector.", "multimodal_projector_bias"
+_TEXT = (mistral.MISTRAL, mistral.MINISTRAL3)
+
+
+def _norm_eps(config: Config) -> float:
+    """Return the epsilon of the decoder's norms, which the norm of the projector has, too."""
+    text = section(config, "text_config")
+    defaults = {each.model_type: each.defaults for each in _TEXT}
+    return number(defaults.get(str(text.get("model_type")), {}) | text, "rms_norm_eps", NORM_EPS)
+
+
 MISTRAL3 = TowerAndDecoder(
     model_type="mistral3",
     architecture="Mistral3ForConditionalGeneration",
     published=("mistralai/Mistral-Small-3.1-24B-Instruct-2503",),
     towers=(pixtral.PIXTRAL,),
-    text=(mistral.MISTRAL, mistral.MINISTRAL3),
+    text=_TEXT,
     tower_names=llava.VISION_NAMES,
     text_names=llava.TEXT_NAMES,
     projector={
@@ -38,10 +48,7 @@ MISTRAL3 = TowerAndDecoder(
         "projector_mlp": None,
         "projector_activation": activation_of_projector,
         "projector_bias": lambda config: bool(config.get(_BIAS, False)),
-        # The same as for the norms of the decoder.
-        "projector_norm_eps": lambda config: number(
-            section(config, "text_config"), "rms_norm_eps", NORM_EPS
-        ),
+        "projector_norm_eps": _norm_eps,
         "projector_norm": "rms",
         "projector_norm_offset": False,
     },
