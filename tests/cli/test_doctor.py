@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo_launch.launcher import ask_child, host_checks
+from mimo_launch.launcher import forking, host_checks
 
 Cli = Callable[[str], tuple[int, str, str]]
 
@@ -76,7 +76,7 @@ def test_a_torch_that_never_answers_is_said(
 ) -> None:
     """A driver may hang as soon as it is asked for GPUs."""
     monkeypatch.setattr(host_checks, "_look", threading.Event().wait)
-    monkeypatch.setattr(ask_child, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 2.0)
     code, out, _ = run_cli(f"doctor --runs {tmp_path} --json")
     [torch] = [each for each in json.loads(out)["checks"] if each["name"] == "torch"]
     assert (code, torch["verdict"]) == (1, "error")

@@ -15,7 +15,7 @@ from tests.support.histories import evaluated, step, write
 from tests.support.terminal import Terminal
 
 from mimo_launch.cli import watch
-from mimo_launch.launcher.ask_child import ask_child
+from mimo_launch.launcher.forking import ask_child
 from mimo_launch.launcher.run_lock import LOCK, Owner
 from mimo_launch.launcher.worker_processes import name_process
 from mimo_launch.train.events import EvalFinished

@@ -13,8 +13,8 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.launcher import ask_child
-from mimo_launch.launcher.ask_child import custom_class_fault
+from mimo_launch.launcher import forking
+from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -177,7 +177,7 @@ def test_a_class_whose_import_never_ends_is_said_with_its_place(
     (package / "mine.py").write_text(
         "import time\ndef fetch():\n    while True:\n        time.sleep(0.01)\nfetch()"
     )
-    monkeypatch.setattr(ask_child, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 2.0)
     assert custom_class_fault(of("mine:Enc")) == (
         "importing the classes did not end within 2 s; it is at fetch (mine.py:4), "
         "<module> (mine.py:5)"

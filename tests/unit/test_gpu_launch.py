@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 
 from mimo_launch.comm.world import DeviceError, join_world, peak_memory, versions
-from mimo_launch.launcher import ask_child, gpus
+from mimo_launch.launcher import forking, gpus
 from mimo_launch.launcher.failure_report import report_lines
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import (
@@ -112,7 +112,7 @@ def test_gpus_are_counted_in_another_process() -> None:
 def test_a_driver_that_hangs_holds_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.gpus_here.cache_clear()
     monkeypatch.setattr(gpus, "_look", threading.Event().wait)
-    monkeypatch.setattr(ask_child, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(forking, "ANSWER_SECONDS", 2.0)
     hung = r"asking for GPUs did not end within 2 s; it is at wait .*nvidia-smi.*--device cpu"
     with pytest.raises(gpus.NotEnoughGpus, match=hung):
         gpus.device_of("auto", 2)

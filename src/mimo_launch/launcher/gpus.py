@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mimo_launch.checks.packages import torchs_layers
 from mimo_launch.diag.installed import ENGINE
-from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
+from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind

@@ -27,7 +27,7 @@ from mimo_launch.diag.installed import (
     WANDB,
 )
 from mimo_launch.diag.quantities import bytes_text
-from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
+from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
 from mimo_launch.launcher.host_resources import allow_open_files, host_memory, too_few_files
 
 Verdict = Literal["ok", "missing", "warning", "error"]
@@ -173,32 +173,33 @@ def _open_files(workers: int) -> Check:
     lacking = too_few_files(workers)
     if lacking is not None:
         return Check(name="open files", verdict="error", found=lacking[0], help=lacking[1])
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Check(name="open files", verdict="ok", found=_allowed(files, "{:,}".format))
+    return _limit("open files", resource.RLIMIT_NOFILE, "{:,}".format)
 
 
 def _processes(workers: int) -> Check:
     """Check the limit on this user's processes; threads count as processes."""
-    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    found, needed = _allowed(allowed, "{:,}".format), workers * THREADS
-    if allowed != resource.RLIM_INFINITY and allowed < needed:
-        help_ = f"raise it with `ulimit -u` to {needed:,} or more: threads of workers count, too"
-        return Check(name="processes", verdict="warning", found=found, help=help_)
-    return Check(name="processes", verdict="ok", found=found)
+    needed = workers * THREADS
+    help_ = f"raise it with `ulimit -u` to {needed:,} or more: threads of workers count, too"
+    return _limit("processes", resource.RLIMIT_NPROC, "{:,}".format, needed, help_)
 
 
 def _locked_memory(*, has_gpus: bool) -> Check:
     """Check the limit on locked memory, where InfiniBand adapters register buffers."""
-    allowed = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found = _allowed(allowed, bytes_text)
-    if has_gpus and allowed != resource.RLIM_INFINITY and allowed < MIN_LOCKED:
-        help_ = "raise it with `ulimit -l unlimited` where hosts exchange data over InfiniBand"
-        return Check(name="locked memory", verdict="warning", found=found, help=help_)
-    return Check(name="locked memory", verdict="ok", found=found)
+    help_ = "raise it with `ulimit -l unlimited` where hosts exchange data over InfiniBand"
+    needed = MIN_LOCKED if has_gpus else 0
+    return _limit("locked memory", resource.RLIMIT_MEMLOCK, bytes_text, needed, help_)
 
 
-def _allowed(limit: int, text: Callable[[int], str]) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else text(limit)
+def _limit(
+    name: str, number: int, text: Callable[[int], str], needed: int = 0, help_: str = ""
+) -> Check:
+    """Check a limit of this process, which `number` names."""
+    allowed = resource.getrlimit(number)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return Check(name=name, verdict="ok", found="unlimited")
+    if allowed < needed:
+        return Check(name=name, verdict="warning", found=text(allowed), help=help_)
+    return Check(name=name, verdict="ok", found=text(allowed))
 
 
 def _shared_memory(*, has_gpus: bool) -> Check:

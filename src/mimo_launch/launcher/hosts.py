@@ -7,12 +7,13 @@ Relies on: `host_rendezvous` for the launchers of other hosts; nothing on one ho
 Leaves: workers to `start_workers`, words to `failure_report`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from mimo_launch.launcher.failure_report import headline
-from mimo_launch.launcher.host_messages import AllHosts
+from mimo_launch.launcher.host_messages import AllHosts, HostMessages
 from mimo_launch.launcher.host_rendezvous import HostRendezvous
 from mimo_launch.launcher.network import Rendezvous, WorkerStore
 from mimo_launch.launcher.run_lock import RunLock
@@ -20,7 +21,6 @@ from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
 from mimo_launch.launcher.verdict import (
     Circumstances,
-    Host,
     RankState,
     RunFailed,
     diagnose,
@@ -48,107 +48,10 @@ class FolderCheck(Protocol):
         """Look now; return what happened to the folder, or ""."""
 
 
-class Watched(Protocol):
-    """All hosts of a job, seen from the process that watches the workers of host `node`.
-
-    The first host has the `lock` of the run folder.
-    """
-
-    @property
-    def node(self) -> int:
-        """The number of this host."""
-
-    @property
-    def lock(self) -> FolderCheck | None:
-        """The lock of the run folder."""
-
-    def alarm(self) -> bool:
-        """Return whether another host has an alarm or does not answer."""
-
-    def all_done(self) -> bool:
-        """Report the workers of this host as done; return whether all hosts have."""
-
-    def interrupted(self, signal: int) -> None:
-        """Report that this host ends immediately."""
-
-    def failed_run(
-        self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
-    ) -> RunFailed:
-        """Return the failure, judged from the reports of all hosts."""
-
-    def close(self) -> None:
-        """Leave the job."""
-
-
-class Hosts(Watched, Protocol):
-    """All hosts of a job, seen from the launcher of one, which starts the workers `ranks`.
-
-    The launcher of the first host holds the lock of the run folder.
-    """
-
-    ranks: range
-    world_size: int
-
-    def rendezvous(self) -> Rendezvous:
-        """Wait until all hosts are ready for an attempt, and agree where its workers meet."""
-
-
-class OneHost:
-    """A job on this machine alone."""
-
-    def __init__(self, world_size: int, run: Path, lock: RunLock | None = None) -> None:
-        self.node, self.ranks, self.world_size = 0, range(world_size), world_size
-        self.lock = lock
-        self._run = run
-        self._attempt = 0
-        self._store: WorkerStore | None = None
-
-    def rendezvous(self) -> Rendezvous:
-        """Open a store that no earlier attempt has used."""
-        self._attempt = next_attempt(self._run)
-        if self._store is not None:
-            self._store.close()
-        self._store = WorkerStore("localhost")
-        return Rendezvous(self._attempt, self._store.environment, self._store)
-
-    def alarm(self) -> bool:
-        """Return False: there is no other host."""
-        return False
-
-    def all_done(self) -> bool:
-        """Return True: there is no other host to wait for."""
-        return True
-
-    def interrupted(self, signal: int) -> None:
-        """Do nothing: there is no other host to inform."""
-
-    def failed_run(
-        self, plan: Plan, examine: Examine, *, oom_killed: Callable[[], bool], frozen_s: float
-    ) -> RunFailed:
-        """Judge the workers of this host."""
-        host = Host(node=0, name="localhost", ranks=tuple(self.ranks))
-        return RunFailed(
-            diagnose(
-                plan,
-                examine(),
-                attempt=self._attempt,
-                hosts=(host,),
-                around=Circumstances(
-                    oom_killed=oom_killed(),
-                    frozen_s=frozen_s,
-                    folder_lost="" if self.lock is None else self.lock.lost,
-                ),
-            )
-        )
-
-    def close(self) -> None:
-        """Do nothing: there is no other host to leave."""
-
-
 class WatchedHosts:
     """All hosts of a job (one or more), seen from the process that watches the workers of one.
 
-    Node 0 asks `lock` whether the run folder still belongs to the run.
+    `node` is its number. Node 0 asks `lock` whether the run folder still belongs to the run.
     """
 
     def __init__(self, everyone: AllHosts, attempt: int, lock: FolderCheck | None = None) -> None:
@@ -234,13 +137,47 @@ class WatchedHosts:
         self._everyone.close(self._absent)
 
 
-class ManyHosts(WatchedHosts):
+class Hosts(WatchedHosts, ABC):
+    """All hosts of a job, seen from the launcher of one, which starts the workers `ranks`.
+
+    The launcher of the first host holds the lock of the run folder.
+    """
+
+    ranks: range
+    world_size: int
+
+    @abstractmethod
+    def rendezvous(self) -> Rendezvous:
+        """Wait until all hosts are ready for an attempt, and agree where its workers meet."""
+
+
+class OneHost(Hosts):
+    """A job on this machine alone."""
+
+    def __init__(self, world_size: int, run: Path, lock: RunLock | None = None) -> None:
+        self.ranks, self.world_size, self._run = range(world_size), world_size, run
+        self._store: WorkerStore | None = None
+        messages = HostMessages(None, 0, 1)
+        messages.say(name="localhost", ranks=list(self.ranks))
+        super().__init__(AllHosts(messages, 0, 1), 0, lock)
+
+    def rendezvous(self) -> Rendezvous:
+        """Open a store that no earlier attempt has used."""
+        self._attempt = next_attempt(self._run)
+        self._everyone.attempt_number += 1
+        if self._store is not None:
+            self._store.close()
+        self._store = WorkerStore("localhost")
+        return Rendezvous(self._attempt, self._store.environment, self._store)
+
+
+class ManyHosts(Hosts):
     """All hosts of a job, seen from the launcher of one of them."""
 
     def __init__(
-        self, place: NodePlace, plan: Plan, told: str, run: Path, stop: StopRequest
+        self, place: NodePlace, plan: Plan, options: str, run: Path, stop: StopRequest
     ) -> None:
-        """Meet the launchers of all other hosts; `told`, their instructions, must be the same.
+        """Meet the launchers of all other hosts, whose `options` must be the same.
 
         Raises: HostsError, Interrupted.
         """
@@ -248,7 +185,7 @@ class ManyHosts(WatchedHosts):
         per_host = self.world_size // place.num_nodes
         self.ranks = range(place.node * per_host, (place.node + 1) * per_host)
         self._run = run
-        same = f"{plan.identity} on {told}"
+        same = f"{plan.identity} on {options}"
         timeout = plan.spec.train.timeout
         self._met = HostRendezvous(place, self.ranks, same, stop, timeout=timeout)
         super().__init__(self._met, 0)

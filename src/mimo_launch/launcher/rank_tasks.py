@@ -7,10 +7,11 @@ Leaves: connecting, reporting errors and exiting to `worker`; parsing options to
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from mimo_launch.plan.plan import Plan
 
@@ -31,21 +32,24 @@ class NotWritten(Exception):
     restartable = False
 
 
-class RankTask(Protocol):
+class RankTask(ABC):
     """The work of a rank. Workers get it with the job, so it must pickle.
 
     A `resumable` task continues from its newest checkpoint; others start again.
     """
 
-    resumable: ClassVar[bool]
+    resumable: ClassVar[bool] = False
 
     @property
     def in_common(self) -> str:
         """The options that must be equal on all hosts, or their ranks would wait forever."""
+        return ""
 
     def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
         """Return the listeners with which rank 0 records events in the run folder."""
+        return []
 
+    @abstractmethod
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:
@@ -56,7 +60,7 @@ class RankTask(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class Training(RankTask):
     """Run the steps of the spec, with metrics and checkpoints.
 
     The steps in `profiled`, counted from 0, are measured. The folder `profile/` of the run gets
@@ -103,20 +107,10 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Benching:
+class Benching(RankTask):
     """Time steps of the spec; rank 0 writes `bench.json` and emits its contents."""
 
-    resumable: ClassVar[bool] = False
     options: "BenchOptions"
-
-    @property
-    def in_common(self) -> str:
-        """Nothing but the plan."""
-        return ""
-
-    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
-        """Record nothing before the end."""
-        return []
 
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
@@ -177,23 +171,13 @@ class Calibrating(Benching):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(RankTask):
     """Load the weights of a checkpoint, and write the model's outputs for held-out samples."""
 
-    resumable: ClassVar[bool] = False
     checkpoint: Path
     folder: Path
     samples: int
     steps: int
-
-    @property
-    def in_common(self) -> str:
-        """Nothing but the plan."""
-        return ""
-
-    def records(self, spec: "Spec", run_dir: Path, emit: "Listener") -> "list[Closable]":
-        """Record nothing but the samples."""
-        return []
 
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]

@@ -86,7 +86,8 @@ class RankWatcher:
                 # No rank may connect to a watcher that has judged.
                 self._listener.close()
                 self._show(failed)
-                self._end(failed)
+                self._tell(failed.code, [failed.failure.verdict.rank], FIRST_SECONDS)
+                self._tell(failed.code, self._ranks, END_SECONDS)
             self._listener.close()
             hosts.close()
 
@@ -197,12 +198,6 @@ class RankWatcher:
         self._done_since = self._done_since or time.monotonic()
         waits = everyone.others and time.monotonic() - self._done_since < LEAVE_SECONDS
         return not waits or bool(everyone.silent)
-
-    def _end(self, failed: RunFailed) -> None:
-        """Send the ranks their exit code, the blamed one first, and kill ranks that stay."""
-        blamed = [failed.failure.verdict.rank]
-        self._tell(failed.code, blamed, FIRST_SECONDS)
-        self._tell(failed.code, self._ranks, END_SECONDS)
 
     def _tell(self, code: int, ranks: Collection[int], seconds: float) -> None:
         """Send ranks of this host their exit code, wait for their end, and kill the rest."""

@@ -128,11 +128,11 @@ def _followed(
 ) -> dict[Path, Callable[[str], None]]:
     """Return the files of the shown ranks of this host, with the receivers of their lines."""
 
-    def behind(rank: int, tell: Callable[[str], None]) -> Callable[[str], None]:
+    def prefix(rank: int, tell: Callable[[str], None]) -> Callable[[str], None]:
         return lambda line: tell(f"[rank {rank}] {line}")
 
     return {
-        rank_folder(job.run, rendezvous.attempt, rank) / name: behind(rank, tell)
+        rank_folder(job.run, rendezvous.attempt, rank) / name: prefix(rank, tell)
         for rank in hosts.ranks
         if rank in job.shown
         for name, tell in ((STDOUT, audience.printed), (STDERR, audience.note))

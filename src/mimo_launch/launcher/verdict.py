@@ -225,19 +225,19 @@ class Failure:
 class RunFailed(Exception):
     """An attempt failed; `failure` has everything known about it.
 
-    On hosts other than node 0, `failure` is what that host knows, and `told` is node 0's verdict in
-    words; the exit `code` also comes from node 0.
+    On hosts other than node 0, `failure` is what that host knows, and `words` tell the verdict of
+    node 0; the exit `code` also comes from there.
     """
 
     def __init__(
         self,
         failure: Failure,
-        told: str | None = None,
+        words: str | None = None,
         restartable: bool | None = None,
         code: int | None = None,
     ) -> None:
         super().__init__(failure.verdict)
-        self.failure, self.told = failure, told
+        self.failure, self.words = failure, words
         self.restartable = failure.restartable if restartable is None else restartable
         self.code = failure.code if code is None else ExitCode(code)
 

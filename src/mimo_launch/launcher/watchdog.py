@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mimo_launch.launcher.hosts import Watched
+from mimo_launch.launcher.hosts import WatchedHosts
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import RankState
 from mimo_launch.launcher.worker_errors import nccl_watchdog_words, read_error
@@ -66,11 +66,10 @@ class WorkerWatch:
         host: int,
         timeout: int,
         recorder: Recorder | None = None,
-        on_gpus: bool = False,
     ) -> None:
         self._cells, self.workers, self._exits = cells, list(workers), exits
         self.host, self._timeout, self._recorder = host, timeout, recorder
-        self.on_gpus = on_gpus or recorder is not None
+        self.on_gpus = recorder is not None
         self._looked = time.monotonic()
         self._signs = self._read_signs()
         # How long no worker has made progress; when this process was last frozen, and how long.
@@ -196,7 +195,7 @@ class WorkerWatch:
 
 def supervise(
     watch: WorkerWatch,
-    hosts: Watched,
+    hosts: WatchedHosts,
     plan: Plan,
     *,
     meanwhile: Callable[[], bool],

@@ -57,10 +57,7 @@ def rank_folder(run: Path, attempt: int, rank: int) -> Path:
 
 def logged_ranks(run: Path, attempt: int) -> list[int]:
     """Return the ranks that have logs of an attempt."""
-    names = (
-        path.name.removeprefix("rank-") for path in attempt_folder(run, attempt).glob("rank-*")
-    )
-    return sorted(int(name) for name in names if name.isdigit())
+    return _numbers_in(attempt_folder(run, attempt), "rank-")
 
 
 def parse_ranks(text: str) -> frozenset[int]:
@@ -93,11 +90,7 @@ def log_files(run: Path, attempt: int) -> "LogsSpecs":
                 for name, files in found.items():
                     files[local_rank] = str(folder / name)
                 env["TORCHELASTIC_ERROR_FILE"] = found[ERROR][local_rank]
-            return LogsDest(
-                stdouts=found[STDOUT],
-                stderrs=found[STDERR],
-                error_files=found[ERROR],
-            )
+            return LogsDest(stdouts=found[STDOUT], stderrs=found[STDERR], error_files=found[ERROR])
 
         @property
         def root_log_dir(self) -> str:
@@ -216,5 +209,9 @@ def make_folder() -> None:
 
 def recorded_ranks(folder: Path) -> list[int]:
     """Return the ranks that have a dump in a folder."""
-    names = (path.name.removeprefix("rank_") for path in folder.glob("rank_*"))
+    return _numbers_in(folder, "rank_")
+
+
+def _numbers_in(folder: Path, prefix: str) -> list[int]:
+    names = (path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*"))
     return sorted(int(name) for name in names if name.isdigit())

@@ -23,7 +23,6 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 EXIT_POLL_SECONDS = 0.05
 STACK_SECONDS = 1.5
@@ -90,12 +89,7 @@ class ExitWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
         self._poll.close()

@@ -146,8 +146,8 @@ def show_failure(
     from mimo_launch.launcher.run_folder import FAILURE
 
     run = job.run
-    if failed.told is not None:
-        console.note(f"{failed.told}\n   = report:  shown by node 0, and in {run / FAILURE}")
+    if failed.words is not None:
+        console.note(f"{failed.words}\n   = report:  shown by node 0, and in {run / FAILURE}")
         return
     failure = failed.failure
     lines = report_lines(

@@ -2,7 +2,7 @@
 
 Decides: that messages go to stderr, and their words; that the index of shards exists before any
 process group does, so that no rank waits for the index inside a group.
-Relies on: `diag.text` for findings; `launcher.ask_child`, which imports custom classes in a child
+Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a child
 process; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a host
 makes the index and others wait.
 Leaves: other consequences to the commands, reading samples to the workers.
@@ -57,7 +57,7 @@ def custom_classes_fail(
 
     Raises: Interrupted.
     """
-    from mimo_launch.launcher.ask_child import custom_class_fault
+    from mimo_launch.launcher.forking import custom_class_fault
 
     fault = custom_class_fault(spec, stop)
     if not fault:

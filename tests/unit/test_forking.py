@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mimo_launch.launcher import ask_child as asking
-from mimo_launch.launcher.ask_child import ChildDied, ChildSilent, ask_child
+from mimo_launch.launcher import forking as asking
+from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 
 
