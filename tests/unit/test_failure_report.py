@@ -13,7 +13,14 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher.failure_report import headline, report_lines
 from mimo_launch.launcher.rank_tasks import Job, Training
-from mimo_launch.launcher.verdict import Circumstances, Host, RankState, RunFailed, diagnose
+from mimo_launch.launcher.verdict import (
+    Circumstances,
+    Failure,
+    Host,
+    RankState,
+    RunFailed,
+    diagnose,
+)
 from mimo_launch.launcher.worker_processes import Exit, StackFrame
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
@@ -43,32 +50,41 @@ def hosts(per_host: int = 4) -> tuple[Host, ...]:
     )
 
 
+Known = dict[int, dict[str, Any]]
+
+
+def diagnosed(known: Known, attempt: int = 0, num_hosts: int = 1, **around: Any) -> Failure:
+    """Return what is said of the ranks of one host or two, of which more is `known` of some."""
+    states = [replace(each, **known.get(each.rank, {})) for each in ranks()]
+    return diagnose(
+        quickstart(), states, attempt=attempt, hosts=hosts()[:num_hosts],
+        around=Circumstances(**around),
+    )  # fmt: skip
+
+
+def lines_of(known: Known, folder: Path, **around: Any) -> list[str]:
+    return report_lines(diagnosed(known, **around), folder, command="c", checkpoint=None)
+
+
+OWN = {"cause": Cause.OWN, "error_time": 9.0, "frames": ()}
+LOST = {"cause": Cause.LOST, "error_time": 9.0}
+KILLED = {"end": Exit(9, "SIGKILL", 0), "ended": 5.0, "process": ""}
+
+
 def test_a_rank_that_lacks_what_the_host_limits_is_told_the_remedy(tmp_path: Path) -> None:
-    states = ranks()
     said = "RuntimeError: epoll_create: Too many open files"
-    states[5] = replace(states[5], error_time=9.0, cause=Cause.OWN, message=said, frames=())
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts(), absent=())
-    text = "\n".join(report_lines(failure, tmp_path, command="train"))
+    text = "\n".join(lines_of({5: {**OWN, "message": said}}, tmp_path, num_hosts=2))
     assert "= help:    Too many open files: this process may have" in text
     assert "`ulimit -n" in text
 
 
 def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
-    states = ranks()
-    states[5] = replace(
-        states[5],
-        phase=Phase.PROGRAM,
-        position=3,
-        error_time=9.0,
-        cause=Cause.OWN,
-        message="ValueError: no such sample\nmore",
-        frames=(),
-    )
-    states[0] = replace(states[0], cause=Cause.LOST, error_time=9.1)
+    said = "ValueError: no such sample\nmore"
+    failed = {**OWN, "phase": Phase.PROGRAM, "position": 3, "message": said}
     folder = tmp_path / "logs" / "attempt-2" / "rank-5"
     folder.mkdir(parents=True)
     (folder / "stderr.log").write_text("text")
-    failure = diagnose(quickstart(), states, attempt=2, hosts=hosts()[:1])
+    failure = diagnosed({5: failed, 0: {**LOST, "error_time": 9.1}}, attempt=2)
     lines = report_lines(
         failure, tmp_path, command="mimo-launch train x.yaml", checkpoint="step 10"
     )
@@ -88,9 +104,7 @@ def test_a_report_says_who_where_when_and_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_task_without_checkpoints_starts_again(tmp_path: Path) -> None:
-    states = ranks()
-    states[5] = replace(states[5], error_time=9.0, cause=Cause.OWN, message="ValueError", frames=())
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    failure = diagnosed({5: {**OWN, "message": "ValueError"}})
     lines = report_lines(failure, tmp_path, command="c", resumable=False)
     assert lines[-1] == "   = again:   c"
 
@@ -107,10 +121,8 @@ def test_many_different_ranks_still_fit_on_a_screen(tmp_path: Path) -> None:
     assert any("and 3 more groups of ranks" in line for line in lines)
 
 
-def test_a_host_is_named_where_there_are_several(tmp_path: Path) -> None:
-    states = ranks()
-    states[6] = replace(states[6], end=Exit(11, "SIGSEGV", 0), ended=5.0, process="")
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts())
+def test_a_host_is_named_where_there_are_several() -> None:
+    failure = diagnosed({6: {**KILLED, "end": Exit(11, "SIGSEGV", 0)}}, num_hosts=2)
     assert headline(failure).endswith("pp 0) on gpu1 (node 1)")
 
 
@@ -120,11 +132,6 @@ def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> 
     assert lines[0] == "error: gpu1 (node 1, ranks 4-7) does not answer"
     assert not failure.restartable
     assert not any("same way" in line for line in lines)
-
-
-LOST = {"cause": Cause.LOST, "error_time": 9.0}
-OWN = {"cause": Cause.OWN, "error_time": 9.0, "frames": ()}
-KILLED = {"end": Exit(9, "SIGKILL", 0), "ended": 5.0, "process": ""}
 
 
 @pytest.mark.parametrize(
@@ -172,39 +179,26 @@ def test_the_pages_name_every_exit_code() -> None:
         assert all(re.search(rf"^\| .*\b{code.value}\b.* \|", text, re.M) for code in ExitCode)
 
 
-def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(tmp_path: Path) -> None:
-    states = ranks()
-    states[2] = replace(states[2], end=Exit(9, "SIGKILL", 0), ended=5.0, process="")
-    for seen, words in ((True, "out-of-memory killer ended"), (False, "or by the out-of-memory")):
-        failure = diagnose(
-            quickstart(),
-            states,
-            attempt=0,
-            hosts=hosts()[:1],
-            around=Circumstances(oom_killed=seen),
-        )
-        lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
-        assert words in lines[1]
+@pytest.mark.parametrize(
+    ("seen", "words"), [(True, "out-of-memory killer ended"), (False, "or by the out-of-memory")]
+)
+def test_the_out_of_memory_killer_is_named_if_the_kernel_counted(
+    seen: bool, words: str, tmp_path: Path
+) -> None:
+    assert words in lines_of({2: KILLED}, tmp_path, oom_killed=seen)[1]
 
 
 def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
-    states = ranks()
-    states[2] = replace(
-        states[2], error_time=9.0, cause=Cause.OWN, message="ValueError: " + "x" * 9000
-    )
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
+    said = "ValueError: " + "x" * 9000
+    lines = lines_of({2: {**OWN, "frames": WAITING, "message": said}}, tmp_path)
     assert len(lines[1]) < 600
     assert lines[1].endswith("x ... (the rest is in stderr.log)")
 
 
 def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
     """The other ranks ended alike, which is not worth a line."""
-    states = [
-        replace(s, error_time=9.0, cause=Cause.FINAL, message="NonFiniteRun: enough")
-        for s in ranks()
-    ]
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    ended = {"error_time": 9.0, "cause": Cause.FINAL, "message": "NonFiniteRun: enough"}
+    failure = diagnosed(dict.fromkeys(range(8), ended))
     lines = report_lines(failure, tmp_path, command="c", checkpoint="step 10")
     assert not any("others:" in line for line in lines)
     assert lines[-3:] == [
@@ -215,13 +209,9 @@ def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_does_not_leave_is_named(tmp_path: Path) -> None:
-    states = [
-        replace(s, phase=Phase.FINISHED, end=Exit(0, "", 0), ended=5.0, process="", frames=())
-        for s in ranks()
-    ]
-    states[3] = replace(states[3], end=None, process="S", frames=WAITING)
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
-    lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
+    left = {**KILLED, "phase": Phase.FINISHED, "end": Exit(0, "", 0), "frames": ()}
+    known = {**dict.fromkeys(range(8), left), 3: {"phase": Phase.FINISHED, "ended": 5.0}}
+    lines = lines_of(known, tmp_path)
     assert lines[0].startswith("error: rank 3 has finished but does not exit (")
 
 
@@ -229,11 +219,8 @@ def test_names_that_are_no_text_are_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A file whose name has odd bytes; a stream that is as strict as can be."""
-    states = ranks()
-    states[1] = replace(
-        states[1], error_time=9.0, cause=Cause.OWN, message="OSError: odd\udcff.jpg"
-    )
-    failure = diagnose(quickstart(), states, attempt=0, hosts=hosts()[:1])
+    said = {**OWN, "frames": WAITING, "message": "OSError: odd\udcff.jpg"}
+    failure = diagnosed({1: said})
     show_failure(
         RunFailed(failure), Job(plan=quickstart(), run=tmp_path, task=Training()), Console()
     )
