@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.support.shards import sample, tokenizer_folder, write_shard
+from tests.support.shards import sample, shard_data, tokenizer_folder, write_shard
 
 Cli = Callable[[str], tuple[int, str, str]]
 SPEC = "../../topologies/quickstart.yaml"
@@ -78,14 +78,7 @@ def shard_spec(folder: Path, **data: Any) -> Path:
             "language": {"model": language, "ranks": "0"},
         },
         "batch": {"global": 4, "seq": 256},
-        "data": {
-            "kind": "webdataset",
-            "shards": str(folder / "a.tar"),
-            "tokenizer": str(folder / "tokenizer"),
-            "template": "chat",
-            "max_rows": 24,
-            **data,
-        },
+        "data": shard_data(folder, **{"max_rows": 24, **data}),
     }
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(made))

@@ -243,18 +243,20 @@ def test_a_host_that_is_cut_off_is_named_on_both_sides(tmp_path: Path, hosts: Tw
     assert leave_in_time(tmp_path, 10)
 
 
+def struck(number: int, become: Callable[[], None], by: signal.Signals) -> Callable[[], None]:
+    """Let the first task end by a signal before its run begins."""
+
+    def enter() -> None:
+        become()
+        if number == 0:
+            prepare._nothing_to_run = lambda *_: os.kill(os.getpid(), by)
+
+    return enter
+
+
 def test_a_rank_that_dies_before_the_run_begins_is_named(tmp_path: Path) -> None:
     """The first one is at work, so the others wait for it."""
-
-    def around(number: int, become: Callable[[], None]) -> Callable[[], None]:
-        def enter() -> None:
-            become()
-            if number == 0:
-                prepare._nothing_to_run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-
-        return enter
-
-    launchers = srun(tmp_path, tasks=2, nodes=1, around=around)
+    launchers = srun(tmp_path, tasks=2, nodes=1, around=partial(struck, by=signal.SIGKILL))
     ends = [launcher.finish(20) for launcher in launchers]
     assert [code for code, _, _ in ends] == [-signal.SIGKILL, ExitCode.ELSEWHERE], ends
     err = "".join(err for _, _, err in ends)
@@ -265,16 +267,7 @@ def test_a_rank_that_dies_before_the_run_begins_is_named(tmp_path: Path) -> None
 
 def test_a_signal_before_the_run_begins_is_no_failure(tmp_path: Path) -> None:
     """Whoever started the ranks ends them: torchrun after one that died too early for a watcher."""
-
-    def around(number: int, become: Callable[[], None]) -> Callable[[], None]:
-        def enter() -> None:
-            become()
-            if number == 0:
-                prepare._nothing_to_run = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
-
-        return enter
-
-    launchers = srun(tmp_path, tasks=2, nodes=1, around=around)
+    launchers = srun(tmp_path, tasks=2, nodes=1, around=partial(struck, by=signal.SIGTERM))
     until = time.monotonic() + 20
     while not gone(launchers[0].pid) and time.monotonic() < until:
         time.sleep(0.02)

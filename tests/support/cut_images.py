@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.shards import image_bytes, tokenizer_folder, write_shard
+from tests.support.shards import shard_data, tokenizer_folder, write_image_shard
 from tests.support.specs import box, spec
 
 from mimo_launch.processors.tokenizer import token_id
@@ -112,14 +112,7 @@ def conversation(images: int, answer: str) -> list[dict[str, Any]]:
 
 def write_cut_shard(path: Path, samples: Sequence[Sequence[tuple[int, int]]]) -> None:
     """Write a shard of samples, each with images of these sizes and a conversation about them."""
-    made = []
-    for number, sizes in enumerate(samples):
-        chat = conversation(len(sizes), f"A dog, {number}.")
-        members: dict[str, Any] = {"json": json.dumps({"messages": chat}).encode()}
-        for place, size in enumerate(sizes):
-            members[f"{place}.png"] = image_bytes(*size, seed=10 * number + place)
-        made.append((f"{number:03d}", members))
-    write_shard(path, made)
+    write_image_shard(path, samples, conversation)
 
 
 def cut_spec(
@@ -141,14 +134,10 @@ def cut_spec(
             "vision": box(0, model=vit, placeholder=placeholder),
             "language": box(0, model={"vocab": 400}),
         },
-        data={
-            "kind": "webdataset",
-            "shards": str(shards / "*.tar"),
-            "tokenizer": str(folder),
-            "processors": {"vision": str(folder)},
-            "template": "chat",
-            **(data or {}),
-        },
+        data=shard_data(
+            shards,
+            **{"tokenizer": folder, "processors": {"vision": str(folder)}, **(data or {})},
+        ),
         seq=seq,
         **more,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.running_ranks import run_on_running_ranks
-from tests.support.shards import tokenizer_folder
+from tests.support.shards import shard_data, tokenizer_folder
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
@@ -57,13 +57,7 @@ def shard_spec(
             "language": {**boxes["language"], "model": DECODER},
         },
         mbs=GLOBAL // dp,
-        data={
-            "kind": "webdataset",
-            "shards": str(folder / "*.tar"),
-            "tokenizer": str(tokenizer),
-            "template": "chat",
-            "max_rows": 24,
-        },
+        data=shard_data(folder, tokenizer, max_rows=24),
         seq=192,
         **{"train": {"steps": 1, "precision": "fp32"}, **sections},
     )

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,36 @@ def clip_bytes(samples: int, rate: int = 16_000, seed: int = 0, kind: str = "WAV
     out = io.BytesIO()
     soundfile.write(out, noise, rate, format=kind)
     return out.getvalue()
+
+
+def write_image_shard(
+    path: Path,
+    samples: Sequence[Sequence[tuple[int, int]]],
+    conversation: Callable[[int, str], list[dict[str, Any]]],
+) -> None:
+    """Write a shard of samples, each with images of these sizes.
+
+    `conversation(images, answer)` is what is said about them.
+    """
+    made = []
+    for number, sizes in enumerate(samples):
+        chat = conversation(len(sizes), f"A dog, {number}.")
+        members: dict[str, Any] = {"json": {"messages": chat}}
+        for place, size in enumerate(sizes):
+            members[f"{place}.png"] = image_bytes(*size, seed=10 * number + place)
+        made.append((f"{number:03d}", members))
+    write_shard(path, made)
+
+
+def shard_data(folder: Path, tokenizer: Path | str | None = None, **data: Any) -> dict[str, Any]:
+    """Return the `data` of a spec over the shards of a folder, by default with its tokenizer."""
+    return {
+        "kind": "webdataset",
+        "shards": str(folder / "*.tar"),
+        "tokenizer": str(tokenizer or folder / "tokenizer"),
+        "template": "chat",
+        **data,
+    }
 
 
 def write_shard(path: Path, samples: Iterable[tuple[str, dict[str, Any]]]) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.lines import marked_folder
-from tests.support.shards import tokenizer_folder, write_shard
+from tests.support.shards import shard_data, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, frames, zipped
 
@@ -35,12 +35,9 @@ def seeing(
     boxes = modules or {"vision": box(model={**VIT, "video": PATCHES}, placeholder=380)}
     return spec(
         {**boxes, "language": box(model={"vocab": 400})},
-        data={
-            "kind": "webdataset", "shards": str(folder / "000.tar"), "template": "chat",
-            "tokenizer": str(folder / "tokenizer"), **data,
-        },
+        data=shard_data(folder, **data),
         seq=seq,
-    )  # fmt: skip
+    )
 
 
 def codes(made: Spec) -> list[str]:

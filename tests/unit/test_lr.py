@@ -30,28 +30,24 @@ def test_without_warm_up_the_first_step_is_at_the_peak(kind):
     assert rates(kind, peak=8.0, warmup=0, steps=20, decay=4)[0] == 8.0
 
 
-def test_constant_stays_at_the_peak():
-    assert rates("constant", peak=3.0, warmup=2, steps=6, min_lr=1.0) == [1.5, 3, 3, 3, 3, 3]
+# Kind, peak, warm-up and further keys; the rate of each step.
+BY_HAND: dict[str, tuple[str, float, int, dict[str, float], list[float]]] = {
+    "constant stays at the peak": ("constant", 3.0, 2, {"min_lr": 1.0}, [1.5, 3, 3, 3, 3, 3]),
+    "cosine falls from the peak to the floor at the last step": (
+        "cosine", 5.0, 0, {"min_lr": 1.0}, [5.0, 3 + 2 * cos(pi / 4), 3.0, 3 - 2 * cos(pi / 4), 1.0]
+    ),
+    "cosine begins after the warm-up": ("cosine", 4.0, 2, {}, [2, 4, 4, 2, 0]),
+    "wsd stays at the peak and falls linearly over its last steps": (
+        "wsd", 9.0, 1, {"decay": 4, "min_lr": 1.0}, [9, 9, 9, 9, 7, 5, 3, 1]
+    ),
+    "wsd without decay stays at the peak": ("wsd", 9.0, 3, {}, [3, 6, 9, 9, 9]),
+}  # fmt: skip
 
 
-def test_cosine_falls_from_the_peak_to_the_floor_at_the_last_step():
-    assert rates("cosine", peak=5.0, warmup=0, steps=5, min_lr=1.0) == pytest.approx(
-        [5.0, 3 + 2 * cos(pi / 4), 3.0, 3 - 2 * cos(pi / 4), 1.0]
-    )
-
-
-def test_cosine_begins_after_the_warm_up():
-    assert rates("cosine", peak=4.0, warmup=2, steps=5) == pytest.approx([2, 4, 4, 2, 0])
-
-
-def test_wsd_stays_at_the_peak_and_falls_linearly_over_its_last_steps():
-    assert rates("wsd", peak=9.0, warmup=1, steps=8, decay=4, min_lr=1.0) == pytest.approx(
-        [9, 9, 9, 9, 7, 5, 3, 1]
-    )
-
-
-def test_wsd_without_decay_stays_at_the_peak():
-    assert rates("wsd", peak=9.0, warmup=3, steps=5) == [3, 6, 9, 9, 9]
+@pytest.mark.parametrize("name", BY_HAND)
+def test_rates_are_those_by_hand(name):
+    kind, peak, warmup, keys, wanted = BY_HAND[name]
+    assert rates(kind, peak, warmup, len(wanted), **keys) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "wsd"])

@@ -18,70 +18,84 @@ CASES = settings(max_examples=50, deadline=None)
 BACKWARD_KINDS = {Kind.BACKWARD, Kind.SEND_B, Kind.RECV_B, Kind.EXCHANGE_B}
 
 
-def test_two_stages_run_four_microbatches_as_in_the_table():
-    layout = chain(4, language=2)
-    assert texts(generate(layout)) == [
-        "language.0F0 language.0SEND_F0 "
-        "language.0F1 language.0SEND_F1+language.0RECV_B0 language.0B0 "
-        "language.0F2 language.0SEND_F2+language.0RECV_B1 language.0B1 "
-        "language.0F3 language.0SEND_F3+language.0RECV_B2 language.0B2 "
-        "language.0RECV_B3 language.0B3",
-        "language.1RECV_F0 language.1F0 language.1B0 "
-        "language.1SEND_B0+language.1RECV_F1 language.1F1 language.1B1 "
-        "language.1SEND_B1+language.1RECV_F2 language.1F2 language.1B2 "
-        "language.1SEND_B2+language.1RECV_F3 language.1F3 language.1B3 "
-        "language.1SEND_B3",
-    ]
-    simulation = simulate(layout, generate(layout))
-    assert [timeline(simulation, rank) for rank in (0, 1)] == [
-        "FF.bFbFb.b",
-        ".FbFbFbFb.",
-    ]
+TWO_STAGES = chain(4, language=2)
+# A layout, and the programs of its ranks.
+BY_HAND: dict[str, tuple[Layout, list[str]]] = {
+    "two stages and four microbatches": (
+        TWO_STAGES,
+        [
+            "language.0F0 language.0SEND_F0 "
+            "language.0F1 language.0SEND_F1+language.0RECV_B0 language.0B0 "
+            "language.0F2 language.0SEND_F2+language.0RECV_B1 language.0B1 "
+            "language.0F3 language.0SEND_F3+language.0RECV_B2 language.0B2 "
+            "language.0RECV_B3 language.0B3",
+            "language.1RECV_F0 language.1F0 language.1B0 "
+            "language.1SEND_B0+language.1RECV_F1 language.1F1 language.1B1 "
+            "language.1SEND_B1+language.1RECV_F2 language.1F2 language.1B2 "
+            "language.1SEND_B2+language.1RECV_F3 language.1F3 language.1B3 "
+            "language.1SEND_B3",
+        ],
+    ),
+    "an upstream encoder, which is one more stage of the pipeline": (
+        chain(2, vision=1, language=1),
+        [
+            "vision.0F0 vision>SEND_F0 vision.0F1 vision>SEND_F1+vision>RECV_B0 vision.0B0 "
+            "vision>RECV_B1 vision.0B1",
+            "vision>RECV_F0 language.0F0 language.0B0 vision>SEND_B0+vision>RECV_F1 "
+            "language.0F1 language.0B1 vision>SEND_B1",
+        ],
+    ),
+    "a shared encoder, which runs in phases of k microbatches": (
+        layout_of(4, 2, vision=box(0), language=box(0)),
+        [
+            "vision.0F0 vision>EXCHANGE_F0 "
+            "language.0F0 language.0B0 language.0F1 language.0B1 "
+            "vision>EXCHANGE_B0 vision.0B0 "
+            "vision.0F1 vision>EXCHANGE_F1 "
+            "language.0F2 language.0B2 language.0F3 language.0B3 "
+            "vision>EXCHANGE_B1 vision.0B1"
+        ],
+    ),
+    # Vision's first stage and language's second hold no rows, so they only pass them on.
+    "an exchange in which only ranks at the ends of a bridge take part": (
+        layout_of(1, vision=box(0, pp=2), language=box(1, pp=2)),
+        [
+            "vision.0F0 vision.0SEND_F0+vision.0RECV_B0 vision.0B0",
+            "vision.1RECV_F0 vision.1F0 vision>EXCHANGE_F0 "
+            "language.0F0 language.0SEND_F0+language.0RECV_B0 language.0B0 "
+            "vision>EXCHANGE_B0 vision.1B0 vision.1SEND_B0",
+            "language.1RECV_F0 language.1F0 language.1B0 language.1SEND_B0",
+        ],
+    ),
+    "shared and upstream encoders, which mix in one step": (
+        layout_of(2, vision=box(0), audio=box(1), language=box(1)),
+        [
+            "vision.0F0 vision>SEND_F0 vision.0F1 vision>SEND_F1+vision>RECV_B0 vision.0B0 "
+            "vision>RECV_B1 vision.0B1",
+            "audio.0F0 audio>EXCHANGE_F0 vision>RECV_F0 language.0F0 language.0B0 "
+            "vision>SEND_B0+vision>RECV_F1 language.0F1 language.0B1 vision>SEND_B1 "
+            "audio>EXCHANGE_B0 audio.0B0",
+        ],
+    ),
+    "frozen language, which still passes gradients to its encoders": (
+        layout_of(1, vision=box(0), language=box(1, frozen=True)),
+        [
+            "vision.0F0 vision>SEND_F0+vision>RECV_B0 vision.0B0",
+            "vision>RECV_F0 language.0F0 language.0B0 vision>SEND_B0",
+        ],
+    ),
+}
 
 
-def test_an_upstream_encoder_is_one_more_stage_of_the_pipeline():
-    layout = chain(2, vision=1, language=1)
-    assert texts(generate(layout)) == [
-        "vision.0F0 vision>SEND_F0 vision.0F1 vision>SEND_F1+vision>RECV_B0 vision.0B0 "
-        "vision>RECV_B1 vision.0B1",
-        "vision>RECV_F0 language.0F0 language.0B0 vision>SEND_B0+vision>RECV_F1 "
-        "language.0F1 language.0B1 vision>SEND_B1",
-    ]
+@pytest.mark.parametrize("name", BY_HAND)
+def test_programs_are_those_by_hand_of(name):
+    layout, wanted = BY_HAND[name]
+    assert texts(generate(layout)) == wanted
 
 
-def test_a_shared_encoder_runs_in_phases_of_k_microbatches():
-    layout = layout_of(4, 2, vision=box(0), language=box(0))
-    assert texts(generate(layout)) == [
-        "vision.0F0 vision>EXCHANGE_F0 "
-        "language.0F0 language.0B0 language.0F1 language.0B1 "
-        "vision>EXCHANGE_B0 vision.0B0 "
-        "vision.0F1 vision>EXCHANGE_F1 "
-        "language.0F2 language.0B2 language.0F3 language.0B3 "
-        "vision>EXCHANGE_B1 vision.0B1"
-    ]
-
-
-def test_only_ranks_at_the_ends_of_a_bridge_take_part_in_its_exchange():
-    """Vision's first stage and language's second hold no rows, so they only pass them on."""
-    layout = layout_of(1, vision=box(0, pp=2), language=box(1, pp=2))
-    assert texts(generate(layout)) == [
-        "vision.0F0 vision.0SEND_F0+vision.0RECV_B0 vision.0B0",
-        "vision.1RECV_F0 vision.1F0 vision>EXCHANGE_F0 "
-        "language.0F0 language.0SEND_F0+language.0RECV_B0 language.0B0 "
-        "vision>EXCHANGE_B0 vision.1B0 vision.1SEND_B0",
-        "language.1RECV_F0 language.1F0 language.1B0 language.1SEND_B0",
-    ]
-
-
-def test_shared_and_upstream_encoders_mix_in_one_step():
-    layout = layout_of(2, vision=box(0), audio=box(1), language=box(1))
-    assert texts(generate(layout)) == [
-        "vision.0F0 vision>SEND_F0 vision.0F1 vision>SEND_F1+vision>RECV_B0 vision.0B0 "
-        "vision>RECV_B1 vision.0B1",
-        "audio.0F0 audio>EXCHANGE_F0 vision>RECV_F0 language.0F0 language.0B0 "
-        "vision>SEND_B0+vision>RECV_F1 language.0F1 language.0B1 vision>SEND_B1 "
-        "audio>EXCHANGE_B0 audio.0B0",
-    ]
+def test_two_stages_take_turns_in_time():
+    simulation = simulate(TWO_STAGES, generate(TWO_STAGES))
+    assert [timeline(simulation, rank) for rank in (0, 1)] == ["FF.bFbFb.b", ".FbFbFbFb."]
 
 
 def test_a_forward_step_has_no_backward_and_no_warm_up():
@@ -117,14 +131,6 @@ def test_a_trainable_projector_alone_has_no_backward_before_the_last_stage():
         *(f"vision.2B{i}" for i in range(3)),
         *(f"vision>RECV_B{i}" for i in range(3)),
     }
-
-
-def test_frozen_language_still_passes_gradients_to_its_encoders():
-    layout = layout_of(1, vision=box(0), language=box(1, frozen=True))
-    assert texts(generate(layout)) == [
-        "vision.0F0 vision>SEND_F0+vision>RECV_B0 vision.0B0",
-        "vision>RECV_F0 language.0F0 language.0B0 vision>SEND_B0",
-    ]
 
 
 @pytest.mark.parametrize("p", range(1, 9))

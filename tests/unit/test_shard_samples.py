@@ -23,6 +23,7 @@ from tests.support.shards import (
     image_bytes,
     planted,
     sample,
+    shard_data,
     tokenizer_folder,
     write_shard,
     write_shards,
@@ -53,14 +54,7 @@ def shard_spec(
         tokenizer_folder(tokenizer, CHATML)
     return spec(
         {"vision": box(model=VIT)} if modules is None else modules,
-        data={
-            "kind": "webdataset",
-            "shards": str(folder / "*.tar"),
-            "tokenizer": str(tokenizer),
-            "template": "chat",
-            "max_rows": 24,
-            **data,
-        },
+        data=shard_data(folder, **{"max_rows": 24, **data}),
         seq=seq,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.support.graphs import connector, flow
-from tests.support.shards import image_bytes, tokenizer_folder, write_shard
+from tests.support.shards import image_bytes, shard_data, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
@@ -34,15 +34,7 @@ def shard_spec(
 ) -> Spec:
     """A spec over the shards of a folder."""
     modules = {"language": box(model={"vocab": 400}), **modules}
-    data = {
-        "kind": "webdataset",
-        "shards": str(folder / "*.tar"),
-        "tokenizer": str(tokenizer),
-        "template": "chat",
-        "max_rows": 24,
-        **data,
-    }
-    return spec(modules, data=data, seq=seq)
+    return spec(modules, data=shard_data(folder, tokenizer, **{"max_rows": 24, **data}), seq=seq)
 
 
 def opened(made: Spec) -> ShardSamples:

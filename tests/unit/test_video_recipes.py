@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.support.shards import image_bytes, tokenizer_folder, write_shard
+from tests.support.shards import image_bytes, shard_data, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, encoded, frames, zipped
 from tokenizers import Tokenizer
@@ -132,10 +132,7 @@ def shard_spec(folder: Path, reads: dict[str, Any], **data: Any) -> Any:
             "vision": box(model=model, placeholder=tokenizer.token_to_id(PICTURE)),
             "language": box(model={"vocab": 400}),
         },
-        data={
-            "kind": "webdataset", "shards": str(folder / "*.tar"), "template": "chat",
-            "tokenizer": str(folder / "tokenizer"), **data,
-        },
+        data=shard_data(folder, **data),
         seq=512,
         train={"steps": 1, "precision": "fp64"},
     )  # fmt: skip
