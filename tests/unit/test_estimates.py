@@ -257,6 +257,29 @@ def test_weights_are_updated_at_memory_bandwidth() -> None:
     assert spent[1] == pytest.approx(spent[0] / 2, rel=1e-3)
 
 
+def test_matrices_of_muon_travel_to_a_rank_each_and_back() -> None:
+    def updating(constants: Calibration, kind: str = "muon", **grid: int) -> float:
+        modules = {"language": box(0, model=DECODER, **grid)}
+        made = spec(modules, optimizer={"kind": kind}, train={"steps": 1, "precision": "bf16"})
+        got = of(made, constants)
+        return got.ranks[0].updating * got.step_seconds
+
+    # Queries, keys, values and the output; gate, up and down.
+    layers, width, inner = 8, 1024, 4096
+    numel = layers * (4 * width**2 + 3 * width * inner)
+    slow = replace(FREE, collective_bandwidth=1.0, matmul=1e12)
+    # In bf16: a half over dp, then a half of what a tp rank holds, there and back.
+    assert updating(slow, tp=2, dp=2) == pytest.approx(
+        2 * (numel / 2 * 2 / 2) * (1 / 2 + 1 / 2) / 1e9, rel=1e-3
+    )
+    assert updating(slow, "adamw", tp=2, dp=2) < 1e-6
+    slow = replace(FREE, matmul=1.0)
+    square, long = 6 * width**3, 4 * width**2 * inner + 2 * width**3
+    wanted = 5 * layers * (4 * square + 3 * long) / 1e12
+    assert updating(slow) == pytest.approx(wanted, rel=1e-3)
+    assert updating(slow, tp=2, dp=2) == pytest.approx(wanted / 4, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [

@@ -9,7 +9,7 @@ then over tp. Results go back the same way.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,13 +20,10 @@ from torch import Tensor
 from mimo_launch.comm.collectives import all_to_all_uneven
 from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.kinds.weights import Share, Weight
-from mimo_launch.layers.parameter_segments import (
-    Placed,
-    shard_rows,
-)
+from mimo_launch.layers.parameter_segments import Placed, shard_rows
 from mimo_launch.models.build import RankModule
 
-# Numbers of matrices that a rank works on at a time.
+# Numbers of the matrices that a rank works on at a time, to bound the memory of copies.
 AT_A_TIME = 1 << 26
 
 
@@ -49,11 +46,10 @@ class Part:
 
     def split(self, whole: Tensor) -> list[Tensor]:
         """Return what each rank of `cut` holds of a whole matrix."""
-        axis, held = (
-            self.weight.axis,
-            [self.weight.part(self._share(i)) for i in range(self.cut.size)],
-        )
-        return [whole if axis is None else whole.narrow(axis, p.start, len(p)) for p in held]
+        if (axis := self.weight.axis) is None:
+            return [whole] * self.cut.size
+        held = [self.weight.part(self._share(index)) for index in range(self.cut.size)]
+        return [whole.narrow(axis, part.start, len(part)) for part in held]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return a matrix, given what each rank of `cut` holds, flat; several may hold the same."""
@@ -67,11 +63,12 @@ class Part:
 
 
 def parts_of(
-    module: RankModule,
-    grids: GridSet,
-    tensors: dict[Tensor, Tensor],
+    module: RankModule, grids: GridSet, tensors: Mapping[Tensor, Tensor]
 ) -> Iterator[Part]:
-    """Yield the parts of matrices in the local tensors of parameters."""
+    """Yield the parts of matrices in `tensors`, the local tensor of each parameter.
+
+    All ranks that hold a matrix yield their parts of it in the same order.
+    """
     for item in module.declared():
         if (local := tensors.get(item.parameter)) is None:
             continue
