@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run, run_anew
 from tests.support.planted_experts import mixture
+from tests.support.planted_graphs import spoken
 from tests.support.planted_hybrid import split_heads
 from tests.support.proof import failures, training_verdicts
 from tests.support.specs import box, spec
@@ -60,6 +61,7 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
     "other optimizers": lambda: made(
         {"tp": 2, "optimizer": {"kind": "sgd"}}, {"dp": 2, "tp": 2, "optimizer": {"lr": 0.02}}
     ),
+    "a talker with output layers": lambda: muon(spoken()),
     "hybrid over cp and tp": lambda: muon(split_heads(2, "G-*M", tp=2)),
 }  # fmt: skip
 

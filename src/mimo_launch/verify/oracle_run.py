@@ -30,8 +30,10 @@ TABLES = tuple(
     for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
 )
 
-# These and the convolutions of recurrent layers do not map hidden vectors to hidden vectors.
+# These do not map hidden vectors to hidden vectors, nor do the convolutions of recurrent layers and
+# the output layers of codes.
 NOT_HIDDEN = (*TABLES, ".head.weight", ".shared_gate.weight")
+NOT_IN = (".conv.", ".heads.")
 # AdamW's second moment.
 SQUARES = "exp_avg_sq"
 
@@ -185,8 +187,8 @@ def _kind(oracle: Oracle, name: str) -> OptimizerName:
     spec = oracle.spec
     module, weight = spec.modules[name.partition(".")[0]], oracle.weights[name]
     kind = module.optimizer.kind or spec.optimizer.kind
-    is_matrix = weight.ndim == 2 and not name.endswith(NOT_HIDDEN) and ".conv." not in name
-    if kind == "muon" and (kind_of(module.model).is_custom or not is_matrix):
+    is_hidden = not name.endswith(NOT_HIDDEN) and not any(each in name for each in NOT_IN)
+    if kind == "muon" and (weight.ndim != 2 or not is_hidden or kind_of(module.model).is_custom):
         return "adamw"
     return kind
 
