@@ -67,14 +67,16 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Ax
     """Return the bytes that a module gathers in one all-gather over each group of axes."""
     spec, layout = session.spec, session.layout
     number = spec.train.numbers.computed.bytes
-    size = kind_of(spec.modules[module.name].model).widths
+    model = spec.modules[module.name].model
+    kind = kind_of(model)
+    gathered = max(kind.layer_widths(number).gathers for number in range(model.layers))
     held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
     tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units()[0]
     wanted = {
-        (Axis.TP,): held * size.stream * number,  # Activations.
-        (Axis.CP,): held * cp * size.gathered // tp * number,  # Keys and values.
+        (Axis.TP,): held * model.hidden * number,  # Activations.
+        (Axis.CP,): held * cp * gathered // tp * number,  # Keys and values.
         module.sharding.shard: sum(weight.numel for weight in unit) * number,  # Weights.
     }
     return {axes: _within(session, size) for axes, size in wanted.items()}

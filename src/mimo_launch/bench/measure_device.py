@@ -139,7 +139,7 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
     model = session.spec.language.model
     seen: set[LayerKind] = set()
     for number in range(model.layers):
-        kind = kind_of(model).layer_widths(number).kind
+        kind = kind_of(model).layer_kind(number)
         if kind in seen:
             continue
         seen.add(kind)

@@ -173,7 +173,7 @@ def _in_blocks(name: str, kind: ModelKind, torch_only: Iterable[str]) -> Finding
             "keep the layers of torch for this module",
             Related(path=(*path, key), label=f"`{key}`"),
         )
-    size = kind.widths.head_size
+    size = kind.layer_widths(0).unit
     if size % HEAD_STEP or size > LARGEST_HEAD:
         given = "heads" if kind.cuts.heads_of_hidden else "head_dim"
         yield _cannot(
@@ -238,13 +238,15 @@ def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, Y
     if kind.torch_only is None:
         return
     path: YamlPath = ("modules", name, "model")
-    size = kind.widths.head_size
-    kv_heads, heads = kind.widths.key // size, kind.widths.heads // tp
+    widths = kind.layer_widths(0)
+    size, heads = widths.unit, widths.heads // tp
+    kv_heads = widths.key // size
     yield "tokens", model.hidden, (*path, "hidden")
     yield "heads", heads * size, (*path, "heads")
     yield "heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, (*path, "heads")
     mlp: YamlPath = (*path, "mlp" if "mlp" in model.model_fields_set else "hidden")
-    yield "inner MLPs", kind.widths.inner // tp, mlp
+    if (inner := kind.cuts.mlp_width) is not None:
+        yield "inner MLPs", inner // tp, mlp
 
 
 def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:

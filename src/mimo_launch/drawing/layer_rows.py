@@ -8,6 +8,7 @@ Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from mimo_launch.estimate.memory import saved_by_layers
 from mimo_launch.estimate.parameters import stage_weights
@@ -131,8 +132,8 @@ def _experts_row(
     whole = Stage(module.name, 0, 0, model.layers, is_first=True, is_last=True)
     changed = spec.model_copy(update={"modules": {**spec.modules, module.name: alone}})
     parameters = stage_weights(changed, whole, 0).numel
-    one = (1 + kind.widths.ups) * moe.width * model.hidden
-    one += moe.bias * (kind.widths.ups * moe.width + model.hidden)
+    shape = kind.layer(layers[0])
+    one = sum(prod(each.shape) for held in shape.weights() for each in held if each.experts)
     work = workload(layout, module, sample)
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.

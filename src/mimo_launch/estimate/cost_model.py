@@ -218,7 +218,7 @@ class CostModel:
         """Return the layers that the host starts; a layer with experts counts twice."""
         kind = kind_of(self.spec.modules[module.name].model)
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        return sum(1 + (kind.layer_widths(each).experts is not None) for each in numbers)
+        return sum(1 + (kind.has_experts(each)) for each in numbers)
 
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""
@@ -234,12 +234,8 @@ class CostModel:
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, Axis.TP), tokens)
         for layer in layers:
-            if layer.recurrence is not None:
-                # Tokens are exchanged for heads and back: (cp - 1) / cp of what a rank holds.
-                steps = layer.recurrence.steps * layer.heads
-                features = 2 * layer.query + 2 * layer.key + steps
-            else:
-                features = grid.size(Axis.CP) * layer.gathered
+            # Tokens are exchanged for heads and back: (cp - 1) / cp of what a rank holds.
+            features = layer.exchanges + grid.size(Axis.CP) * layer.gathers
             traded = work.held * features / grid.size(Axis.TP) * number
             if traded:
                 seconds += self.links.collective(grid.group_of(rank, Axis.CP), traded)
@@ -263,9 +259,8 @@ class CostModel:
         seconds = 0.0
         kind = kind_of(model)
         for number in kind.numbers(stage.layers, is_last=stage.is_last):
-            layer = kind.layer_widths(number)
-            if layer.experts is not None:
-                size = layer.experts.top_k * sent
+            if kind.moe is not None and kind.has_experts(number):
+                size = kind.moe.top_k * sent
                 # Ranks that split an expert gather each other's tokens, and sum the results.
                 gathered = self.links.collective(split, len(split) * size)
                 seconds += 2 * (self.links.collective(ep, size) + gathered)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
-from mimo_launch.kinds.layer import Widths, Workload, even_cut
+from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
     MOST_SCORES,
@@ -132,9 +132,9 @@ class _Activations:
         own = spec.modules[module.name]
         self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
-        self.layers = tuple(self.kind.layer_widths(number) for number in numbers)
+        self.layers = {number: self.kind.layer_widths(number) for number in numbers}
         self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-        self.bytes = spec.train.numbers.computed.bytes
+        self.width, self.bytes = own.model.hidden, spec.train.numbers.computed.bytes
         self.tokens, self.seq = work.held, layout.seq
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
@@ -156,7 +156,7 @@ class _Activations:
     @property
     def stream(self) -> int:
         """One activation between blocks or stages."""
-        return self.shared_tokens * self.kind.widths.stream * self.bytes
+        return self.shared_tokens * self.width * self.bytes
 
     @property
     def edge(self) -> int:
@@ -198,16 +198,16 @@ class _Activations:
         ends = self.logits() + self.tiles() + self.stream
         return max(*(self._layer_backward(each) for each in self.layers), ends)
 
-    def _of_layer(self, size: Widths) -> tuple[Saved, ...]:
+    def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
-            return RECOMPUTED_DEPTH if size.is_depth else RECOMPUTED
-        return self.kind.saved_activations(size, self.passes)
+            return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
+        return self.kind.saved_activations(number, self.passes)
 
-    def _layer_backward(self, size: Widths) -> int:
-        total = self._sum(self.kind.temporary_activations(size).backward, size)
+    def _layer_backward(self, number: int) -> int:
+        total = self._sum(self.kind.temporary_activations(number).backward, number)
         if self.recomputes:
-            total += self._sum(self.kind.saved_activations(size, self.passes), size)
-            total -= self._sum(self._of_layer(size), size)
+            total += self._sum(self.kind.saved_activations(number, self.passes), number)
+            total -= self._sum(self._of_layer(number), number)
         return total
 
     def logits(self) -> int:
@@ -224,23 +224,22 @@ class _Activations:
         is_shared = self.module.sequence_parallel or self.module.grid.size(Axis.CP) > 1
         return (1 + is_shared) * patches * self.ends.row_width * self.bytes
 
-    def _sum(self, tensors: Iterable[Saved], size: Widths) -> int:
-        """Return the bytes of some tensors of one block."""
-        tp = self.tp
+    def _sum(self, tensors: Iterable[Saved], number: int) -> int:
+        """Return the bytes of some tensors of one layer."""
+        tp, size, stream, copies = self.tp, self.layers[number], self.width, 0
         # With fewer key heads than tp ranks each rank holds one; the same is true for groups.
-        head = size.head_size if size.recurrence is None else size.recurrence.state
-        key = max(size.key // tp, head)
+        key = max(size.key // tp, size.unit)
+        moe, experts = self.kind.moe, self.module.experts
+        if moe is not None and experts is not None and self.kind.has_experts(number):
+            copies = moe.top_k * stream // tp
+        split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
         total = 0
         for each in tensors:
-            width = each.stream * size.stream + each.query * size.query // tp + each.key * key
+            width = each.stream * stream + each.query * size.query // tp + each.key * key
             width += each.inner * size.inner // tp
-            if (latent := size.latent) is not None:
-                width += each.narrow * latent.narrow + each.entered * latent.entered
-                width += (each.made * latent.made + each.value * latent.value) // tp
-            if size.experts is not None and self.module.experts is not None:
-                copies = size.experts.top_k * size.stream // tp
-                split = self.module.experts.size(Axis.EXPERT_TP)
-                width += copies * (each.arrived * split + each.returned)
+            width += each.narrow * size.narrow + each.entered * size.entered
+            width += (each.made * size.made + each.value * size.value) // tp
+            width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
             pairs = min(MOST_SCORES, self.tokens * self.seq)

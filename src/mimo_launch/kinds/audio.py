@@ -8,7 +8,7 @@ Leaves: cutting clips to `models.patches`.
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape
-from mimo_launch.kinds.layer import Ends, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
 from mimo_launch.kinds.shapes import TABLE, OneShape, table
 from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
@@ -79,7 +79,7 @@ class AudioKind(TransformerEncoderKind):
         """Return the number of tokens, including tokens that do not fill a row."""
         return work.tokens
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         return (*BLOCK, IN_ORDER) if self.model.unpadded else BLOCK
 
     def before(self, ends: Ends) -> FramesShape:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.shapes import (
     EPSILON,
     NORMS,
@@ -51,6 +52,10 @@ class MlpShape(LayerShape):
         outputs = tuple(Output(name, self.inner, bias=self.bias) for name in names)
         return {"inputs": ColumnShape(self.width, outputs), "output": self.output}
 
+    def widths(self) -> Widths:
+        """Return the width inside it."""
+        return LayerShape.widths(self) + Widths(inner=self.inner, regions=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape(LayerShape):
@@ -68,10 +73,22 @@ class LatentShape(LayerShape):
         """The width that queries are made of."""
         return self.sizes.q_rank or self.width
 
+    @property
+    def made(self) -> int:
+        """The width of all keys, without what rotates, and values."""
+        head = self.head_size - self.sizes.rope_head_dim + self.sizes.v_head_dim
+        return self.heads * head
+
+    def widths(self) -> Widths:
+        """Return the widths of what it makes and of what it is made of."""
+        narrow = self.sizes.kv_rank + self.sizes.rope_head_dim
+        entered = narrow + self.query_width
+        narrow += self.sizes.q_rank or 0
+        return LayerShape.widths(self) + Widths(narrow=narrow, entered=entered, made=self.made)
+
     def parts(self) -> Mapping[str, LayerShape | None]:
         """Return maps to narrow widths, norms of these, and maps from them."""
         sizes, heads, rank = self.sizes, self.heads, self.sizes.q_rank
-        keys = self.head_size - sizes.rope_head_dim + sizes.v_head_dim
         narrow = sizes.kv_rank + sizes.rope_head_dim
         return {
             "q_down": None if rank is None else WholeShape(self.width, rank, bias=False),
@@ -79,7 +96,7 @@ class LatentShape(LayerShape):
             "kv_down": WholeShape(self.width, narrow, bias=False),
             "kv_norm": NormShape(sizes.kv_rank, "rms", sizes.norm_eps),
             "queries": ColumnShape(self.query_width, (Output("q_up", heads * self.head_size),)),
-            "keys": ColumnShape(sizes.kv_rank, (Output("kv_up", heads * keys),)),
+            "keys": ColumnShape(sizes.kv_rank, (Output("kv_up", self.made),)),
         }
 
 
@@ -151,6 +168,25 @@ class AttentionShape(LayerShape):
             "q_norm": self._norm(heads),
             "k_norm": self._norm(self.kv_heads),
         }
+
+    def widths(self) -> Widths:
+        """Return the widths of heads, and those of latent attention."""
+        query, key, value = (
+            self.heads * self.head_size,
+            self.kv_heads * self.head_size,
+            self.output.features,
+        )
+        own = Widths(
+            query=query,
+            key=key,
+            value=value,
+            unit=self.head_size,
+            heads=self.heads,
+            gathers=2 * key if self.latent is None else key + value,
+            scored=query + value,
+            regions=1,
+        )
+        return own + LayerShape.widths(self)
 
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:
         if not self.qk_norm:
@@ -237,6 +273,12 @@ class ExpertsShape(LayerShape):
         }
         return {attribute: self._of_each(weights) for attribute, weights in found.items()}
 
+    def widths(self) -> Widths:
+        """Return the sizes of all experts of one token together."""
+        chosen = self.moe.top_k
+        products = chosen * LayerShape.widths(self).products
+        return Widths(products=products, inner=chosen * self.moe.width)
+
     def _of_each(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         return tuple(
             replace(
@@ -276,6 +318,10 @@ class MoeShape(LayerShape):
             "shared": self.shared,
             "shared_gate": gate,
         }
+
+    def widths(self) -> Widths:
+        """Return the sizes of experts and shared MLP, which alone is a region, and of its gate."""
+        return LayerShape.widths(self) + Widths(products=self.width * self.moe.gates_shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,6 +396,11 @@ class DepthShape(LayerShape):
         project = RowShape("project", 2 * width, width)
         norms = {"token_norm": norm, "hidden_norm": norm}
         return {**norms, "project": project, "block": self.block, "norm": norm}
+
+    def widths(self) -> Widths:
+        """Return the sizes of its block."""
+        # One more region for its product; embedding and head are half a region each.
+        return LayerShape.widths(self) + Widths(regions=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from mimo_launch.kinds.generator import ReadingBeside
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved, Temporary
-from mimo_launch.kinds.shapes import OneShape
 from mimo_launch.kinds.transformer_encoder import TEMPORARY
-from mimo_launch.kinds.weights import LayerShape, Weight
+from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
 
 
@@ -29,6 +28,22 @@ class CustomCuts(TpCuts):
     def heads(self) -> int | None:
         """Number of query heads."""
         return self.model.heads
+
+
+@dataclass(frozen=True, slots=True)
+class UsersShape(LayerShape):
+    """A layer of a user's class: a number of parameters, and as many regions as a block."""
+
+    parameters: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return its parameters together."""
+        weight = Weight(name="weight", shape=(self.parameters,), axis=0)
+        return {"weight": (weight,) if self.parameters else ()}
+
+    def widths(self) -> Widths:
+        """Return its regions; its sizes are unknown."""
+        return Widths(regions=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +89,7 @@ class CustomKind(ModelKind):
 
     def layer(self, number: int) -> LayerShape:
         """Return a layer's share of the parameters that the spec gives."""
-        parameters = self.model.parameters
-        if parameters is None:
-            return LayerShape()
-        share = -(-parameters // self.model.layers)
-        return OneShape("", Weight(name="weight", shape=(share,), axis=0))
+        return UsersShape(-(-(self.model.parameters or 0) // self.model.layers))
 
     def before(self, ends: Ends) -> LayerShape:
         """Return nothing: all parameters are counted with the layers."""
@@ -87,12 +98,6 @@ class CustomKind(ModelKind):
     def after(self, ends: Ends) -> LayerShape:
         """Return nothing: all parameters are counted with the layers."""
         return LayerShape()
-
-    @property
-    def widths(self) -> Widths:
-        """The width of the stream; widths inside the layers are unknown."""
-        width = self.model.hidden
-        return Widths(stream=width, query=0, key=0, heads=1, inner=0, ups=1, causal=False)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return nothing: all operations are counted with the layers."""
@@ -108,14 +113,14 @@ class CustomKind(ModelKind):
         weights = (self.model.parameters or 0) * len(numbers) / self.model.layers
         return {LayerKind.BLOCK: Flops(linear=2.0 * work.tokens * weights)}
 
-    def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+    def saved_activations(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the input of a layer; its other saved tensors are unknown."""
         return RECOMPUTED
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         return RECOMPUTED
 
-    def temporary_activations(self, layer: Widths) -> Temporary:
+    def temporary_activations(self, number: int) -> Temporary:
         """Return streams and their gradients, as in built-in encoders."""
         return TEMPORARY
 

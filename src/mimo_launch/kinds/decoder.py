@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, DepthShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
-from mimo_launch.kinds.layer import LatentWidths, Sight, Widths
+from mimo_launch.kinds.layer import Sight
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     CAPPED_BACKWARD,
     CAPPED_FORWARD,
     GATED,
     GATED_TEMPORARY,
+    GATHERED_LATENT,
     RMS,
     RMS_BF16,
     ROTATED,
@@ -103,15 +104,15 @@ class DecoderBlocksKind(CausalKind):
             mlp=self.mlp(self.model.mlp_width, out_scale=out_scale),
         )
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         attention = self._saved_projected(rotated=True, normed=self.model.qk_norm)
         return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
         return (SILU, RMS_BF16 if passes.are_bf16 else RMS, *attention)
 
-    def temporary_activations(self, layer: Widths) -> Temporary:
+    def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
         return GATED_TEMPORARY
 
@@ -165,27 +166,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         plain = type(self.model).model_fields
         return (key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
 
-    @property
-    def widths(self) -> Widths:
-        """Sizes of a layer, with attention and MLP."""
-        model, mla = self.model, self.model.mla
-        plain = self._plain_widths()
-        if mla is None:
-            return plain
-        from_width, values = mla.q_rank or model.hidden, model.heads * mla.v_head_dim
-        narrow = mla.kv_rank + mla.rope_head_dim
-        made = plain.query - model.heads * mla.rope_head_dim + values
-        down = model.hidden * (narrow + (mla.q_rank or 0))
-        up = from_width * plain.query + mla.kv_rank * made
-        latent = LatentWidths(
-            narrow=narrow + (mla.q_rank or 0),
-            entered=narrow + from_width,
-            made=made,
-            value=values,
-            products=down + up + values * model.hidden,
-        )
-        return replace(plain, latent=latent)
-
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a block."""
         model = self.model
@@ -214,7 +194,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def layer(self, number: int) -> LayerShape:
         """Return a block, or a depth with such a block."""
-        return self.block(number) if number < self.model.layers else self.depth(number)
+        return self.depth(number) if self.is_depth(number) else self.block(number)
 
     def depth(self, number: int) -> DepthShape:
         """Return a depth, with a block like the last one."""
@@ -228,17 +208,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         """Return whether a layer is a mixture of experts."""
         return self.model.has_experts(self._like(number))
 
+    def is_depth(self, number: int) -> bool:
+        """Return whether a number is that of a depth; depths follow the layers."""
+        return number >= self.model.layers
+
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         name = LanguageKind.layer_name(self, number)
-        return name if number < self.model.layers else f"mtp {name}"
-
-    def layer_widths(self, number: int) -> Widths:
-        """Return the sizes of a block."""
-        layer = self._with_experts(number, self.widths)
-        if number >= self.model.layers:
-            layer = self._around_depth(layer)
-        return replace(layer, reach=self.sight(number).reach)
+        return f"mtp {name}" if self.is_depth(number) else name
 
     def sight(self, number: int) -> Sight:
         """Return the sight of a layer; one with windows may rotate by a base of its own."""
@@ -250,19 +227,24 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             rotary = replace(rotary, theta=window.rope_theta, scaling=None)
         return replace(whole, rotary=rotary, reach=window.size)
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        is_latent = layer.latent is not None
-        block = LATENT_BLOCK if is_latent else DecoderBlocksKind._saved_compiled(self, layer)
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
+        plain = DecoderBlocksKind._saved_compiled(self, number)
+        block = plain if self.model.mla is None else LATENT_BLOCK
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each is not SUMS)
         return (*block, *(UNNORMED if self.model.post_norms else ()))
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        block = DecoderBlocksKind._saved_besides(self, layer, passes)
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        block = DecoderBlocksKind._saved_besides(self, number, passes)
         norms = RMS_BF16 if passes.are_bf16 else RMS
         return (*block, *((norms,) if self.model.post_norms else ()))
 
-    def temporary_activations(self, layer: Widths) -> Temporary:
+    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
+        if self.model.mla is not None:
+            return (GATHERED_LATENT,) * cp
+        return DecoderBlocksKind._saved_over_cp(self, number, cp)
+
+    def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block; also scores if they are capped."""
         if self.model.attention_softcap is None:
             return GATED_TEMPORARY

@@ -17,11 +17,12 @@ from mimo_launch.kinds.block_shapes import (
     MoeShape,
 )
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import Widths
-from mimo_launch.kinds.recurrent import RECURRENT_BY_KIND, RECURRENT_LAYERS, RecurrentShape
+from mimo_launch.kinds.layer import LayerKind
+from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentLayer, RecurrentShape
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
+    RETURNED_OF_HEADS,
     RMS,
     RMS_BF16,
     SILU,
@@ -90,14 +91,15 @@ class HybridKind(LanguageKind):
     def has_experts(self, number: int) -> bool:
         """Return whether a layer, or the block of a depth after the layers, has experts."""
         model = self.model
-        return EXPERTS in model.pattern if self._is_depth(number) else model.has_experts(number)
+        return EXPERTS in model.pattern if self.is_depth(number) else model.has_experts(number)
 
-    def _is_depth(self, number: int) -> bool:
+    def is_depth(self, number: int) -> bool:
+        """Return whether a number is that of a depth; depths follow the layers."""
         return number >= self.model.layers
 
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
-        if self._is_depth(number):
+        if self.is_depth(number):
             return f"mtp {LanguageKind.layer_name(self, number)}"
         return NAMES[self.model.pattern[number]]
 
@@ -114,7 +116,7 @@ class HybridKind(LanguageKind):
 
     def layer(self, number: int) -> LayerShape:
         """Return a norm and a mixer or, for a depth, a block of attention and MLP or experts."""
-        return self.depth(number) if self._is_depth(number) else self.mixed(number)
+        return self.depth(number) if self.is_depth(number) else self.mixed(number)
 
     def mixed(self, number: int) -> MixedShape:
         """Return a norm and a mixer, which adds once to the stream."""
@@ -153,53 +155,49 @@ class HybridKind(LanguageKind):
             return self.experts(out_scale=out_scale)
         return self.mlp(self.model.mlp_width, out_scale=out_scale)
 
-    def layer_widths(self, number: int) -> Widths:
-        """Return the sizes of one mixer."""
-        whole = self.widths
-        if self._is_depth(number):
-            return self._around_depth(self._with_experts(number, whole))
-        letter = self.model.pattern[number]
-        empty = replace(whole, query=0, key=0, inner=0, ups=0, regions=1)
-        if sizes := self.model.sizes_of(letter):
-            return replace(
-                empty,
-                query=sizes.inner,
-                key=sizes.shared,
-                heads=sizes.heads,
-                recurrence=RECURRENT_LAYERS[letter].recurrence(sizes),
-            )
-        if letter == ATTENTION:
-            return replace(empty, query=whole.query, key=whole.key)
-        return self._with_experts(number, replace(empty, inner=whole.inner, ups=whole.ups))
+    def layer_kind(self, number: int) -> LayerKind:
+        """Return the kind of a layer; devices have a rate for each kind."""
+        facts = self._recurrent(number)
+        return LanguageKind.layer_kind(self, number) if facts is None else facts.kind
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
-        if layer.recurrence is not None:
-            return (*_INPUT, *RECURRENT_BY_KIND[layer.recurrence.kind].saved)
+    def _recurrent(self, number: int) -> RecurrentLayer | None:
+        """Return the facts of a layer if it is recurrent."""
+        return None if self.is_depth(number) else RECURRENT_LAYERS.get(self.model.pattern[number])
+
+    def _attends(self, number: int) -> bool:
+        return self.is_depth(number) or self.model.pattern[number] == ATTENTION
+
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
+        if (facts := self._recurrent(number)) is not None:
+            return (*_INPUT, *facts.saved)
         inside = GATED if self.model.gated_mlp else SQUARED
-        if layer.query:
-            rotated = self.model.rope_theta is not None
-            attention = self._saved_projected(rotated=rotated, normed=self.model.qk_norm)
-            behind = (*ATTENTION_OUT, *inside) if layer.is_depth else ATTENTION_OUT[:2]
-            return (*_INPUT, *attention, *behind)
-        return (*_INPUT, *inside)
+        if not self._attends(number):
+            return (*_INPUT, *inside)
+        rotated = self.model.rope_theta is not None
+        attention = self._saved_projected(rotated=rotated, normed=self.model.qk_norm)
+        rest = (*ATTENTION_OUT, *inside) if self.is_depth(number) else ATTENTION_OUT[:2]
+        return (*_INPUT, *attention, *rest)
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         norm = EAGER_BF16 if passes.are_bf16 else EAGER
-        if layer.recurrence is None:
-            gate = (SILU,) if self.model.gated_mlp else ()
-            if not layer.query:
-                return (norm, *gate)
-            attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
-            if not layer.is_depth:
-                return (norm, *attention)
-            return (RMS_BF16 if passes.are_bf16 else RMS, *attention, *gate)
-        found = RECURRENT_BY_KIND[layer.recurrence.kind]
-        return norm, found.eager_bf16 if passes.are_bf16 else found.eager
+        if (facts := self._recurrent(number)) is not None:
+            return norm, facts.eager_bf16 if passes.are_bf16 else facts.eager
+        gate = (SILU,) if self.model.gated_mlp else ()
+        if not self._attends(number):
+            return (norm, *gate)
+        attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
+        if not self.is_depth(number):
+            return (norm, *attention)
+        return (RMS_BF16 if passes.are_bf16 else RMS, *attention, *gate)
 
-    def temporary_activations(self, layer: Widths) -> Temporary:
+    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
+        if self._recurrent(number) is not None:
+            return (RETURNED_OF_HEADS,)
+        return LanguageKind._saved_over_cp(self, number, cp)
+
+    def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""
         gate = (GATE,) if self.model.gated_mlp else ()
-        again: tuple[Saved, ...] = ()
-        if layer.recurrence is not None:
-            again = RECURRENT_BY_KIND[layer.recurrence.kind].recomputed
+        facts = self._recurrent(number)
+        again = () if facts is None else facts.recomputed
         return Temporary(forward=(*FORWARD, *gate), backward=(*BACKWARD, *gate, *again))

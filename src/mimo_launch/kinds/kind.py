@@ -24,8 +24,6 @@ from mimo_launch.kinds.saved_activations import (
     DEPTH_NORMS,
     DEPTH_NORMS_BF16,
     GATHERED,
-    GATHERED_LATENT,
-    RETURNED_OF_HEADS,
     ROUTED,
     SHARED_OUT,
     HeldAtEnds,
@@ -33,7 +31,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
     Temporary,
 )
-from mimo_launch.kinds.weights import LayerShape, Weight
+from mimo_launch.kinds.weights import LayerShape, Weight, widths_of
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
@@ -155,6 +153,14 @@ class ModelKind(ABC):
         """Return whether a layer is a mixture of experts."""
         return False
 
+    def is_depth(self, number: int) -> bool:
+        """Return whether a number is that of a depth of multi-token prediction."""
+        return False
+
+    def layer_kind(self, number: int) -> LayerKind:
+        """Return the kind of a layer; devices have a rate for each kind."""
+        return LayerKind.EXPERTS if self.has_experts(number) else LayerKind.BLOCK
+
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         parts = {
@@ -212,14 +218,14 @@ class ModelKind(ABC):
 
     # Work.
 
-    @property
-    @abstractmethod
-    def widths(self) -> Widths:
-        """Sizes of the layers; if they differ, the sizes of all mixers together."""
-
     def layer_widths(self, number: int) -> Widths:
-        """Return the sizes of a layer."""
-        return self.widths
+        """Return the sizes of what a layer computes."""
+        return widths_of(self.layer(number))
+
+    def pairs(self, number: int, work: Workload) -> float:
+        """Return the pairs of tokens that attend to each other in a layer; here in a span."""
+        spans = work.windows if self.attending.in_windows(number) else work.spans
+        return sum(length**2 * times for length, times in spans.items())
 
     @abstractmethod
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
@@ -232,41 +238,46 @@ class ModelKind(ABC):
         found: dict[LayerKind, Flops] = defaultdict(Flops)
         found[LayerKind.BLOCK] = self.end_flops(ends, work)
         for number in numbers:
-            layer = self.layer_widths(number)
-            found[layer.kind] += layer.forward_flops(work)
+            widths, tokens = self.layer_widths(number), work.tokens
+            between = tokens * widths.between
+            if widths.scored:
+                between += 2 * self.pairs(number, work) * widths.scored
+            linear = 2.0 * tokens * widths.products
+            found[self.layer_kind(number)] += Flops(linear=linear, attention=between)
         return found
 
     # Activations.
 
-    def saved_activations(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        """Return the tensors that a layer of these sizes saves for its backward."""
-        saved = self._saved_compiled(layer)
+    def saved_activations(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        """Return the tensors that a layer saves for its backward."""
+        saved = self._saved_compiled(number)
         if not passes.are_compiled:
-            saved += self._saved_besides(layer, passes)
-        if layer.experts is not None:
+            saved += self._saved_besides(number, passes)
+        if self.moe is not None and self.has_experts(number):
             saved += ROUTED
-            saved += (SHARED_OUT,) if layer.experts.gates_shared else ()
-        if layer.is_depth:
+            saved += (SHARED_OUT,) if self.moe.gates_shared else ()
+        if self.is_depth(number):
             norms = DEPTH_NORMS_BF16 if passes.are_bf16 else DEPTH_NORMS
             saved += DEPTH if passes.are_compiled else (*DEPTH, norms)
-        # Where tokens attend in windows, each rank keeps only the keys of its own windows.
-        if passes.cp > 1 and not layer.windowed:
-            gathered = GATHERED if layer.latent is None else GATHERED_LATENT
-            recurs = layer.recurrence is not None
-            saved += (RETURNED_OF_HEADS,) if recurs else (gathered,) * passes.cp
+        if passes.cp > 1:
+            saved += self._saved_over_cp(number, passes.cp)
         return tuple(each for each in saved if passes.weights_train or not each.for_weights)
 
     @abstractmethod
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         """Return the tensors that a layer saves if passes between products are compiled."""
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer also saves if these passes are not compiled."""
         return ()
 
+    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
+        """Return the tensors that a layer also saves on each of `cp` ranks."""
+        return (GATHERED,) * cp
+
     @abstractmethod
-    def temporary_activations(self, layer: Widths) -> Temporary:
-        """Return the tensors that are alive together in a layer of these sizes."""
+    def temporary_activations(self, number: int) -> Temporary:
+        """Return the tensors that are alive together in a layer."""
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:

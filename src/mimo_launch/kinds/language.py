@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
 from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
 from mimo_launch.kinds.saved_activations import (
     GATED_OUT,
     HEAD_NORMS,
@@ -136,24 +136,18 @@ class CausalKind(ModelKind):
         gated = (SIGMOID,) if self.model.query_parts > 1 else ()
         return (*((norms,) if normed else ()), *gated)
 
-    @property
-    def widths(self) -> Widths:
-        """Sizes of a layer, with attention and MLP."""
-        return self._plain_widths()
+    def reach(self, number: int) -> int | None:
+        """Return how many last tokens the tokens of a layer attend to, None if all."""
+        return None
 
-    def _plain_widths(self) -> Widths:
-        """Return these sizes where queries, keys and values are made of the stream."""
-        model = self.model
-        return Widths(
-            stream=model.hidden,
-            query=model.heads * model.head_size,
-            key=model.num_kv_heads * model.head_size,
-            heads=model.heads,
-            query_parts=model.query_parts,
-            inner=model.mlp_width,
-            ups=1 + model.gated_mlp,
-            causal=True,
-        )
+    def pairs(self, number: int, work: Workload) -> float:
+        """Return the pairs of tokens that attend: with earlier tokens, or in a block of tokens."""
+        found, reach = 0.0, self.reach(number)
+        for span, times in work.spans.items():
+            seen = span if reach is None else min(span, reach)
+            found += seen * (span - seen / 2) * times
+        # The span already counts half of a block.
+        return found + sum(length**2 / 2 * times for length, times in work.blocks.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +201,6 @@ class LanguageKind(CausalKind):
         """How it predicts further tokens, if it learns to."""
         return self.model.mtp
 
-    def _around_depth(self, block: Widths) -> Widths:
-        """Return the sizes of a depth with this block."""
-        # One more region for its product; embedding and head are half a region each.
-        return replace(block, is_depth=True, regions=block.regions + 2)
-
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a layer."""
         model = self.model
@@ -252,6 +241,10 @@ class LanguageKind(CausalKind):
         """The factor on embeddings of tokens, if any."""
         return None
 
+    def reach(self, number: int) -> int | None:
+        """Return how many last tokens the tokens of a layer attend to, None if all."""
+        return self.sight(number).reach
+
     def depth(self, number: int) -> DepthShape:
         """Return a depth of multi-token prediction, numbered after the layers."""
         raise NotImplementedError
@@ -275,16 +268,6 @@ class LanguageKind(CausalKind):
         width = self.model.hidden
         std = width**-0.5 if self.model.tied else 0.5
         return VocabShape(ends.vocab, width, std, counted=ends.is_first)
-
-    def _with_experts(self, number: int, layer: Widths) -> Widths:
-        """Return the widths of a layer, with experts instead of the MLP if it has any."""
-        moe = self.moe
-        if moe is None or not self.has_experts(number):
-            return layer
-        # Without a shared expert the MLP is not a tensor-parallel region.
-        regions = layer.regions - (moe.shared == 0)
-        inner = moe.top_k * moe.width + moe.shared
-        return replace(layer, inner=inner, regions=regions, experts=moe)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the head."""

@@ -1,10 +1,11 @@
 """One layer, or the ends of a module, in numbers: widths, work and operations.
 
-Decides: even cuts of a width; what counts as an operation: 2 m n k for
-every matmul, including scores and values of attention (half if it is causal) and the matmuls of
-recurrences, and nothing else, as docs/estimates.md explains.
+Decides: even cuts of a width; what counts as an operation: 2 m n k for every matmul, including
+scores and values of attention (half if it is causal) and the matmuls of recurrences, and nothing
+else, as docs/estimates.md explains.
 Relies on: the spec's types of sizes.
-Leaves: weights to `weights`, the choice of layers to the kinds, the placement of ranks to `layout`.
+Leaves: weights to `weights`, the sizes of each layer to its shape, the choice of layers to the
+kinds, the placement of ranks to `layout`.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 
-from mimo_launch.spec.layers import Moe, QueryScaling
+from mimo_launch.spec.layers import QueryScaling
 from mimo_launch.spec.spec import RopeScaling
 
 
@@ -112,121 +113,42 @@ class Flops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """A layer with a state that is carried along sequences, in numbers.
-
-    `state` is how many numbers a group has per token, such as for its key; a head has `steps` more
-    numbers per token; `between` is the number of operations between tokens, for one token.
-    """
-
-    kind: LayerKind
-    state: int
-    steps: int
-    between: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentWidths:
-    """Sizes of latent attention over all tp ranks.
-
-    `narrow` is the total width from which queries, keys and values are made; `entered` includes the
-    stream if it is a source. `made` is the width of keys and values without their rotating part,
-    `value` the width of values. `products` is the number of elements of all its matrices.
-    """
-
-    narrow: int
-    entered: int
-    made: int
-    value: int
-    products: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Sizes of a layer over all tp ranks.
+    """Sizes of what a layer computes, over all tp ranks; those of several mixers add up.
 
-    `query` and `key` are the widths of all query heads and of all key heads; the projection makes
-    `query_parts` times `query`, two with a gate of attention. `inner` is the width inside the MLP;
-    its first product has `ups` times as many outputs. In a layer with a `recurrence`, `query` and
-    `key` are the numbers of channels of its heads and of B or C. In a layer of `experts`, `inner`
-    is the width of all experts of one token together. `regions` counts the tensor-parallel regions.
-    `windowed`: tokens attend in windows of their image; `reach`: only to this many last tokens. In
-    `latent` attention, `query` and `key` are the widths of queries and keys that attend. A layer
-    that `is_depth` of multi-token prediction follows a product of two streams.
+    `query` and `key` are the widths of all query heads and of all key heads, `value` that of the
+    values of all query heads; `unit` is the width of a key head. In a recurrent layer `query` and
+    `key` are the channels of its heads and of B or C, `unit` those of a group. `inner` is the width
+    inside the MLP, or inside all experts of one token together. In latent attention `narrow` is the
+    total width from which queries, keys and values are made, `entered` includes the stream if it is
+    a source, and `made` is the width of keys and values without their rotating part.
+
+    A token has `products` multiplications with matrices. With cp each rank `gathers` so many
+    numbers of every token, and sends `exchanges` numbers of its own. A pair of tokens that attend
+    multiplies `scored` numbers; a recurrence has `between` operations per token. `regions` counts
+    the tensor-parallel regions.
     """
 
-    stream: int
-    query: int
-    key: int
-    heads: int
-    inner: int
-    ups: int
-    causal: bool
-    recurrence: Recurrence | None = None
-    regions: int = 2
-    query_parts: int = 1
-    experts: Moe | None = None
-    windowed: bool = False
-    reach: int | None = None
-    latent: LatentWidths | None = None
-    is_depth: bool = False
+    products: int = 0
+    query: int = 0
+    key: int = 0
+    value: int = 0
+    unit: int = 0
+    heads: int = 0
+    inner: int = 0
+    narrow: int = 0
+    entered: int = 0
+    made: int = 0
+    gathers: int = 0
+    exchanges: int = 0
+    scored: int = 0
+    between: float = 0.0
+    regions: int = 0
 
-    @property
-    def value(self) -> int:
-        """Width of the values of all query heads, which is the output width of attention."""
-        return self.query if self.latent is None else self.latent.value
-
-    @property
-    def gathered(self) -> int:
-        """Width of all keys and values."""
-        return 2 * self.key if self.latent is None else self.key + self.latent.value
-
-    @property
-    def head_size(self) -> int:
-        """Width of one query head."""
-        return self.query // self.heads
-
-    @property
-    def kind(self) -> LayerKind:
-        """The kind of the layer; devices have a rate for each kind."""
-        if self.recurrence is not None:
-            return self.recurrence.kind
-        return LayerKind.BLOCK if self.experts is None else LayerKind.EXPERTS
-
-    def forward_flops(self, work: Workload) -> Flops:
-        """Return the operations of one forward of the layer."""
-        products = self.stream * self._features
-        if self.latent is not None:
-            products += self.latent.products - self.stream * (2 * self.query + 2 * self.key)
-        linear = 2.0 * work.tokens * products
-        return Flops(linear=linear, attention=self._mixing(work))
-
-    @property
-    def _features(self) -> int:
-        """Widths of the inputs and outputs of linear layers, except the stream."""
-        if self.recurrence is not None:  # z, x, B, C, steps; and the output.
-            return 3 * self.query + 2 * self.key + self.recurrence.steps * self.heads
-        router = self.experts.experts + self.experts.gates_shared if self.experts else 0
-        attention = (self.query_parts + 1) * self.query + 2 * self.key
-        joined = 2 * self.stream if self.is_depth else 0
-        return attention + (self.ups + 1) * self.inner + router + joined
-
-    def _mixing(self, work: Workload) -> float:
-        """Return the operations between tokens: attention, or a recurrence in chunks."""
-        if self.recurrence is not None:
-            return work.tokens * self.recurrence.between
-        spans = work.windows if self.windowed else work.spans
-        pairs = sum(self._pairs(length) * number for length, number in spans.items())
-        # The span already counts half of a block.
-        later = sum(length**2 / 2 * number for length, number in work.blocks.items())
-        return 2 * (pairs + later) * (self.query + self.value)
-
-    def _pairs(self, span: int) -> float:
-        """Return the pairs of tokens of a span that attend to each other."""
-        if not self.causal:
-            return span**2
-        reach = span if self.reach is None else min(span, self.reach)
-        return reach * (span - reach / 2)
+    def __add__(self, other: "Widths") -> "Widths":
+        """Return the sizes of both."""
+        names = Widths.__dataclass_fields__
+        return Widths(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

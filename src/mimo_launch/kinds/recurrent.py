@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from mimo_launch.kinds.layer import LayerKind, Recurrence
+from mimo_launch.kinds.layer import LayerKind, Widths
 from mimo_launch.kinds.saved_activations import Saved
 from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WideNormShape
 from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Weight
@@ -119,11 +119,6 @@ class RecurrentLayer:
     eager_bf16: Saved
     recomputed: tuple[Saved, ...] = ()
 
-    def recurrence(self, sizes: RecurrentSizes) -> Recurrence:
-        """Return the layer's recurrence in numbers."""
-        between = _delta_rule(sizes) if isinstance(sizes, DeltaNetSizes) else _state_space(sizes)
-        return Recurrence(kind=self.kind, state=sizes.state, steps=len(self.steps), between=between)
-
 
 @dataclass(frozen=True, slots=True)
 class GroupNormShape(WideNormShape):
@@ -172,6 +167,20 @@ class RecurrentShape(LayerShape):
             "output": RowShape("out", sizes.inner, self.width, scale=self.out_scale),
             "norm": norm,
         }
+
+    def widths(self) -> Widths:
+        """Return the channels of heads and groups, and the work between tokens."""
+        sizes, steps = self.sizes, len(self.facts.steps)
+        between = _delta_rule(sizes) if isinstance(sizes, DeltaNetSizes) else _state_space(sizes)
+        return LayerShape.widths(self) + Widths(
+            query=sizes.inner,
+            key=sizes.shared,
+            unit=sizes.state,
+            heads=sizes.heads,
+            exchanges=2 * sizes.inner + 2 * sizes.shared + steps * sizes.heads,
+            between=between,
+            regions=1,
+        )
 
 
 def _state_space(sizes: MambaSizes) -> float:
@@ -232,4 +241,3 @@ RECURRENT_LAYERS = {
         recomputed=(Saved(name="products inside chunks, and states", query=36, key=12),),
     ),
 }
-RECURRENT_BY_KIND = {each.kind: each for each in RECURRENT_LAYERS.values()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.facts import Attending, RowReading
 from mimo_launch.kinds.generator import GeneratorKind, ReadingBeside
-from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
 from mimo_launch.kinds.shapes import HeadShape, ListShape, NormShape, VocabShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
@@ -92,9 +92,9 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
             head = 2.0 * work.rows * model.hidden * model.codebooks * model.vocab
         return Flops(patch=patch, head=head)
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         # Rotated queries and keys are reordered, and only these copies are kept.
-        block = DecoderBlocksKind._saved_compiled(self, layer)
+        block = DecoderBlocksKind._saved_compiled(self, number)
         return *(each for each in block if each is not ROTATED), IN_ORDER
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
-from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED_TEMPORARY,
@@ -157,31 +157,17 @@ class BlocksKind(ModelKind):
         """Return a block."""
         return BlockShape(norm=self.norm(), attention=self.attention(), mlp=self.mlp())
 
-    @property
-    def widths(self) -> Widths:
-        """Sizes of a block."""
-        width, model = self.model.hidden, self.model
-        return Widths(
-            stream=width,
-            query=width,
-            key=width,
-            heads=model.heads,
-            inner=model.mlp_width,
-            ups=1 + (self.mlp().gate is not None),
-            causal=False,
-        )
-
     def _flops_of_maps(self, ends: Ends, work: Workload) -> float:
         """Return the operations of the linear maps for the rows that it reads."""
         return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         return (*BLOCK, IN_ORDER) if self.reading.beside else BLOCK
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         return BF16 if passes.are_bf16 else ()
 
-    def temporary_activations(self, layer: Widths) -> Temporary:
+    def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
         return TEMPORARY if self.mlp().gate is None else GATED_TEMPORARY
 

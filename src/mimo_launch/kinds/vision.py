@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
 from mimo_launch.kinds.facts import Attending, TokenFacts
-from mimo_launch.kinds.layer import Ends, Flops, Widths, Workload
+from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
@@ -184,10 +184,6 @@ class VisionKind(TransformerEncoderKind):
         """Windows of some layers."""
         return ImageAttending(model=self.model)
 
-    def layer_widths(self, number: int) -> Widths:
-        """Return the sizes of a block."""
-        return replace(self.widths, windowed=self.attending.in_windows(number))
-
     @property
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
@@ -308,24 +304,30 @@ class VisionKind(TransformerEncoderKind):
                 total += held.patches * row
         return total
 
-    def _saved_compiled(self, layer: Widths) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         attention: tuple[Saved, ...] = (
             (QKV, ROTATED) if self.model.turns_patches or self.model.qk_norm else (QKV,)
         )
-        if layer.windowed:
+        if self.attending.in_windows(number):
             attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS
         inside = PLAIN if self.mlp().gate is None else GATED
         scaled = () if self.model.layer_scale is None else (SCALED,)
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
-    def _saved_besides(self, layer: Widths, passes: Passes) -> tuple[Saved, ...]:
-        besides = TransformerEncoderKind._saved_besides(self, layer, passes)
+    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        besides = TransformerEncoderKind._saved_besides(self, number, passes)
         if self.model.norm == "rms":
             besides = (RMS_BF16 if passes.are_bf16 else RMS,)
         if self.model.qk_norm:
             besides = (*besides, WIDE_NORM_BF16 if passes.are_bf16 else WIDE_NORM)
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
+
+    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
+        # Where tokens attend in windows, each rank keeps only the keys of its own windows.
+        if self.attending.in_windows(number):
+            return ()
+        return TransformerEncoderKind._saved_over_cp(self, number, cp)
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
         norms = self.model.patch_norm + self.model.pre_norm

@@ -2,7 +2,7 @@
 
     Weight      one tensor as users, checkpoints and proofs know it: whole, with a name
     LayerShape  a layer in numbers, without torch: the weights that it owns, by parameter, and the
-                layers inside it, by name; see `shapes`, `block_shapes`
+                layers inside it, by name; products and widths follow; see `shapes`
     Share       the place of a rank among those that cut a module
     Parameter   several weights that a layer stores fused along dimension 0, on one rank
 
@@ -11,7 +11,7 @@ parameters and builds the layers inside it from the shape (`layers.shaped_layer`
 units, names and what an optimizer may do with a weight come from the same shapes.
 
 Decides: what a weight says of itself, and which part of it a rank holds.
-Relies on: `layer` for even cuts.
+Relies on: `layer` for widths and even cuts.
 Leaves: the weights of each kind of layer to `shapes`.
 """
 
@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import prod
 from typing import ClassVar, Literal
 
-from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.layer import Widths, even_cut
 
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; constant: `std` everywhere;
 # given: not drawn, as parameters of plain torch layers. See `layers.initial_weights`.
@@ -147,6 +147,18 @@ class LayerShape:
             if part is not None:
                 inside = _joined(prefix, name) if part.names_itself else prefix
                 yield from part.weights(inside, tp)
+
+    def widths(self) -> Widths:
+        """Return the sizes of what it computes: products with its matrices, and its layers."""
+        parts = (part.widths() for part in self.parts().values() if part is not None)
+        own = sum(prod(each.shape) for held in self.own(1).values() for each in held if each.matrix)
+        return sum(parts, Widths(products=own))
+
+
+@lru_cache(maxsize=1024)
+def widths_of(shape: LayerShape) -> Widths:
+    """Return the sizes of what a layer computes."""
+    return shape.widths()
 
 
 @dataclass(frozen=True, slots=True)
