@@ -54,10 +54,10 @@ def overlap(made: Spec) -> tuple[list[list[bool]], set[str]]:
     with RankSession(Plan.of(made)) as session:
         run_program = session.executor.run
 
-        def running(program: Any, inputs: Any) -> Any:
+        def running(program: Any, inputs: Any, ending: Any) -> Any:
             following = dataset.read[inputs.data.step + 1 : inputs.data.step + 2]
             assert all(event.wait(20) for event in following), "the next step is not read meanwhile"
-            result = run_program(program, inputs)
+            result = run_program(program, inputs, ending)
             seen.append([event.is_set() for event in dataset.read])
             return result
 

@@ -80,8 +80,14 @@ def lasting_ranks() -> Iterator[Callable[[int], Ranks]]:
 def errors_of(ranks: Ranks, name: str, *ways: str) -> dict[str, dict[str, float]]:
     """Return the errors in a block as wide as eight numbers per head."""
     case = (ONE_RANK | TWO_RANKS | FOUR_RANKS)[name]
-    shape = replace(case.shape, width=8 * case.shape.heads, head_size=8, mlp=64)
-    case = replace(case, shape=shape)
+    shape, width = case.shape, 8 * case.shape.attention.heads
+    narrow = replace(
+        shape,
+        norm=replace(shape.norm, width=width),
+        attention=replace(shape.attention, width=width, head_size=8),
+        mlp=replace(shape.mlp, width=width, inner=64, out=width),
+    )
+    case = replace(case, shape=narrow)
     [errors, *_] = ranks.run(engine_blocks.block_errors, case, ways, "cpu", torch.float64)
     return errors
 

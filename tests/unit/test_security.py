@@ -25,8 +25,10 @@ DANGEROUS = {
         "data/digit_images.py",
         "hugging_face/registry.py",
         "kinds/registry.py",
+        "layers/shaped_layer.py",
         "layers/te_layers.py",
         "models/build.py",
+        "optimizer/module_optimizers.py",
         # The class that a spec names: whoever starts a run of it runs that class.
         "models/custom_stages.py",
     ),

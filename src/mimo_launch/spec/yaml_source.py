@@ -236,7 +236,9 @@ class NodeReader:
         why = "keys are text such as `modules`; nothing else can be a setting"
         help_ = "write a name before the `:`, or quote the key"
         at = place_of(node.start_mark)
-        self.diagnostics.append(fault(at, f"{text} is used as a key", why, help_, "key-not-text"))
+        self.diagnostics.append(
+            fault(at, f"{text} is used as a key", why, help_, code="key-not-text")
+        )
         return None
 
     def _duplicate(self, key: str, node: yaml.Node, first: yaml.Node) -> None:

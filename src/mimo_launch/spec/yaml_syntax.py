@@ -281,7 +281,7 @@ def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:
             f"{len(nodes)} YAML documents in one file",
             "a spec is one document; which of them to run would be a guess",
             "keep one and delete the `---` lines, or split the file",
-            "several-documents",
+            code="several-documents",
         )
     if not isinstance(nodes[0], yaml.MappingNode):
         kind = "list" if isinstance(nodes[0], yaml.SequenceNode) else "single value"
@@ -290,6 +290,6 @@ def document_fault(nodes: list[yaml.Node]) -> Diagnostic | None:
             f"the file is a {kind}, not `key: value` lines",
             "a spec is a mapping with keys such as `modules` and `batch`",
             "start with `version: 1`",
-            "top-level-not-mapping",
+            code="top-level-not-mapping",
         )
     return None
