@@ -33,7 +33,7 @@ DANGEROUS = {
         "models/custom_stages.py",
     ),
     # What a child of this process wrote.
-    "loads of pickle": ("launcher/ask_child.py", "launcher/run_on_ranks.py"),
+    "loads of pickle": ("launcher/forking.py", "launcher/run_on_ranks.py"),
     "load of pickle": (),
     "load of torch": (),
     "load of yaml": (),
