@@ -10,7 +10,7 @@ from tests.support.timelines import DEEP, SHARED
 from mimo_launch.bench.result import spread
 from mimo_launch.bench.time_shares import (
     Measured,
-    aligned,
+    align,
     bubbles_of,
     shares_of,
     step_seconds,
@@ -204,7 +204,7 @@ def test_ranks_of_two_hosts_begin_together() -> None:
         for host, times in begins.items()
         for began in times
     ]
-    starts = [steps[0].span[0] for steps in aligned(measured)]
+    starts = [steps[0].span[0] for steps in align(measured)]
     assert starts == [0, 0.25, 0, 1]
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from mimo_launch.bench import profiling
-from mimo_launch.bench.profiling import Profiler, Told, Traced, on_one_clock
+from mimo_launch.bench.profiling import Profiler, RankTimes, Traced, on_one_clock
 from mimo_launch.cli.train import profiled_steps
 from mimo_launch.schedule.actions import parse_action
 
@@ -71,9 +71,9 @@ def test_ranks_of_several_hosts_are_drawn_on_one_clock() -> None:
     """Host b has run for some days longer than host a; rank 1 left the barrier late."""
     slot, days = (parse_action("language.0F0"),), 3e5
     told = [
-        Told(host="a", began=10.0, slots=[(slot, 11.0, 12.0)]),
-        Told(host="a", began=10.5, slots=[(slot, 12.0, 13.0)]),
-        Told(host="b", began=days, slots=[(slot, days + 3, days + 4)]),
+        RankTimes(host="a", began=10.0, slots=[(slot, 11.0, 12.0)]),
+        RankTimes(host="a", began=10.5, slots=[(slot, 12.0, 13.0)]),
+        RankTimes(host="b", began=days, slots=[(slot, days + 3, days + 4)]),
     ]
     found = [(start, end) for ((_, start, end),) in on_one_clock(told)]
     assert found == [(1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]

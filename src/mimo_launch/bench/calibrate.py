@@ -24,7 +24,7 @@ from mimo_launch.bench.links import MeasuredLink, channels, collectives
 from mimo_launch.bench.measure_device import compute_rates
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
-from mimo_launch.bench.time_shares import Measured, RankStep, aligned, step_seconds
+from mimo_launch.bench.time_shares import Measured, RankStep, align, step_seconds
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
@@ -129,7 +129,7 @@ class _Measurements:
     @cached_property
     def by_rank(self) -> list[list[RankStep]]:
         """The steps of all ranks, aligned to one clock."""
-        return aligned(self.measured)
+        return align(self.measured)
 
     def constants(self, given: Calibration) -> Iterator[tuple[str, float]]:
         """Yield every constant that does not depend on other constants.
@@ -150,10 +150,7 @@ class _Measurements:
                 yield name, value / here
                 if name.endswith("_linear"):
                     yield name.replace("linear", "attention"), value / here
-        for name, linear in (
-            ("language", given.language_linear),
-            ("vision", given.vision_linear),
-        ):
+        for name, linear in (("language", given.language_linear), ("vision", given.vision_linear)):
             value = rate(f"{name}_fp8")
             if value is not None:
                 yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)

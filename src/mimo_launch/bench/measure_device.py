@@ -97,7 +97,7 @@ def alone(module: RankModule) -> ParallelContext:
     )
 
 
-def randomised(network: nn.Module, context: ParallelContext) -> nn.Module:
+def randomise(network: nn.Module, context: ParallelContext) -> nn.Module:
     """Fill weights with small numbers: zeros would save power and run faster than training."""
     network.to(context.device)
     for parameter in network.parameters():
@@ -148,7 +148,7 @@ def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[
             spec, shards = _own_experts(spec), context.tp.size
             context = replace(context, tp=SINGLE)
         stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
-        network = randomised(build_network(spec, stage, context), context)
+        network = randomise(build_network(spec, stage, context), context)
         work, batch = _tokens(session, module, labels=None, shards=shards)
         hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
         flops = forward_flops(spec, stage, work).total
@@ -178,7 +178,7 @@ def _own_experts(spec: Spec) -> Spec:
 def head_rate(session: RankSession, module: RankModule) -> float:
     """Return the rate of the vocabulary head and the loss."""
     context, stage = alone(module), Stage(LANGUAGE, 1, 0, 0, is_first=False, is_last=True)
-    network = randomised(build_network(keep_activations(session.spec), stage, context), context)
+    network = randomise(build_network(keep_activations(session.spec), stage, context), context)
     vocab = vocab_size(session.spec)
     work, batch = _tokens(session, module, labels=vocab)
     hidden = noise(context, work.tokens, session.spec.language.model.hidden).requires_grad_()
@@ -263,7 +263,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
     counted = Counter(spans)
     work = Workload(spans=counted, held=sum(spans), rows=0, forwards=1, windows=counted)
-    network: Any = randomised(build_network(keep_activations(spec), stage, context), context)
+    network: Any = randomise(build_network(keep_activations(spec), stage, context), context)
     # Padded as in `layout.row_owners`.
     tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
     mask = image_context(spans, range(tokens), context.device, alone=True)

@@ -27,7 +27,7 @@ from mimo_launch.bench.result import (
 from mimo_launch.bench.time_shares import (
     Measured,
     RankStep,
-    aligned,
+    align,
     bubbles_of,
     shares_of,
     step_seconds,
@@ -106,7 +106,7 @@ def bench(
         return 0
     measured, samples = found
     spec, layout, constants = session.spec, session.layout, options.calibration
-    by_rank = aligned(measured)
+    by_rank = align(measured)
     times = step_seconds(by_rank)
     machine = Machine(
         device=device_name(session.device),
@@ -186,11 +186,7 @@ def _run(session: RankSession, runner: StepRunner, hooks: Hooks, steps: int) -> 
 
 
 def speed_of(
-    spec: Spec,
-    layout: Layout,
-    timed: Sequence[StepData],
-    seconds: float,
-    peak: float | None,
+    spec: Spec, layout: Layout, timed: Sequence[StepData], seconds: float, peak: float | None
 ) -> Speed:
     """Return the speed of a step that takes `seconds`, with the mean work of the timed steps.
 

@@ -32,7 +32,7 @@ from mimo_launch.train.rank_session import RankSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RankTimes:
     """A rank's report on a step: its slots with start and end, and why its trace is missing.
 
     `began` is when it left the barrier before the step. All times are by the clock of its host.
@@ -44,7 +44,7 @@ class Told:
     fault: str = ""
 
 
-def on_one_clock(told: Sequence[Told]) -> list[list[tuple[Slot, float, float]]]:
+def on_one_clock(told: Sequence[RankTimes]) -> list[list[tuple[Slot, float, float]]]:
     """Return the slots of all ranks; time 0 on each host is when a rank first left the barrier."""
     zeros: dict[str, float] = {}
     for each in told:
@@ -133,8 +133,8 @@ class Profiler:
         if tracer is not None:
             fault = self._attempt(step, lambda: self._write_trace(step, tracer))
         self._session.progress.enter(Phase.GATHERING)
-        mine = Told(host=platform.node(), began=self._began, slots=slots, fault=fault)
-        told: list[Told] = gather_objects(mine)
+        mine = RankTimes(host=platform.node(), began=self._began, slots=slots, fault=fault)
+        told: list[RankTimes] = gather_objects(mine)
         if self._session.rank:
             return
         timeline = measured(self._session.layout, on_one_clock(told))

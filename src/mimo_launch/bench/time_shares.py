@@ -85,7 +85,7 @@ def steps_of(noted: Sequence[Noted], shift: float = 0.0) -> list[RankStep]:
     return steps
 
 
-def aligned(measured: Sequence[Measured]) -> list[list[RankStep]]:
+def align(measured: Sequence[Measured]) -> list[list[RankStep]]:
     """Return the steps of all ranks on one clock: on every host, 0 is when its first rank began.
 
     All ranks left the same barrier then. Ranks on one host share its clock.

@@ -142,7 +142,8 @@ RULES: tuple[Rule, ...] = (
     DataRule(WebdatasetData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
     DataRule(WebdatasetData, vocabulary.tokenizer_is_usable),
-    SpecRule(
+    DataRule(
+        WebdatasetData,
         vocabulary.template_shows_media,
         needs=(
             *_PACKAGES,
@@ -155,8 +156,7 @@ RULES: tuple[Rule, ...] = (
         vocabulary.vocab_holds_tokenizer, needs=("tokenizer-not-usable", "no-language-module")
     ),
     ModuleRule(
-        vocabulary.placeholder_is_token,
-        needs=("tokenizer-not-usable", "placeholder-outside-vocab"),
+        vocabulary.placeholder_is_token, needs=("tokenizer-not-usable", "placeholder-outside-vocab")
     ),
     ModuleRule(shards.processor_is_understood),
     DataRule(WebdatasetData, shards.processors_have_encoders),
@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(vocabulary.placeholder_is_free, needs=(*_READS, "vocab-too-small")),
     SpecRule(joined_rows.widths_merge, needs=(*_IMAGES, *_CLIPS, *_READS, "not-supported-yet")),
-    SpecRule(data.tasks_have_generator, needs=_READS),
+    DataRule(DigitsData, data.tasks_have_generator, needs=_READS),
     SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_READS)),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
@@ -184,7 +184,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.generator_microbatches_used),
     SpecRule(training_settings.lr_schedule_used),
     SpecRule(training_settings.optimizer_settings_used),
-    SpecRule(training_settings.image_sizes_used),
+    DataRule(SyntheticData, training_settings.image_sizes_used),
     SpecRule(training_settings.eval_shards_used),
     SpecRule(training_settings.evaluation_ends),
     SpecRule(training_settings.target_settings_used),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mimo_launch.checks.rule import Findings, chosen
+from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.block_shapes import AttentionShape, MlpShape
@@ -21,11 +21,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import (
-    ModuleSpec,
-    Spec,
-    SyntheticData,
-)
+from mimo_launch.spec.spec import ModuleSpec, Spec, SyntheticData
 
 HEAD_STEP, LARGEST_HEAD = 8, 256
 
@@ -42,7 +38,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             f"compute in {precision}",
             "its attention kernels compute in 16 bits",
             "write `precision: bf16` under `train`",
-            Related(path=("train", "precision"), label=precision),
+            Related(("train", "precision"), precision),
         )
     kind = kind_of(module.model)
     if kind.is_custom:
@@ -51,7 +47,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "provide the layers of a class of your own",
             "it replaces only the blocks of the built-in kinds",
             "delete the line",
-            Related(path=("modules", name, "model", "kind"), label="your class"),
+            Related(("modules", name, "model", "kind"), "your class"),
         )
         return
     if kind.torch_only is None:
@@ -60,7 +56,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             "provide the layers of a hybrid model",
             "it has no Mamba layers, and its attention is used only in the blocks of other kinds",
             "keep the layers of torch, whose Mamba uses the kernels of mamba-ssm where installed",
-            Related(path=("modules", name, "model", "kind"), label="hybrid"),
+            Related(("modules", name, "model", "kind"), "hybrid"),
         )
         return
     yield from _in_blocks(name, kind, kind.torch_only)
@@ -72,7 +68,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
             f"attend to packed documents with cp {module.grid.cp}",
             "its ring cuts every document into chunks, but cp cuts whole sequences here",
             f"write `cp: 1`, or delete `{key}`",
-            Related(path=("data", key), label="packs documents"),
+            Related(("data", key), "packs documents"),
         )
 
 
@@ -100,23 +96,20 @@ def _inside(kind: ModelKind, layer: type[S]) -> list[S]:
 
 
 _LACKS = (
-    _Lack(
-        lambda kind: getattr(kind.model, "class_token", False),
-        "class_token",
-        "attend to class tokens",
-        "its kernels need the tokens of an image next to each other, and class tokens come after "
-        "the patches of all images",
-        "a class token",
-        "delete `class_token`",
-    ),
-    _Lack(
-        lambda kind: getattr(kind.model, "registers", 0) > 0,
-        "registers",
-        "attend to registers",
-        "its kernels need the tokens of an image next to each other, and registers come after the "
-        "patches of all images",
-        "registers",
-        "delete `registers`",
+    *(
+        _Lack(
+            lambda kind, key=key: getattr(kind.model, key, 0) > 0,  # type: ignore[misc]
+            key,
+            f"attend to {tokens}",
+            f"its kernels need the tokens of an image next to each other, and {tokens} come after "
+            "the patches of all images",
+            label,
+            f"delete `{key}`",
+        )
+        for key, tokens, label in (
+            ("class_token", "class tokens", "a class token"),
+            ("registers", "registers", "registers"),
+        )
     ),
     _Lack(
         lambda kind: kind.attending.windows is not None,
@@ -163,7 +156,7 @@ def _in_blocks(name: str, kind: ModelKind, torch_only: Iterable[str]) -> Finding
     path = ("modules", name, "model")
     for lack in _LACKS:
         if lack.of(kind):
-            at = Related(path=(*path, lack.key), label=lack.label)
+            at = Related((*path, lack.key), lack.label)
             yield _cannot(name, lack.what, lack.why, lack.help, at)
     for key in torch_only:
         yield _cannot(
@@ -171,7 +164,7 @@ def _in_blocks(name: str, kind: ModelKind, torch_only: Iterable[str]) -> Finding
             f"provide blocks with `{key}`",
             "its blocks are used as in Llama and Qwen: SwiGLU, two norms, whole sequences",
             "keep the layers of torch for this module",
-            Related(path=(*path, key), label=f"`{key}`"),
+            Related((*path, key), f"`{key}`"),
         )
     size = kind.layer_widths(0).unit
     if size % HEAD_STEP or size > LARGEST_HEAD:
@@ -181,7 +174,7 @@ def _in_blocks(name: str, kind: ModelKind, torch_only: Iterable[str]) -> Finding
             f"attend with heads of size {size}",
             f"its kernels take head sizes of {HEAD_STEP}, {2 * HEAD_STEP}, ... {LARGEST_HEAD}",
             "choose such a head size",
-            Related(path=(*path, given), label=f"head size {size}"),
+            Related((*path, given), f"head size {size}"),
         )
 
 
@@ -207,17 +200,17 @@ def fp8_can(spec: Spec, name: str) -> Findings:
             name,
             "the backend `torch` multiplies in 16 bits or more",
             f"write `backend: {ENGINE}` beside it, or delete `fp8`",
-            Related(path=("modules", name, "backend"), label="torch's layers")
+            Related(("modules", name, "backend"), "torch's layers")
             if "backend" in module.model_fields_set
-            else Related(path=path, label="needs another backend"),
+            else Related(path, "needs another backend"),
         )
         return
-    if module.fp8.scaling == "current" and "amax_history" in chosen(module.fp8):
+    if module.fp8.scaling == "current" and "amax_history" in chosen_keys(module.fp8):
         yield _cannot_in_8_bits(
             name,
             "`scaling: current` keeps no history",
             "delete `amax_history`, or write `scaling: delayed`",
-            Related(path=(*path, "amax_history"), label="would have no effect"),
+            Related((*path, "amax_history"), "would have no effect"),
         )
     for what, size, where in _product_widths(module, name):
         if size % FP8_STEP:
@@ -226,7 +219,7 @@ def fp8_can(spec: Spec, name: str) -> Findings:
                 f"{what} on a tp rank are {size} wide, and matrix products in 8 bits need widths "
                 f"that are multiples of {FP8_STEP}",
                 "choose sizes that leave each tp rank such a multiple, or delete `fp8`",
-                Related(path=where, label=f"{size} on each tp rank"),
+                Related(where, f"{size} on each tp rank"),
             )
     if name == LANGUAGE:
         yield from _tokens_in_steps(spec, module)
@@ -266,7 +259,7 @@ def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
             "choose `batch.seq` such that microbatch size x seq / cp"
             + (" / tp" if module.sequence_parallel else "")
             + f" is a multiple of {FP8_STEP}",
-            Related(path=("batch", "seq"), label=f"{held} tokens"),
+            Related(("batch", "seq"), f"{held} tokens"),
         )
 
 

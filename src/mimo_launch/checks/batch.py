@@ -33,10 +33,7 @@ def batch_splits(spec: Spec) -> Findings:
         path=_GLOBAL,
         why="each language replica runs the same number of microbatches of the same size",
         help=f"write `global: {fits}`",
-        related=(
-            Related(path=_DP, label=f"{dp} replicas"),
-            Related(path=_MICROBATCHES, label=f"{microbatches} each"),
-        ),
+        related=(Related(_DP, f"{dp} replicas"), Related(_MICROBATCHES, f"{microbatches} each")),
     )
 
 
@@ -46,11 +43,7 @@ def groups_split(spec: Spec) -> Findings:
     generators = [name for name in spec.generators if shares_ranks(spec, name)]
     microbatches = spec.schedule.microbatches
     for key, sharing, why in (
-        (
-            "encoder_microbatches",
-            encoders,
-            "encoders take microbatches in groups of one size",
-        ),
+        ("encoder_microbatches", encoders, "encoders take microbatches in groups of one size"),
         (
             "generator_microbatches",
             generators,
@@ -69,7 +62,7 @@ def groups_split(spec: Spec) -> Findings:
             help=f"write `{key}: {max([n for n in legal if n <= k], default=legal[0])}`"
             if legal
             else f"no `{key}` fits: write other `microbatches`",
-            related=(Related(path=_MICROBATCHES, label=f"{microbatches} microbatches"),),
+            related=(Related(_MICROBATCHES, f"{microbatches} microbatches"),),
         )
 
 
@@ -97,8 +90,8 @@ def encoder_share_is_even(spec: Spec, name: str) -> Findings:
         f"{samples} samples are cut evenly over the replicas of `{name}`",
         help=f"write `global: {fits}`{smallest}",
         related=(
-            Related(path=_GLOBAL, label="sets the microbatch size"),
-            Related(path=_DP, label=f"{dp} language replicas"),
+            Related(_GLOBAL, "sets the microbatch size"),
+            Related(_DP, f"{dp} language replicas"),
         ),
     )
 
@@ -119,7 +112,7 @@ def dp_sizes_related(spec: Spec, name: str) -> Findings:
             why="legal, but each replica then exchanges rows with several replicas that overlap, "
             "which means more and smaller messages",
             help=f"a dp that divides {theirs}, or a multiple of it, gives fewer messages",
-            related=(Related(path=("modules", reader, "grid", Axis.DP), label=f"dp {theirs}"),),
+            related=(Related(("modules", reader, "grid", Axis.DP), f"dp {theirs}"),),
         )
 
 
@@ -136,7 +129,7 @@ def seq_holds_samples(spec: Spec) -> Findings:
         path=("batch", "seq"),
         why="samples are never cut: a row without its place would train nothing",
         help=f"write `seq: {next_multiple(longest, lcm(8, seq_unit(spec)))}`",
-        related=(Related(path=("data", "kind"), label="these data"),),
+        related=(Related(("data", "kind"), "these data"),),
     )
 
 
@@ -152,7 +145,7 @@ def seq_splits_over_tp(spec: Spec) -> Findings:
         path=("batch", "seq"),
         why="`sequence_parallel: true` gives each tp rank an equal share of the tokens",
         help=f"write `seq: {next_multiple(spec.batch.seq, tp)}`",
-        related=(Related(path=("modules", LANGUAGE, "grid", Axis.TP), label=f"tp {tp}"),),
+        related=(Related(("modules", LANGUAGE, "grid", Axis.TP), f"tp {tp}"),),
     )
 
 
@@ -169,7 +162,7 @@ def seq_splits_over_cp(spec: Spec) -> Findings:
         why="context parallelism gives each rank two chunks of every sample, one from each end, "
         "so that causal attention costs all of them the same",
         help=f"write `seq: {next_multiple(spec.batch.seq, unit)}`; samples are padded at the end",
-        related=(Related(path=("modules", LANGUAGE, "grid", Axis.CP), label=f"cp {cp}"),),
+        related=(Related(("modules", LANGUAGE, "grid", Axis.CP), f"cp {cp}"),),
     )
 
 

@@ -7,7 +7,7 @@ Leaves: tokens to `vocabulary`, shards to `shards`.
 
 from math import gcd
 
-from mimo_launch.checks.rule import Findings, chosen, no_effect
+from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
@@ -15,7 +15,7 @@ from mimo_launch.layout.space import divisors
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
 
-_DATA = Related(path=("data", "kind"), label="digit images are 8x8, one channel")
+_DATA = Related(("data", "kind"), "digit images are 8x8, one channel")
 
 
 def input_path(spec: Spec, name: str) -> YamlPath:
@@ -41,7 +41,7 @@ def ranges_not_empty(spec: Spec, data: DigitsData | SyntheticData) -> Findings:
                 path=("data", f"min_{what}"),
                 why=f"the {drawn.format(what)} is drawn between the two",
                 help=f"write `max_{what}: {low}`",
-                related=(Related(path=("data", f"max_{what}"), label=most),) * given,
+                related=(Related(("data", f"max_{what}"), most),) * given,
             )
 
 
@@ -69,7 +69,7 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
         return
     if isinstance(data, WebdatasetData):  # Images are made of whole rows, or cut to them.
         return
-    side, related = model.shuffle, Related(path=("data", "kind"), label="these data")
+    side, related = model.shuffle, Related(("data", "kind"), "these data")
     if isinstance(data, DigitsData):
         patches = DIGIT_SIDE // model.patch
         sizes, where = divisors(patches), f"a digit of {patches} x {patches} patches"
@@ -77,7 +77,7 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     elif data.image is not None:
         height, width = data.image
         sizes, where = divisors(gcd(height, width)), f"images of {height} x {width} patches"
-        related = Related(path=("data", "image"), label="the size of every image")
+        related = Related(("data", "image"), "the size of every image")
     else:
         sizes = [each for each in range(1, side + 1) if each**2 <= data.max_patches]
         where = f"images of at most {data.max_patches} patches"
@@ -123,7 +123,7 @@ def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
         path=(*input_path(spec, name), "frames"),
         why=f"{FRAMES_PER_TOKEN} frames become a token, and `stack` {model.stack} of them a row",
         help=f"write `frames: {fits}`, or another `stack`",
-        related=(Related(path=(*input_path(spec, name), "stack"), label=f"stack {model.stack}"),)
+        related=(Related((*input_path(spec, name), "stack"), f"stack {model.stack}"),)
         * ("stack" in model.model_fields_set),
     )
 
@@ -142,7 +142,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
         path=(*input_path(spec, name), "stack"),
         why="a clip is cut into whole rows",
         help=f"write `max_frames: {model.frames_per_row}` under `data`, or a smaller `stack`",
-        related=(Related(path=("data", "max_frames"), label="the longest clip"),)
+        related=(Related(("data", "max_frames"), "the longest clip"),)
         * ("max_frames" in data.model_fields_set),
     )
 
@@ -157,14 +157,13 @@ def digits_are_seen(spec: Spec, name: str) -> Findings:
         path=("modules", name, "model", "kind"),
         why="each encoder needs data of its kind",
         help="write `kind: vit`, or data with sound",
-        related=(Related(path=("data", "kind"), label="images only"),),
+        related=(Related(("data", "kind"), "images only"),),
     )
 
 
-def tasks_have_generator(spec: Spec) -> Findings:
+def tasks_have_generator(spec: Spec, data: DigitsData) -> Findings:
     """Digits are drawn by generators, and generators draw digits."""
-    data = spec.data
-    if not isinstance(data, DigitsData) or bool(spec.generators) == ("draw" in data.tasks):
+    if bool(spec.generators) == ("draw" in data.tasks):
         return
     generator = next(iter(spec.generators), None)
     yield Diagnostic(
@@ -179,7 +178,7 @@ def tasks_have_generator(spec: Spec) -> Findings:
         "`tasks: [read]`"
         if generator is None
         else f"write `tasks: [{', '.join([*data.tasks, 'draw'])}]` in `data`",
-        related=() if generator is None else (Related(path=("data",), label="nothing to draw"),),
+        related=() if generator is None else (Related(("data",), "nothing to draw"),),
     )
 
 
@@ -190,7 +189,7 @@ def frame_limits_used(spec: Spec) -> Findings:
     if not isinstance(data, SyntheticData) or any(c and not c.has_one_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):
-        if key in chosen(data):
+        if key in chosen_keys(data):
             yield no_effect(
                 ("data", key),
                 f"`{key}` does nothing here",

@@ -45,7 +45,7 @@ def grid_of_experts_fits(spec: Spec, name: str) -> Findings:
             at_key=True,
             why="the ranks of a pipeline stage, tp * cp * dp, hold whole replicas of its experts",
             help=help_,
-            related=(Related(path=("modules", name, "grid"), label=f"{ranks} ranks a stage"),),
+            related=(Related(("modules", name, "grid"), f"{ranks} ranks a stage"),),
         )
     if moe.experts % sizes.ep:
         yield _uneven(
@@ -91,7 +91,7 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
             path=(*path, "top_k"),
             why="each token goes to `top_k` different experts",
             help=f"write `top_k: {moe.experts}` or less",
-            related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
+            related=(Related((*path, "experts"), f"{moe.experts} experts"),),
         )
     per_group = moe.experts // moe.groups
     if moe.groups > 1 and (moe.experts % moe.groups or moe.top_k > per_group * moe.top_groups):
@@ -103,7 +103,7 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
             path=(*path, "groups"),
             why="groups are equally large, and the groups of a token hold all that it chooses",
             help=f"these fit: {', '.join(f'`groups: {n}`' for n in fits) or '`groups: 1`'}",
-            related=(Related(path=(*path, "experts"), label=f"{moe.experts} experts"),),
+            related=(Related((*path, "experts"), f"{moe.experts} experts"),),
         )
     if moe.experts == 1 and (moe.score == "softmax" or (moe.top_k == 1 and moe.normalize)):
         yield Diagnostic(
@@ -167,7 +167,7 @@ def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
             path=(*path, "mtp", "depth"),
             why="depth k learns the token k + 1 behind each, as far as there is one",
             help=f"write `depth: {max(1, min(4, spec.batch.seq - 2))}`, or a longer `batch.seq`",
-            related=(Related(path=("batch", "seq"), label=f"seq {spec.batch.seq}"),),
+            related=(Related(("batch", "seq"), f"seq {spec.batch.seq}"),),
         )
     if kind_of(model).attending.whole_images:
         yield Diagnostic(
@@ -178,7 +178,7 @@ def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
             why="a depth reads the token ahead of each: tokens of an image that see its end would "
             "read the text that they are to predict",
             help="delete `mtp`, or `bidirectional_images`",
-            related=(Related(path=(*path, "bidirectional_images"), label="they see later ones"),),
+            related=(Related((*path, "bidirectional_images"), "they see later ones"),),
         )
 
 
@@ -203,5 +203,5 @@ def _uneven(
         path=("modules", name, "model", "moe", key),
         why=why,
         help=f"write `{axis}: {smaller}` in `{section}`",
-        related=(Related(path=("modules", name, section, axis), label=f"{axis} {ranks}"),),
+        related=(Related(("modules", name, section, axis), f"{axis} {ranks}"),),
     )

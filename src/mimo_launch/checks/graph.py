@@ -42,7 +42,7 @@ def reads_modules(spec: Spec, name: str) -> Findings:
             path=(*path, place),
             why="the rows of a module come once; there is one linear map for each module read",
             help=f"write `reads: {module_list(dict.fromkeys(reads))}`",
-            related=(Related(path=(*path, reads.index(twice)), label="the first time"),),
+            related=(Related((*path, reads.index(twice)), "the first time"),),
         )
 
 
@@ -81,7 +81,7 @@ def reads_in_order(spec: Spec) -> Findings:
             ),
             help=_without(spec, reader, source),
             related=tuple(
-                Related(path=("modules", each, "reads"), label=f"`{each}` reads `{before}`")
+                Related(("modules", each, "reads"), f"`{each}` reads `{before}`")
                 for before, each in zip(circle, [*circle[1:], circle[0]], strict=True)
                 if each != reader
             ),
@@ -135,7 +135,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
             at_key=True,
             why=f"it reads {what} of the data; a connector takes the rows of other modules",
             help="delete `reads`" + other,
-            related=(Related(path=(*path, "model", "kind"), label=f"reads {what}"),),
+            related=(Related((*path, "model", "kind"), f"reads {what}"),),
         )
     for source in dict.fromkeys(each for each in module.reads or () if each in spec.modules):
         if source != LANGUAGE and kind_of(spec.modules[source].model).computes_loss:
@@ -146,7 +146,7 @@ def reads_fit_kind(spec: Spec, name: str) -> Findings:
                 path=(*path, "reads"),
                 why="it stands at an end of the graph, with a loss of its own",
                 help=_without(spec, name, source),
-                related=(Related(path=("modules", source, "model", "kind"), label="no rows"),),
+                related=(Related(("modules", source, "model", "kind"), "no rows"),),
             )
         elif kind.computes_loss and source != LANGUAGE and source not in spec.generators:
             yield Diagnostic(
@@ -222,7 +222,7 @@ def behind_language_for_one(spec: Spec, name: str) -> Findings:
             why="what stands behind `language` has a loss, or a generator reads it; encoders "
             "stand in front of it",
             help=_without(spec, name, LANGUAGE),
-            related=(Related(path=(*path, "model", "kind"), label="an encoder"),),
+            related=(Related((*path, "model", "kind"), "an encoder"),),
         )
     elif len(served) > 1:
         yield Diagnostic(
@@ -286,7 +286,7 @@ def rows_have_reader(spec: Spec, name: str) -> Findings:
         at_key=True,
         why=f"it would compute for nothing: `{LANGUAGE}` reads only what its `reads` names",
         help=f"write `reads: {module_list([*language, name])}` in `{LANGUAGE}`, or delete `{name}`",
-        related=(Related(path=("modules", LANGUAGE, "reads"), label="without it"),),
+        related=(Related(("modules", LANGUAGE, "reads"), "without it"),),
     )
 
 

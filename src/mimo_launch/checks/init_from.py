@@ -85,7 +85,7 @@ def init_from_is_same_model(spec: Spec, name: str) -> Findings:
                 severity=Severity.WARNING if module.init_partial else Severity.ERROR,
                 why="the weights there were trained with that value",
                 help=f"write `{key}: {text_of(value_of(there, key))}` in `model`",
-                related=(Related(path=path, label="weights are taken from here"),),
+                related=(Related(path, "weights are taken from here"),),
             )
 
 

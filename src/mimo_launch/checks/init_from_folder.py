@@ -118,7 +118,7 @@ class _Start:
             why="the weights there were trained with that value"
             + ("; the last ids stand for encoder rows, one per encoder" if room else ""),
             help=f"write `{key}: {text_of(there + room if room else there)}` in `model`",
-            related=(Related(path=("modules", name, "init_from"), label=label),),
+            related=(Related(("modules", name, "init_from"), label),),
         )
 
     def unlike_tied(self, there: bool) -> Findings:
@@ -163,7 +163,7 @@ class _Start:
                 why="how strongly the load of experts is balanced is not part of the model: "
                 "the spec decides it, and the folder only says how it was trained so far",
                 help=f"write `{theirs}` in `moe`, or `{ours}` to keep it",
-                related=(Related(path=("modules", self.name, "init_from"), label=theirs),),
+                related=(Related(("modules", self.name, "init_from"), theirs),),
             )
 
     def unlike_videos(self) -> Findings:
@@ -216,7 +216,7 @@ class _Start:
         )
 
     def _taken_from(self) -> Related:
-        return Related(path=self.named_at, label="weights are taken from here")
+        return Related(self.named_at, "weights are taken from here")
 
     def unlike_tensors(self, *, same: bool) -> Findings:
         """The headers of the files are intact, and list the tensors of the model.

@@ -43,7 +43,7 @@ def widths_merge(spec: Spec) -> Findings:
                 why="rows are added to each other one by one, so there must be equally many",
                 help="write `merge: rows`: the rows of one image then follow each other",
                 related=tuple(
-                    Related(path=("modules", each, "model"), label=f"{n} row{'s' * (n != 1)}")
+                    Related(("modules", each, "model"), f"{n} row{'s' * (n != 1)}")
                     for each, n in ((first, rows), (other, others))
                 ),
             )
@@ -87,7 +87,7 @@ def shards_show_graph(spec: Spec, data: WebdatasetData) -> Findings:
                 why="the samples of shards do not say which clip belongs to which image",
                 help=f"write `reads: {module_list(of_images)}` in `{name}`, and a second connector "
                 f"with `reads: {module_list(of_clips)}`",
-                related=(Related(path=("data", "kind"), label="these data"),),
+                related=(Related(("data", "kind"), "these data"),),
             )
 
 
@@ -110,9 +110,7 @@ def deepstack_in_order(spec: Spec, name: str, model: VitModel) -> Findings:
         why="the rows of the first one are added behind layer 0 of language, those of the next one "
         "behind layer 1; layers are counted from 0",
         help=f"write `deepstack: {found}`",
-        related=(
-            Related(path=("modules", name, "model", "layers"), label=f"{model.layers} layers"),
-        ),
+        related=(Related(("modules", name, "model", "layers"), f"{model.layers} layers"),),
     )
 
 
@@ -130,7 +128,7 @@ def deepstack_is_added(spec: Spec, name: str, model: VitModel) -> Findings:
             path=path,
             why="only `language` adds rows behind its layers",
             help="delete `deepstack`",
-            related=(Related(path=("modules", others[0]), label="reads it"),),
+            related=(Related(("modules", others[0]), "reads it"),),
         )
     elif number >= layers:
         fits = f"`deepstack: {list(model.deepstack[: layers - 1])}`"
@@ -142,7 +140,5 @@ def deepstack_is_added(spec: Spec, name: str, model: VitModel) -> Findings:
             "reaches no loss: it is at the places of images",
             help=f"write {fits if layers > 1 else 'nothing: delete `deepstack`'}, or "
             f"`layers: {number + 1}` in `language`",
-            related=(
-                Related(path=("modules", LANGUAGE, "model", "layers"), label=f"{layers} layers"),
-            ),
+            related=(Related(("modules", LANGUAGE, "model", "layers"), f"{layers} layers"),),
         )

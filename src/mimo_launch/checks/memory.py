@@ -94,8 +94,7 @@ def _finding(
         why=f"estimated for nominal samples: {shown}",
         help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
         related=tuple(
-            Related(path=("modules", name), label=f"on {ranks_text(alike.ranks)}")
-            for name in _names(alike)
+            Related(("modules", name), f"on {ranks_text(alike.ranks)}") for name in _names(alike)
         ),
     )
 
@@ -159,7 +158,9 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
         sizes = {name: layout[name].group_size for name in _names(alike) if name in modules}
         now = max(sizes.values(), default=1)
         legal = [
-            n for n in divisors(layout.samples.microbatches) if n < now and _grouped(spec, key, n)
+            n
+            for n in divisors(layout.samples.microbatches)
+            if n < now and _with_groups(spec, key, n)
         ]
         if legal:
             size, grouped = _largest_that_fits(estimator, alike, key, legal)
@@ -167,7 +168,7 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
             yield grouped, f"{does} {names} at once (`{key}: {size}`)"
 
 
-def _grouped(spec: Spec, key: str, size: int) -> Spec | None:
+def _with_groups(spec: Spec, key: str, size: int) -> Spec | None:
     """Return a spec with groups of microbatches of a size; None if that is not legal."""
     schedule = spec.schedule.model_copy(update={key: size})
     changed = spec.model_copy(update={"schedule": schedule})
@@ -183,7 +184,7 @@ def _largest_that_fits(
     """
 
     def at(size: int) -> Estimator:
-        changed = _grouped(estimator.spec, key, size) or estimator.spec
+        changed = _with_groups(estimator.spec, key, size) or estimator.spec
         return Estimator.of(Plan.of(changed), estimator.constants)
 
     nodes = estimator.spec.nodes

@@ -71,7 +71,7 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             path=(*path, *key),
             why=why,
             help=help_,
-            related=(Related(path=(*path, "heads"), label=f"{model.heads} heads"),),
+            related=(Related((*path, "heads"), f"{model.heads} heads"),),
         )
 
     size = model.head_size
@@ -125,7 +125,7 @@ def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
         f"{names[0]} are interpolated, so the first bound must "
         f"{'not be above' if is_yarn else 'be below'} the second",
         help=f"write `{names[1]}: {ratio * low:g}`",
-        related=(Related(path=(*path, names[0]), label=f"{low:g}"),),
+        related=(Related((*path, names[0]), f"{low:g}"),),
     )
 
 
@@ -153,7 +153,7 @@ def heads_hold_places(spec: Spec, name: str, model: VitModel) -> Findings:
         path=("modules", name, "model", "hidden"),
         why="`rope2d` rotates half of the pairs of a head by row of a patch, half by column",
         help=f"write `hidden: {model.heads * next_multiple(size, 4)}`",
-        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+        related=(Related(("modules", name, "model", "heads"), f"{model.heads} heads"),),
     )
 
 
@@ -186,7 +186,7 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
         path=("modules", name, "model", key),
         why="2-D rotary positions rotate queries and keys by the row and column of a patch",
         help=f"delete `{key}`, or write `positions: learned`",
-        related=(Related(path=("modules", name, "model", "positions"), label=model.positions),),
+        related=(Related(("modules", name, "model", "positions"), model.positions),),
     )
 
 
@@ -210,9 +210,7 @@ def windows_have_layers(spec: Spec, name: str, model: VitModel | DecoderModel) -
             path=(*path, "full", windows.full.index(beyond[0])),
             why="layers are counted from 0",
             help=f"write `full: {kept}`",
-            related=(
-                Related(path=("modules", name, "model", "layers"), label=f"{model.layers} layers"),
-            ),
+            related=(Related(("modules", name, "model", "layers"), f"{model.layers} layers"),),
         )
     elif len(kept) == model.layers:
         yield no_effect(
@@ -231,7 +229,7 @@ def windows_hold_all_tokens(spec: Spec, name: str, model: VitModel) -> Findings:
         path=("modules", name, "model", key),
         why="`windows` cut the patches of an image into squares, which attend to themselves only",
         help=f"delete `{key}` or `windows`",
-        related=(Related(path=("modules", name, "model", "windows"), label="windows"),),
+        related=(Related(("modules", name, "model", "windows"), "windows"),),
     )
 
 

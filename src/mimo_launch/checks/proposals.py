@@ -87,7 +87,7 @@ def _nearest(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
     before = faults(spec, rules)
     some: Grid | None = None
     for grid in near:
-        after = faults(_changed(spec, name, grid=grid), rules)
+        after = faults(_with_module(spec, name, grid=grid), rules)
         if any(code in _OF_GRIDS and path[1] == name for code, path in after):
             continue
         if after <= before:
@@ -167,7 +167,7 @@ def _inside_hosts(spec: Spec, name: str, rules: Sequence[Rule]) -> Grid | None:
         # Groups of tp and cp lie within blocks of this many ranks.
         block = prod(getattr(grid, axis) for axis in inner)
         is_inside = gpus % block == 0 and module.rank_range.start % block == 0
-        if is_inside and faults(_changed(spec, name, grid=grid), rules) <= before:
+        if is_inside and faults(_with_module(spec, name, grid=grid), rules) <= before:
             return grid
     return None
 
@@ -181,14 +181,14 @@ def _groups(spec: Spec, name: str) -> Iterator[Offer]:
     else:
         return
     for size in divisors(spec.schedule.microbatches):
-        yield f"`{key}: {size}` in `schedule`", _scheduled(spec, {key: size})
+        yield f"`{key}: {size}` in `schedule`", _with_schedule(spec, {key: size})
 
 
 def _fewer(spec: Spec) -> Iterator[Offer]:
     """Yield fewer microbatches, the most first."""
     for number in reversed(divisors(spec.batch.global_)):
         if number < spec.schedule.microbatches:
-            yield f"`microbatches: {number}`", _scheduled(spec, {"microbatches": number})
+            yield f"`microbatches: {number}`", _with_schedule(spec, {"microbatches": number})
 
 
 def _grids(spec: Spec, name: str) -> Iterator[Offer]:
@@ -197,19 +197,19 @@ def _grids(spec: Spec, name: str) -> Iterator[Offer]:
     for grid in nearest_grids(module.grid, len(ranks)):
         if grid.cp != module.grid.cp:
             continue  # Cp cuts long sequences, not batches.
-        yield f"`{show_grid(grid)}` for `{name}`", _changed(spec, name, grid=grid)
+        yield f"`{show_grid(grid)}` for `{name}`", _with_module(spec, name, grid=grid)
     unit = module.grid.num_ranks // module.grid.dp
     for dp in range(min(module.grid.dp - 1, len(ranks) // unit), 0, -1):
         grid = module.grid.replace(dp=dp)
         fewer = rank_text(ranks[: dp * unit])
         line = f"`ranks: {fewer}` for `{name}` with `{show_grid(grid)}`"
-        yield line, _changed(spec, name, ranks=fewer, grid=grid)
+        yield line, _with_module(spec, name, ranks=fewer, grid=grid)
 
 
-def _scheduled(spec: Spec, settings: dict[str, Any]) -> Spec:
+def _with_schedule(spec: Spec, settings: dict[str, Any]) -> Spec:
     return spec.replace(schedule=spec.schedule.replace(**settings))
 
 
-def _changed(spec: Spec, name: str, **settings: Any) -> Spec:
+def _with_module(spec: Spec, name: str, **settings: Any) -> Spec:
     module = spec.modules[name].replace(**settings)
     return spec.replace(modules={**spec.modules, name: module})

@@ -106,7 +106,7 @@ def grid_fills_ranks(spec: Spec, name: str) -> Findings:
         at_key=True,
         why="each rank of a module has exactly one place on its grid",
         help=f"these fit: {', '.join(fits)}",
-        related=(Related(path=("modules", name, "ranks"), label=held),),
+        related=(Related(("modules", name, "ranks"), held),),
     )
 
 
@@ -160,7 +160,7 @@ def idle_ranks_idle(spec: Spec, name: str) -> Findings:
         path=("idle_ranks",),
         why="idle ranks hold no module",
         help="delete `idle_ranks`, or name only ranks that no module has",
-        related=(Related(path=("modules", name, "ranks"), label=f"`{name}` is here"),),
+        related=(Related(("modules", name, "ranks"), f"`{name}` is here"),),
     )
 
 
@@ -212,7 +212,7 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
             path=("modules", name, "grid", axis),
             why=f"every layer waits for {axis} traffic, which is many times slower between hosts",
             help=_inside_host(module, axis, gpus),
-            related=(Related(path=("nodes", "gpus"), label=f"{gpus} ranks per host"),),
+            related=(Related(("nodes", "gpus"), f"{gpus} ranks per host"),),
         )
 
 
@@ -246,7 +246,7 @@ def gpu_holds_memory(spec: Spec) -> Findings:
         path=("nodes", "gpu_memory"),
         why="a plan that fits into memory that is not there would fail in its first step",
         help=f"delete `gpu_memory`{others}",
-        related=(Related(path=("nodes", "gpu"), label=GPUS[nodes.gpu].name),),
+        related=(Related(("nodes", "gpu"), GPUS[nodes.gpu].name),),
     )
 
 

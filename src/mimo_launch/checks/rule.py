@@ -129,7 +129,7 @@ def idle_key(name: str, key: str, why: str, *above: str) -> Diagnostic:
     return no_effect(path, f"`{key}` of `{name}` does nothing", why)
 
 
-def chosen(section: Strict) -> set[str]:
+def chosen_keys(section: Strict) -> set[str]:
     """Return the keys of a section that have another value than their default.
 
     So a saved spec, which has every default, gives the same keys as the spec that the user wrote.

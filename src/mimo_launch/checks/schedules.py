@@ -29,7 +29,7 @@ def virtual_stages_used(spec: Spec) -> Findings:
         path=_VIRTUAL,
         why="only `interleaved` runs several stages of the language model on one rank",
         help="write `kind: interleaved`, or delete `virtual_stages`",
-        related=(Related(path=_KIND, label="one stage per rank"),),
+        related=(Related(_KIND, "one stage per rank"),),
     )
 
 
@@ -46,7 +46,7 @@ def interleaved_has_stages(spec: Spec) -> Findings:
         path=_KIND,
         why="microbatches take turns between the stages of a rank while other ranks work",
         help=instead,
-        related=(Related(path=_PP, label=f"pp {pp}"),),
+        related=(Related(_PP, f"pp {pp}"),),
     )
 
 
@@ -74,7 +74,7 @@ def interleaved_runs_whole(spec: Spec) -> Findings:
         why="under `interleaved`, each rank runs pp microbatches through one of its stages, then "
         "through the next" + (", and the pipeline drains after each group" if is_group else ""),
         help=f"write `{key}: {fits}`, or `kind: 1f1b`",
-        related=(Related(path=_PP, label=f"pp {pp}"),),
+        related=(Related(_PP, f"pp {pp}"),),
     )
 
 
@@ -115,5 +115,5 @@ def bubbles_need_no_gather(spec: Spec, name: str) -> Findings:
         why=f"its {replicas} shards would be gathered at every forward, by ranks that are idle at "
         "different times",
         help="write `sharding: optimizer`, or `kind: 1f1b`",
-        related=(Related(path=_KIND, label="the encoder runs in idle slots"),),
+        related=(Related(_KIND, "the encoder runs in idle slots"),),
     )

@@ -53,7 +53,7 @@ def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
             path=("eval",),
             why="held-out samples come from shards of their own",
             help="write `eval_shards: PATTERN` in `data`, or delete `eval`",
-            related=(Related(path=("data", "kind"), label="these data"),),
+            related=(Related(("data", "kind"), "these data"),),
         )
 
 
@@ -217,8 +217,19 @@ def members_for_encoders(spec: Spec) -> Findings:
     targets = [each for each in suffixes if each.startswith(TARGET)]
     found = {each.rpartition(".")[2] for each in suffixes if each not in targets}
     ends = ", ".join(sorted({*found, *targets})) or "nothing"
-    related = (Related(path=("data", "shards"), label="these shards"),)
-    why = f"its first {len(suffixes)} members end in {ends}"
+
+    def without(name: str, does: str, members: str) -> Diagnostic:
+        return Diagnostic(
+            code="encoder-without-members",
+            severity=Severity.WARNING,
+            headline=f"`{name}` {does}, but {shard} begins without any",
+            path=("modules", name),
+            at_key=True,
+            why=f"its first {len(suffixes)} members end in {ends}",
+            help=f"delete `{name}`, or name shards with {members}",
+            related=(Related(("data", "shards"), "these shards"),),
+        )
+
     for name in makers(spec):
         made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
         kind = kind_of(spec.modules[name].model)
@@ -228,16 +239,8 @@ def members_for_encoders(spec: Spec) -> Findings:
         elif kind.codes is not None:
             what, ending, fits = "codes", CODES_SUFFIX, {CODES_SUFFIX}
         if not made & fits:
-            yield Diagnostic(
-                code="encoder-without-members",
-                severity=Severity.WARNING,
-                headline=f"`{name}` learns to make {what}, but {shard} begins without any",
-                path=("modules", name),
-                at_key=True,
-                why=why,
-                help=f"delete `{name}`, or name shards with members such as `KEY.target.{ending}`",
-                related=related,
-            )
+            members = f"members such as `KEY.target.{ending}`"
+            yield without(name, f"learns to make {what}", members)
     for name, module in spec.encoders.items():
         kind = kind_of(module.model)
         if kind.input is None:
@@ -248,13 +251,4 @@ def members_for_encoders(spec: Spec) -> Findings:
             seen |= {*VIDEO_SUFFIXES, FRAMES_SUFFIX.rpartition(".")[2]}
         if not found & (AUDIO_SUFFIXES if sound else seen):
             what = "clips" if sound else "images"
-            yield Diagnostic(
-                code="encoder-without-members",
-                severity=Severity.WARNING,
-                headline=f"`{name}` reads {what}, but {shard} begins without any",
-                path=("modules", name),
-                at_key=True,
-                why=why,
-                help=f"delete `{name}`, or name shards with {what}",
-                related=related,
-            )
+            yield without(name, f"reads {what}", what)

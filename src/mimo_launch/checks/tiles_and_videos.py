@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.checks.rule import Findings, chosen, no_effect
+from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
 from mimo_launch.checks.shards import first_suffixes
 from mimo_launch.data.sources.tar_files import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
@@ -51,7 +51,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
             path=path,
             why=why,
             help=f"{remedy}, or delete `tiles` of `{name}`",
-            related=(Related(path=("modules", name, "model", "tiles"), label="tiles"),),
+            related=(Related(("modules", name, "model", "tiles"), "tiles"),),
         )
 
 
@@ -205,7 +205,7 @@ def video_settings_used(spec: Spec) -> Findings:
     """Settings of videos have an effect only where videos are read (a warning)."""
     if isinstance(spec.data, WebdatasetData) and not video_readers(spec):
         for key in ("video", "video_marker"):
-            if key in chosen(spec.data):
+            if key in chosen_keys(spec.data):
                 yield no_effect(
                     ("data", key),
                     f"`{key}` does nothing: no encoder reads videos",
@@ -245,5 +245,5 @@ def video_package_installed(spec: Spec) -> Findings:
             path=("data", "shards"),
             why=f"the shards begin with videos (.{min(found)}), which are decoded with it",
             help=f"pip install '{AV}'",
-            related=(Related(path=("data", "kind"), label="these data"),),
+            related=(Related(("data", "kind"), "these data"),),
         )

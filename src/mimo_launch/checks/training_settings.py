@@ -8,7 +8,7 @@ Leaves: values that are wrong by themselves to `spec`.
 from collections.abc import Iterator
 from itertools import chain
 
-from mimo_launch.checks.rule import Findings, chosen, no_effect
+from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
@@ -115,7 +115,7 @@ def own_optimizer_used(spec: Spec, name: str) -> Findings:
             "it is for matrices, and weights of your own class do not say which they are: all of "
             "them follow AdamW",
         )
-    if module.frozen is True and chosen(module.optimizer):
+    if module.frozen is True and chosen_keys(module.optimizer):
         yield no_effect(
             ("modules", name, "optimizer"),
             f"`optimizer` of `{name}` does nothing, because `{name}` is frozen",
@@ -138,7 +138,7 @@ def loss_weight_used(spec: Spec, name: str) -> Findings:
 def balance_used(spec: Spec, name: str) -> Findings:
     """`balance` moves samples among replicas of an encoder."""
     module, path = spec.modules[name], ("modules", name, "balance")
-    if module.balance == "none" or "balance" not in chosen(module):
+    if module.balance == "none" or "balance" not in chosen_keys(module):
         return
     if name == LANGUAGE:
         yield no_effect(
@@ -164,7 +164,7 @@ def encoder_microbatches_used(spec: Spec) -> Findings:
 
 def generator_microbatches_used(spec: Spec) -> Findings:
     """`generator_microbatches` is for generators that share ranks with language."""
-    if "generator_microbatches" not in chosen(spec.schedule):
+    if "generator_microbatches" not in chosen_keys(spec.schedule):
         return
     if not any(shares_ranks(spec, name) for name in spec.generators):
         yield no_effect(
@@ -217,7 +217,7 @@ def optimizer_settings_used(spec: Spec) -> Findings:
     read = {key for kind in kinds for rule in RULES[kind] for key in rule.settings}
     owners = {key: rule for rules in RULES.values() for rule in rules for key in rule.settings}
     for key, rule in owners.items():
-        if key in chosen(spec.optimizer) and key not in read:
+        if key in chosen_keys(spec.optimizer) and key not in read:
             yield no_effect(
                 ("optimizer", key),
                 f"`{key}` does nothing with {listing(sorted(f'`kind: {kind}`' for kind in kinds))}",
@@ -245,7 +245,7 @@ def evaluation_ends(spec: Spec) -> Findings:
             path=("eval", "samples"),
             why=f"samples of {spec.data.kind} data are made up as they are asked for",
             help="write `samples: 256`, or as many as you want",
-            related=(Related(path=("data", "kind"), label="these data"),),
+            related=(Related(("data", "kind"), "these data"),),
         )
 
 
@@ -254,7 +254,7 @@ def target_settings_used(spec: Spec) -> Findings:
     if not isinstance(spec.data, WebdatasetData) or spec.generators:
         return
     for key in ("target_marker", "target_reads"):
-        if key in chosen(spec.data):
+        if key in chosen_keys(spec.data):
             yield no_effect(
                 ("data", key),
                 f"`{key}` without a generator does nothing",
@@ -262,13 +262,12 @@ def target_settings_used(spec: Spec) -> Findings:
             )
 
 
-def image_sizes_used(spec: Spec) -> Findings:
+def image_sizes_used(spec: Spec, data: SyntheticData) -> Findings:
     """Limits of random sizes have no effect where all images have one size."""
-    data = spec.data
-    if not isinstance(data, SyntheticData) or data.image is None:
+    if data.image is None:
         return
     for key in ("min_patches", "max_patches"):
-        if key in chosen(data):
+        if key in chosen_keys(data):
             yield no_effect(
                 ("data", key), f"`{key}` does nothing with `image`", "every image has that size"
             )

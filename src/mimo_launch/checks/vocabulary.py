@@ -70,10 +70,9 @@ def tokenizer_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
         )
 
 
-def template_shows_media(spec: Spec) -> Findings:
+def template_shows_media(spec: Spec, data: WebdatasetData) -> Findings:
     """The chat template says where images and clips go, if no `placeholder` does."""
-    data = spec.data
-    if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
+    if not isinstance(data.template, ChatTemplate):
         return
     if all(spec.modules[name].placeholder is not None for name in spec.sources_of(LANGUAGE)):
         return
@@ -85,7 +84,7 @@ def template_shows_media(spec: Spec) -> Findings:
 
     path: tuple[str | int, ...] = ("data", "template")
     help_ = "name the folder of another chat model in `tokenizer`"
-    related = Related(path=("data", "tokenizer"), label="its template")
+    related = Related(("data", "tokenizer"), "its template")
     try:
         SampleEncoder(spec, data, ShardInputs(spec, data))
         return
@@ -125,7 +124,7 @@ def vocab_holds_tokenizer(spec: Spec) -> Findings:
         why="an id beyond the vocabulary has no embedding"
         + ("; the last ids stand for rows of encoders without `placeholder`" if ends else ""),
         help=f"write `vocab: {tokens + placeholders}`",
-        related=(Related(path=("data", "tokenizer"), label=f"{tokens} tokens"),),
+        related=(Related(("data", "tokenizer"), f"{tokens} tokens"),),
     )
 
 
@@ -151,7 +150,7 @@ def placeholder_is_token(spec: Spec, name: str) -> Findings:
         help=f"add `{marker}` to the tokenizer, and write its id"
         if known is None
         else f"write `placeholder: {known}`, which is `{marker}`",
-        related=(Related(path=("data", "tokenizer"), label="this tokenizer"),),
+        related=(Related(("data", "tokenizer"), "this tokenizer"),),
     )
 
 
@@ -177,7 +176,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             path=path,
             why="it marks the place of a row of the encoder in the text",
             help=f"write `placeholder: {size - 1}`, or a larger `vocab`",
-            related=(Related(path=_VOCAB, label=f"{size} tokens, from 0 on"),),
+            related=(Related(_VOCAB, f"{size} tokens, from 0 on"),),
         )
         return
     before = others[: others.index(name)]
@@ -199,7 +198,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             + ("; those without a `placeholder` own the last ids" if by_default else ""),
             help=f"write `placeholder: {free}`, or merge both in a module with "
             f"`model: {{kind: connector, ...}}` and `reads: [{taken[given]}, {name}]`",
-            related=(Related(path=("modules", taken[given]), label="the other encoder"),),
+            related=(Related(("modules", taken[given]), "the other encoder"),),
         )
     elif role := _role(spec, given):
         yield Diagnostic(
@@ -208,7 +207,7 @@ def placeholder_is_free(spec: Spec, name: str) -> Findings:
             path=path,
             why="a row of the encoder would replace every occurrence of that token",
             help=f"write `placeholder: {free}`, or delete the line",
-            related=(Related(path=("data", "kind"), label="these texts"),),
+            related=(Related(("data", "kind"), "these texts"),),
         )
 
 
@@ -250,7 +249,7 @@ def ends_are_codes(spec: Spec, name: str) -> Findings:
                 path=(*path, key),
                 why="codes count from 0",
                 help=f"write `vocab: {code + 1}`, or delete `{key}`",
-                related=(Related(path=(*path, "vocab"), label=f"0 to {model.vocab - 1}"),),
+                related=(Related((*path, "vocab"), f"0 to {model.vocab - 1}"),),
             )
     if model.start_code == model.end_code:
         key = "end" if model.end is not None else "start"
@@ -262,8 +261,7 @@ def ends_are_codes(spec: Spec, name: str) -> Findings:
             why="the talker sees `start` in front of the first frame, and says `end` behind the "
             "last one",
             help=f"write another code, or delete `{key}`",
-            related=(Related(path=(*path, other), label="the same"),)
-            * (other in model.model_fields_set),
+            related=(Related((*path, other), "the same"),) * (other in model.model_fields_set),
         )
 
 
@@ -273,7 +271,7 @@ def codes_fit_digits(spec: Spec, name: str) -> Findings:
     if model is None or not isinstance(spec.data, DigitsData):
         return
     path, pixels = ("modules", name, "model"), DIGIT_SIDE**2
-    data = Related(path=("data", "kind"), label=f"digits of {pixels} pixels, values 0 to 16")
+    data = Related(("data", "kind"), f"digits of {pixels} pixels, values 0 to 16")
     if pixels % model.codebooks:
         sizes = ", ".join(f"`codebooks: {size}`" for size in divisors(pixels))
         yield Diagnostic(

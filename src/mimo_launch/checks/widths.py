@@ -59,7 +59,7 @@ def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel) -> Findings:
         path=("modules", name, "model", "kv_heads"),
         why="each key/value head serves the same number of query heads",
         help="these fit: " + ", ".join(f"`kv_heads: {each}`" for each in divisors(model.heads)),
-        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+        related=(Related(("modules", name, "model", "heads"), f"{model.heads} heads"),),
     )
 
 
@@ -77,7 +77,7 @@ def hidden_over_heads(spec: Spec, name: str) -> Findings:
         why="the head size is hidden / heads"
         + (", unless `head_dim` sets it" if kind.reads_tokens else ""),
         help=f"write `hidden: {fits}`, or heads that divide {model.hidden}",
-        related=(Related(path=("modules", name, "model", "heads"), label=f"{model.heads} heads"),),
+        related=(Related(("modules", name, "model", "heads"), f"{model.heads} heads"),),
     )
 
 
@@ -121,7 +121,7 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
         path=("modules", name, "model", key),
         why="a stage without a layer would only pass activations on",
         help=_smaller(Axis.PP, [each for each in divisors(stages) if each * virtual <= layers]),
-        related=(Related(path=("modules", name, "grid", Axis.PP), label=f"{stages} stages"),),
+        related=(Related(("modules", name, "grid", Axis.PP), f"{stages} stages"),),
     )
 
 
@@ -145,7 +145,7 @@ def _smaller(axis: str, fits: list[int]) -> str:
 
 
 def _tp(name: str, tp: int) -> Related:
-    return Related(path=("modules", name, "grid", Axis.TP), label=f"tp {tp}")
+    return Related(("modules", name, "grid", Axis.TP), f"tp {tp}")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ _WORDS = {
 def recurrent_layers_have_sizes(spec: Spec, name: str, model: HybridModel) -> Findings:
     """Sizes of recurrent layers are given where there are such layers, and only there."""
     path = ("modules", name, "model")
-    related = (Related(path=(*path, "pattern"), label=model.pattern),)
+    related = (Related((*path, "pattern"), model.pattern),)
     for letter, key in RECURRENT.items():
         words, sizes = _WORDS[key], model.sizes_of(letter)
         if letter in model.pattern and sizes is None:
@@ -246,7 +246,7 @@ def recurrent_over_grid(spec: Spec, name: str, model: HybridModel) -> Findings:
     grid = spec.modules[name].grid
     ranks = grid.tp * grid.cp
     related = tuple(
-        Related(path=("modules", name, "grid", axis), label=f"{axis} {size}")
+        Related(("modules", name, "grid", axis), f"{axis} {size}")
         for axis, size in ((Axis.TP, grid.tp), (Axis.CP, grid.cp))
         if size > 1
     )

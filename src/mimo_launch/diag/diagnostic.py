@@ -37,7 +37,7 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Related:
     """A second place that belongs to a finding, with a short label."""
 

@@ -97,7 +97,7 @@ def report_lines(
     if frozen:
         lines += _row("said", [_FROZEN])
     if state is not None:
-        lines += _row("said", _said(failure, state))
+        lines += _row("said", _message_lines(failure, state))
         fault = environment_fault(state.message)
         lines += _row("help", list(fault)) if fault else []
         ahead = [_HOST_AHEAD] if state.gpu else []
@@ -130,7 +130,7 @@ def _row(name: str, lines: Sequence[str]) -> list[str]:
     return [(head if number == 0 else _MORE) + line for number, line in enumerate(lines)]
 
 
-def _said(failure: Failure, state: RankState) -> list[str]:
+def _message_lines(failure: Failure, state: RankState) -> list[str]:
     """Return the message of the rank to blame, or what was observed."""
     match failure.verdict.kind:
         case FailureKind.DIED:
@@ -187,9 +187,9 @@ def _doing(failure: Failure, state: RankState) -> str:
 def _others(failure: Failure, blamed: int) -> list[str]:
     """Return what the other ranks were doing, one line per group of ranks that did the same."""
     others = [state for state in failure.states if state.rank != blamed]
-    groups = _grouped({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
+    groups = _group({s.rank: f"{_how(s)}, {_doing(failure, s)}" for s in others})
     if len(groups) > MAX_GROUPS:
-        groups = _grouped({s.rank: f"{_how(s)}, step {s.step}, {s.phase.words}" for s in others})
+        groups = _group({s.rank: f"{_how(s)}, step {s.step}, {s.phase.words}" for s in others})
     lines = [f"{named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     more = len(lines) - MAX_GROUPS
     lines = [*lines[:MAX_GROUPS], *([f"and {more} more groups of ranks"] if more > 0 else [])]
@@ -201,7 +201,7 @@ def _others(failure: Failure, blamed: int) -> list[str]:
     return lines
 
 
-def _grouped(texts: dict[int, str]) -> dict[str, list[int]]:
+def _group(texts: dict[int, str]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for rank, text in texts.items():
         groups.setdefault(text, []).append(rank)

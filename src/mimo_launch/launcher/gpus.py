@@ -75,7 +75,7 @@ def gpus_here() -> Gpus:
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # Too late for a child to help.
-        return _seen()
+        return _read_gpus()
     try:
         return ask_child(_look)
     except ChildDied:  # A driver that kills its caller offers no GPU.
@@ -93,10 +93,10 @@ def _look() -> Gpus:
     # `import_for_workers` sets it to keep the parent away from the driver. A child may ask the
     # driver, which shows whether the driver works.
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-    return _seen() if torch.cuda.is_available() else Gpus(0)
+    return _read_gpus() if torch.cuda.is_available() else Gpus(0)
 
 
-def _seen() -> Gpus:
+def _read_gpus() -> Gpus:
     import torch
 
     count = torch.cuda.device_count()

@@ -19,13 +19,13 @@ from mimo_launch.launcher.host_messages import LOST_SECONDS, AllHosts, HostMessa
 from mimo_launch.launcher.network import (
     Rendezvous,
     WorkerStore,
+    address_of,
     answers,
     interface_of,
     listen_at,
     local_address,
     open_store,
     parse_endpoint,
-    resolved,
 )
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 from mimo_launch.launcher.torchrun_slurm import NodePlace
@@ -77,7 +77,7 @@ class HostRendezvous(AllHosts):
             plan=plan,
             ranks=list(ranks),
             route=local_address(self._address, port),
-            endpoint=resolved(self._address, port),
+            endpoint=address_of(self._address, port),
         )
         self.messages.start()
         self._wait_for_all("plan", self.messages.said, "did not connect")

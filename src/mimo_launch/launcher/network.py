@@ -57,7 +57,7 @@ def listen_at(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def resolved(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
     """Return the address of a host as seen from here, or "" if it has none."""
     try:
         return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])

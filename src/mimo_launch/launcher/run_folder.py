@@ -73,7 +73,7 @@ class RunFolder:
         for name, text in self.texts.items():
             path = self.path / name
             if path.exists() and path.read_text(encoding="utf-8") != text:
-                path.rename(_unused(self.path, path.stem, path.suffix))
+                path.rename(_free_name(self.path, path.stem, path.suffix))
             path.write_text(text, encoding="utf-8")
 
 
@@ -146,7 +146,7 @@ def open_run_folder(
     try:
         saved = resume_point(root, spec, resume=resume)
         if saved is None and any(each.name != LOCK for each in path.iterdir()):
-            moved = _unused(root, spec.name, "")
+            moved = _free_name(root, spec.name, "")
             with lock:
                 lock.move(moved)
             lock = lock_run(path, say, stop)
@@ -160,7 +160,7 @@ def open_run_folder(
     return folder
 
 
-def _unused(folder: Path, stem: str, suffix: str) -> Path:
+def _free_name(folder: Path, stem: str, suffix: str) -> Path:
     number = 1
     while (folder / f"{stem}.{number}{suffix}").exists():
         number += 1
@@ -207,7 +207,7 @@ def is_run(folder: Path) -> bool:
 def runs_below(folder: Path) -> list[Path]:
     """Return the runs in a folder, the one with the latest sign of life first."""
     found = [each for each in folder.iterdir() if is_run(each)]
-    return sorted(found, key=_heard_of, reverse=True)
+    return sorted(found, key=_last_sign, reverse=True)
 
 
 def status_of(run: Path) -> RunStatus:
@@ -226,7 +226,7 @@ def status_of(run: Path) -> RunStatus:
         step=step,
         steps=steps,
         loss=losses[-1] if losses else math.nan,
-        age_s=max(0.0, time.time() - _heard_of(run)),
+        age_s=max(0.0, time.time() - _last_sign(run)),
         why=why,
     )
 
@@ -247,7 +247,9 @@ def _state(run: Path, *, done: bool) -> tuple[State, str]:
 def has_failed(run: Path) -> bool:
     """Return whether the last attempt of a run left a report of a failure."""
     # The report of an earlier attempt is older than the steps of later attempts.
-    return os.path.isfile(run / FAILURE) and _changed(run / FAILURE) >= _changed(run / METRICS)
+    return os.path.isfile(run / FAILURE) and _change_time(run / FAILURE) >= _change_time(
+        run / METRICS
+    )
 
 
 def _losses(run: Path) -> Curve:
@@ -258,12 +260,12 @@ def _losses(run: Path) -> Curve:
         return [], []
 
 
-def _heard_of(run: Path) -> float:
+def _last_sign(run: Path) -> float:
     """Return the time of a run's latest sign of life."""
-    return max(_changed(run / name) for name in (METRICS, FAILURE, SPEC))
+    return max(_change_time(run / name) for name in (METRICS, FAILURE, SPEC))
 
 
-def _changed(file: Path) -> float:
+def _change_time(file: Path) -> float:
     """Return when a file was changed; 0 if it is missing or cannot be read."""
     try:
         return file.stat().st_mtime

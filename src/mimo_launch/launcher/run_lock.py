@@ -267,17 +267,17 @@ def _beats(path: Path, owner: Owner, wait: Callable[[str], None]) -> bool:
 
     Raises: FileNotFoundError.
     """
-    before, until = _touched(path), time.monotonic() + SILENT_SECONDS
+    before, until = _touch_time(path), time.monotonic() + SILENT_SECONDS
     while time.monotonic() < until:
         wait(
             f"{path.parent} was in use by {owner}; waiting {SILENT_SECONDS:.0f} s for a sign of it"
         )
-        if _touched(path) != before:
+        if _touch_time(path) != before:
             return True
     return False
 
 
-def _touched(path: Path) -> int:
+def _touch_time(path: Path) -> int:
     """Return when a file was touched; opening it asks the file server, not a cache."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns

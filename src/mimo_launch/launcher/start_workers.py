@@ -78,10 +78,10 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
         pump = Pump(reader, outputs.enter_context(audience.screen))
         pump.start()
         outputs.callback(pump.join, timeout=KILL_SECONDS)
-        follower = Follower(_followed(job, hosts, rendezvous, audience))
+        follower = Follower(_receivers(job, hosts, rendezvous, audience))
         follower.start()
         outputs.callback(follower.stop)
-        tell = _Waiting(cells, hosts, pump.tell)
+        tell = _WaitReport(cells, hosts, pump.tell)
 
         def meanwhile() -> bool:
             tell.look()
@@ -101,7 +101,7 @@ def launch(job: Job, hosts: Hosts, audience: Audience, stop: StopRequest) -> int
     return ended_by
 
 
-class _Waiting:
+class _WaitReport:
     """Reports what the slowest ranks of this host are doing, until the first step has ended."""
 
     def __init__(self, cells: HostCells, hosts: Hosts, tell: Listener) -> None:
@@ -123,7 +123,7 @@ class _Waiting:
             self._tell(RunWaits(what=said))
 
 
-def _followed(
+def _receivers(
     job: Job, hosts: Hosts, rendezvous: Rendezvous, audience: Audience
 ) -> dict[Path, Callable[[str], None]]:
     """Return the files of the shown ranks of this host, with the receivers of their lines."""
