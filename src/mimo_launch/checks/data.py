@@ -27,16 +27,17 @@ def input_path(spec: Spec, name: str) -> YamlPath:
 def ranges_not_empty(spec: Spec, data: DigitsData | SyntheticData) -> Findings:
     """The smallest size and number of strips, images and clips do not exceed the largest."""
     sizes: tuple[str, ...] = ("digits",)
-    code, drawn, most = "empty-digit-range", "length of each strip", "the longest"
+    drawn, most = "length of each strip", "the longest"
+    digits = isinstance(data, DigitsData)
     if isinstance(data, SyntheticData):
         sizes = ("images", *(["patches"] if data.image is None else []), "frames")
-        code, drawn, most = "empty-image-range", "number of {}", "the most"
+        drawn, most = "number of {}", "the most"
     for what in sizes:
         low, high = (getattr(data, f"{end}_{what}") for end in ("min", "max"))
         if low > high:
             given = f"max_{what}" in data.model_fields_set
             yield Diagnostic(
-                code=code,
+                code="empty-digit-range" if digits else "empty-image-range",
                 headline=f"`min_{what}` {low} is above `max_{what}` {high}",
                 path=("data", f"min_{what}"),
                 why=f"the {drawn.format(what)} is drawn between the two",
