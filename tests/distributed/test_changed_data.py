@@ -9,9 +9,11 @@ from tests.support.running_ranks import run_on_running_ranks
 from tests.support.shard_runs import shard_spec
 from tests.support.shards import write_shard
 
+from mimo_launch.checkpoint import saver
 from mimo_launch.checkpoint.folder import DataHasChanged
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import RunResumed
 from mimo_launch.train.loop import Hooks, train
@@ -30,11 +32,23 @@ def run_on_rank(spec: Spec, folder: Path) -> tuple[list[Any], str]:
 
     with RankSession(Plan.of(spec)) as session:
         try:
-            state, saver = start_run(session, folder, emit)
+            state, saves = start_run(session, folder, emit)
         except DataHasChanged as error:
             return events, str(error)
-        train(session, emit, Hooks(saver=saver), state)
+        train(session, emit, Hooks(saver=saves), state)
     return events, ""
+
+
+def run_of_an_earlier_version(spec: Spec, folder: Path) -> tuple[list[Any], str]:
+    """Train as `run_on_rank`, and save the settings without keys that are new since."""
+
+    def dump(spec: Spec) -> dict[str, Any]:
+        settings = dump_spec(spec)
+        del settings["optimizer"]["momentum"], settings["train"]["allow_changed_data"]
+        return settings
+
+    saver.dump_spec = dump
+    return run_on_rank(spec, folder)
 
 
 def text(number: int) -> dict[str, Any]:
@@ -87,3 +101,23 @@ def test_a_run_goes_on_with_other_data_only_if_it_is_told_to(tmp_path: Path, cha
     assert go_on(4) == (
         ["train.steps: 3 -> 4", "train.allow_changed_data: true -> false"], ""
     )  # fmt: skip
+
+
+def test_a_key_that_is_new_since_the_checkpoint_is_no_change(tmp_path: Path) -> None:
+    """It changes only if it is set."""
+    write_shard(tmp_path / "shards" / "000.tar", [(f"a{n}", text(n)) for n in range(8)])
+    (tmp_path / "run").mkdir()
+
+    def changes(run: Any, steps: int, **settings: Any) -> list[list[str]]:
+        made = shard_spec(
+            tmp_path / "shards", 1, placed="same", checkpoint={"every": 1},
+            train={"steps": steps, "precision": "fp32"} | settings,
+        )  # fmt: skip
+        [(events, _)] = run_on_running_ranks(run, made, tmp_path / "run", world_size=1)
+        return [list(each.changes) for each in events if isinstance(each, RunResumed)]
+
+    assert changes(run_of_an_earlier_version, 1) == []
+    assert changes(run_of_an_earlier_version, 2) == [["train.steps: 1 -> 2"]]
+    assert changes(run_on_rank, 3, allow_changed_data=True) == [
+        ["train.steps: 2 -> 3", "train.allow_changed_data: false -> true"]
+    ]

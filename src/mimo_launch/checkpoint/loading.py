@@ -50,7 +50,7 @@ from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
 from mimo_launch.runtime.progress import Phase, RunState
-from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.load import dump_spec, with_defaults
 from mimo_launch.spec.optimizers import STATE
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
@@ -242,7 +242,7 @@ def start_run(
         changed = changed_data(usable.path, usable.marker.data, data, agree, allowed=allowed)
         state, fresh = load_state(session, usable, group)
         changes = (
-            *changed_settings(usable.marker.spec, dump_spec(spec)),
+            *changed_settings(with_defaults(usable.marker.spec), dump_spec(spec)),
             *changed,
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )

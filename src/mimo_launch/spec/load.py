@@ -7,6 +7,7 @@ Leaves: checks of more than one key to `checks`, tensors to `checkpoint`.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ def model_from_data(data: dict[str, Any]) -> Model:
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return a spec with all defaults as plain data for JSON; `spec_from_data` reads it back."""
     return spec.model_dump(mode="json", by_alias=True)
+
+
+def with_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what an earlier version dumped, with the defaults of keys that are new since.
+
+    Data that are no valid spec any more come back as they are.
+    """
+    with suppress(ValueError):
+        return dump_spec(spec_from_data(data))
+    return data
 
 
 def _load(document: Document, overrides: Sequence[str]) -> Loaded:
