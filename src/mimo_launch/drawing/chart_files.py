@@ -132,7 +132,7 @@ def _stop(stop: Stop, drawing: PlacedChart) -> str:
     """Return a band of a plot that shows its values while a reader points at it."""
     top, tall = px(drawing.top), px(drawing.bottom - drawing.top)
     band = f'x="{px(stop.left)}" y="{top}" width="{px(stop.right - stop.left)}"'
-    # The values stand on the side of the plot with more room.
+    # The values are on the side of the plot with more room.
     wide = max(map(len, stop.text)) * FONT * CHAR + 12
     is_left = stop.x < (drawing.left + drawing.right) / 2
     x = stop.x + 6 if is_left else stop.x - 6 - wide

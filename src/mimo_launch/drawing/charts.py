@@ -1,7 +1,7 @@
 """Charts of numbers over steps: curves between axes with round numbers, and a legend.
 
-Decides: sizes, ticks, and which values a reader sees who points at a step, or taps it. A chart is
-placed once, as strokes, dots and words; text has the colour of the page around it.
+Decides: sizes, ticks, and which values a reader sees on pointing at a step or tapping it. A chart
+is placed once, as strokes, dots and words; text has the colour of the page around it.
 Relies on: values that may be missing (not finite): a gap, as values up to 0 on a logarithmic axis.
 Leaves: which curves there are to `cli.report_figure`; files to `chart_files`.
 """
@@ -99,7 +99,7 @@ Shape = Stroke | Dot | Words
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What a reader sees at one step: lines of text, beside a line at `x` in a band of the plot."""
+    """The text that a reader sees at one step, beside a line at `x` in a band of the plot."""
 
     x: float
     left: float
@@ -172,7 +172,7 @@ class PlacedChart:
             yield from self._curve(line)
 
     def _curve(self, line: Line) -> Iterator[Shape]:
-        """Yield the parts of a curve between its gaps; a single point makes no line, but a dot."""
+        """Yield the parts of a curve between its gaps; a single point is a dot, not a line."""
         look, pairs = line.look, zip(line.steps, line.values, strict=True)
         for fits, part in groupby(pairs, key=lambda pair: self._fits(pair[1])):
             points = tuple((self.x(step), self.y(value)) for step, value in part if fits)
@@ -185,7 +185,7 @@ class PlacedChart:
                 )
 
     def stops(self) -> Iterator[Stop]:
-        """Yield what readers see who point at steps: all values there, by the names of curves."""
+        """Yield what readers see when they point at steps: all values, by the names of curves."""
         named = [line for line in self._chart.lines if line.name and line.steps]
         steps = sorted({step for line in named for step in line.steps})
         number = min(len(steps), _MOST_STOPS)

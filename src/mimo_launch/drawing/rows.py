@@ -42,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRow:
-    """One module; `placement` relates its ranks to those of language, and is None for language.
+    """One module; `placement` relates its ranks to language's, and is None for language.
 
     `role` and `reads` are set if language is not the only module that reads others. `role` is
     `encoder`, `connector`, `language` or `generator`; `reads` are the modules that send it rows.

@@ -100,7 +100,7 @@ def obstacles(model: Model) -> list[str]:
 
 
 def _kin(model: Model) -> Iterator[Family]:
-    """Yield the families of a kind that may stand alone, decoders with experts or without."""
+    """Yield the families of a kind that may be alone, decoders with experts or without."""
     has_experts = kind_of(model).moe is not None
     for family in FAMILIES.values():
         both = family.kind != "decoder" or family.of_experts == has_experts

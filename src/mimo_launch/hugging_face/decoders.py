@@ -1,7 +1,7 @@
 """What language models share: sizes, windows and experts in configurations, names of tensors.
 
-Decides: the tables of settings and of tensors of a Llama, and what of it families vary; which
-settings no decoder of ours computes.
+Decides: the tables of settings and of tensors of a Llama, and what families change in them;
+which settings our decoders do not compute.
 Relies on: `config.json` as transformers 4 and 5 write it, with the defaults of its config classes;
 `rotary`.
 Leaves: what else a family has, and its own defaults, to `families`.
@@ -168,7 +168,7 @@ def decoder(
 ) -> Settings:
     """Return the settings of a decoder like Llama; `parts` are entries, or keys that are fixed.
 
-    Keys of ours that nothing names are off in every configuration.
+    Our keys without an entry are off in every configuration.
     """
     entries = {
         key: each if hasattr(each, "read") or isinstance(each, tuple) else Fixed(each)
@@ -197,7 +197,7 @@ HYBRID_REST = defaults_of(HybridModel, but=_FREE)
 def not_computed(
     windows: WindowKeys = NO_WINDOWS, *, output_bias: bool = False, but: tuple[str, ...] = ()
 ) -> Refusals:
-    """Return the settings that no decoder of ours computes, without those in `but`."""
+    """Return the settings that our decoders do not compute, except those in `but`."""
     rules = refusals(
         only("hidden_act", "silu"),
         only("attention_bias", output_bias),

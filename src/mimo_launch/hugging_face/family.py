@@ -86,7 +86,7 @@ class DepthsAfterLayers:
 
 @dataclass(frozen=True, slots=True)
 class OneDepthApart:
-    """Tensors of one depth under a name of their own; a block is a layer of the hybrid model."""
+    """Tensors of one depth under a separate name; a block is a layer of the hybrid model."""
 
     table: Tensors
 

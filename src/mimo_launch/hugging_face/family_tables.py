@@ -1,6 +1,6 @@
 """The tables of a family as Markdown: where our keys and our tensors are in a folder.
 
-Decides: the words for each kind of entry; that a family of text shows what a Llama has not.
+Decides: the words for each kind of entry; that a text family shows only what differs from a Llama.
 Relies on: the entries of `settings` and `tensors`.
 Leaves: the page to `families_page`.
 """

@@ -116,7 +116,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A value that a function reads, and the settings that another one writes of a model.
+    """A value that one function reads, and settings that another one writes from a model.
 
     `words` say on the page of families where the value comes from.
     """
@@ -136,7 +136,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class InnerSettings:
-    """A section of our keys with a table of its own; None where a configuration lacks it.
+    """A section of our keys with a separate table; None where a configuration lacks it.
 
     A model without the section is written as if it had `otherwise`, if there is one.
     """
@@ -160,9 +160,9 @@ class InnerSettings:
 class Settings:
     """The settings of a configuration for a model, or for a section of one.
 
-    `table`: by our keys, an `TwoWay`, or a setting alone or with its defaults (see `Number`).
+    `table`: by our keys, a `TwoWay`, or a setting alone or with its defaults (see `Number`).
     `written`: settings that none of our keys covers, each a value or a function of a model.
-    `rest`: our keys without an entry that a folder decides all the same, with their values.
+    `rest`: our keys that a folder decides although they have no entry, with their values.
     """
 
     table: Mapping[str, TwoWay | str | tuple[Any, ...]]

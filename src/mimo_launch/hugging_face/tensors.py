@@ -139,7 +139,7 @@ def fused(
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Part `index` of several whose rows alternate head by head; `sizes` are those of one head."""
+    """Part `index` of several, with rows alternating head by head; `sizes` are of one head."""
 
     name: str
     index: int
@@ -171,7 +171,7 @@ class ExpertStack:
 
     `layer` is the name of the experts in the files, `part` is gate, up or down. Gates come above
     ups; if they are `interleaved`, rows of both alternate, matrices are transposed, and a `bias`
-    lies in a stack of its own.
+    is in a separate stack.
     """
 
     layer: str
@@ -196,7 +196,7 @@ class ExpertStack:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """An entry whose name in the files begins with `before`."""
+    """An entry with a name in the files that begins with `before`."""
 
     before: str
     entry: Entry

@@ -39,7 +39,7 @@ class WindowsShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class FramesShape(LayerShape):
-    """What an audio encoder has before its layers."""
+    """The layers of an audio encoder before its blocks."""
 
     conv1: WindowsShape
     conv2: WindowsShape

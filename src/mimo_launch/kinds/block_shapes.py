@@ -80,7 +80,7 @@ class LatentShape(LayerShape):
         return self.heads * head
 
     def widths(self) -> Widths:
-        """Return the widths of what it makes and of what it is made of."""
+        """Return the narrow widths, and the width of keys and values made from them."""
         narrow = self.sizes.kv_rank + self.sizes.rope_head_dim
         entered = narrow + self.query_width
         narrow += self.sizes.q_rank or 0
@@ -105,7 +105,7 @@ class AttentionShape(LayerShape):
     """Multi-head, grouped-query or latent attention.
 
     `qkv_bias` gives queries, keys and values biases, except keys without `key_bias` (Whisper);
-    `bias` is that of the output. `qk_norm` normalises each head of queries and keys, with
+    `bias` gives the output one. `qk_norm` normalises each head of queries and keys, with
     `wide_norm` all of them together. Scores are divided by the square root of `score_size` (None:
     of the head size), and stay below `score_cap`; learned `sinks` join their softmax. If `gated`,
     each head's output is multiplied by the sigmoid of a gate, which follows the query of the head.
@@ -170,7 +170,7 @@ class AttentionShape(LayerShape):
         }
 
     def widths(self) -> Widths:
-        """Return the widths of heads, and those of latent attention."""
+        """Return the widths of heads, and of latent attention."""
         query, key, value = (
             self.heads * self.head_size,
             self.kv_heads * self.head_size,
@@ -254,7 +254,7 @@ class ExpertsShape(LayerShape):
     out_scale: float
 
     def own(self, tp: int) -> Parameters:
-        """Return the weights of one expert, as all have them."""
+        """Return the weights of one expert; all experts have the same."""
         mlp = MlpShape(
             width=self.width,
             inner=self.moe.width,
@@ -320,7 +320,7 @@ class MoeShape(LayerShape):
         }
 
     def widths(self) -> Widths:
-        """Return the sizes of experts and shared MLP, which alone is a region, and of its gate."""
+        """Return the sizes of experts, shared MLP and its gate; only the shared MLP is a region."""
         return LayerShape.widths(self) + Widths(products=self.width * self.moe.gates_shared)
 
 

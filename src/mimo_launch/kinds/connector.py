@@ -1,6 +1,6 @@
 """Connectors: transformers over the rows of other encoders.
 
-Decides: what they have before the blocks; how many rows they make from the rows they read.
+Decides: the layers before the blocks; how many rows they make from the rows they read.
 Relies on: `transformer_encoder` for the rest.
 Leaves: placing rows among their tokens to `layout.replica_views`.
 """
@@ -17,7 +17,7 @@ from mimo_launch.spec.encoders import ConnectorModel
 
 @dataclass(frozen=True, slots=True)
 class ReadRowsShape(LayerShape):
-    """What a connector has before its layers."""
+    """The layers of a connector before its blocks."""
 
     reads: MapsShape
     queries: OneShape | None

@@ -54,7 +54,7 @@ class CustomKind(ModelKind):
 
     @property
     def stage(self) -> str:
-        """What builds a stage of the user's class."""
+        """The class that builds a stage of the user's class."""
         return "mimo_launch.models.custom_stages:CustomStages"
 
     @property

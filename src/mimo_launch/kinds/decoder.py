@@ -186,7 +186,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.activation
 
     def block(self, number: int) -> BlockShape:
-        """Return a block, of MLP or experts; that of a depth is like the last one."""
+        """Return a block with an MLP or experts; the block of a depth is like the last one."""
         block = replace(DecoderBlocksKind.block(self, number), post_norms=self.model.post_norms)
         if not self.has_experts(number):
             return block
@@ -209,7 +209,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.has_experts(self._like(number))
 
     def is_depth(self, number: int) -> bool:
-        """Return whether a number is that of a depth; depths follow the layers."""
+        """Return whether a number belongs to a depth; depths follow the layers."""
         return number >= self.model.layers
 
     def layer_name(self, number: int) -> str:
@@ -218,7 +218,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return f"mtp {name}" if self.is_depth(number) else name
 
     def sight(self, number: int) -> Sight:
-        """Return the sight of a layer; one with windows may rotate by a base of its own."""
+        """Return the sight of a layer; a layer with windows may have another rotary base."""
         whole, window = LanguageKind.sight(self, number), self.model.sliding_window
         if window is None or not self.attending.in_windows(number):
             return whole

@@ -19,7 +19,7 @@ from mimo_launch.spec.spec import Clips, Codes, Images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFacts:
-    """The tokens of a model that reads none; a language model has these facts itself.
+    """Facts about text, for a model that reads none; a language model has these facts itself.
 
     `vocab` is the size of the vocabulary, or the data set that defines it; it is padded to a
     multiple of `vocab_multiple`. `tied`: the head is the embedding. `mrope`: the pairs of a head
@@ -134,7 +134,7 @@ class Attending:
 
 @dataclass(frozen=True, slots=True)
 class TpCuts:
-    """What tp cuts, None where there is none."""
+    """The sizes that tp cuts; None where there is none."""
 
     @property
     def heads(self) -> int | None:

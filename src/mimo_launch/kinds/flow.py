@@ -1,6 +1,6 @@
 """Flow generators: transformers that learn to turn noise into images, given rows.
 
-Decides: what they have before the blocks and after them, and its work.
+Decides: the layers before and after the blocks, and their work.
 Relies on: `transformer_encoder` for the blocks.
 Leaves: noise to `data.random_draws`, the loss to `models.flow`.
 """
@@ -29,7 +29,7 @@ class TimeShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class NoiseShape(LayerShape):
-    """What a flow generator has before its layers."""
+    """The layers of a flow generator before its blocks."""
 
     patch: WholeShape
     time: TimeShape
@@ -38,7 +38,7 @@ class NoiseShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class VelocityShape(LayerShape):
-    """What a flow generator has after its layers."""
+    """The layers of a flow generator after its blocks."""
 
     norm: NormShape
     velocity: WholeShape

@@ -94,7 +94,7 @@ class HybridKind(LanguageKind):
         return EXPERTS in model.pattern if self.is_depth(number) else model.has_experts(number)
 
     def is_depth(self, number: int) -> bool:
-        """Return whether a number is that of a depth; depths follow the layers."""
+        """Return whether a number belongs to a depth; depths follow the layers."""
         return number >= self.model.layers
 
     def layer_name(self, number: int) -> str:

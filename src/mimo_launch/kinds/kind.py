@@ -94,7 +94,7 @@ class ModelKind(ABC):
 
     @property
     def cuts(self) -> TpCuts:
-        """What tp cuts."""
+        """The sizes that tp cuts."""
         return TpCuts()
 
     @property
@@ -154,7 +154,7 @@ class ModelKind(ABC):
         return False
 
     def is_depth(self, number: int) -> bool:
-        """Return whether a number is that of a depth of multi-token prediction."""
+        """Return whether a number belongs to a depth of multi-token prediction."""
         return False
 
     def layer_kind(self, number: int) -> LayerKind:

@@ -1,6 +1,6 @@
 """What causal models share, attention, and language models: a vocabulary, experts, a head.
 
-Decides: attention, experts and what is at both ends, and the work of the head.
+Decides: attention, experts, the layers at both ends, and the work of the head.
 Relies on: `shapes` for their weights.
 Leaves: the layers to `decoder` and `hybrid`.
 """
@@ -32,14 +32,14 @@ from mimo_launch.spec.spec import LanguageModel, RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class TokensShape(LayerShape):
-    """What language has before its layers."""
+    """The layer of a language model before its numbered layers."""
 
     embedding: VocabShape
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersShape(LayerShape):
-    """What language has after its layers; the head may be the embedding."""
+    """The last layers of a language model; the head may be the embedding."""
 
     norm: NormShape
     head: HeadShape | None
@@ -254,7 +254,7 @@ class LanguageKind(CausalKind):
         return TokensShape(self._embedding(ends))
 
     def after(self, ends: Ends) -> AnswersShape:
-        """Return final norm and head; and the embedding, if only the first stage had it else."""
+        """Return final norm and head; also the embedding, if needed after the first stage."""
         model = self.model
         needs_embedding = self.model.tied or self.depths > 0 or bool(ends.text_readers)
         return AnswersShape(

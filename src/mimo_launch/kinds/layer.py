@@ -114,19 +114,20 @@ class Flops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
-    """Sizes of what a layer computes, over all tp ranks; those of several mixers add up.
+    """Sizes of what a layer computes, over all tp ranks; sizes of several mixers add up.
 
-    `query` and `key` are the widths of all query heads and of all key heads, `value` that of the
-    values of all query heads; `unit` is the width of a key head. In a recurrent layer `query` and
-    `key` are the channels of its heads and of B or C, `unit` those of a group. `inner` is the width
-    inside the MLP, or inside all experts of one token together. In latent attention `narrow` is the
-    total width from which queries, keys and values are made, `entered` includes the stream if it is
-    a source, and `made` is the width of keys and values without their rotating part.
+    `query` and `key` are the widths of all query heads and of all key heads, `value` is the width
+    of the values of all query heads; `unit` is the width of a key head. In a recurrent layer
+    `query` and `key` are the channels of its heads and of B or C, `unit` the channels of a group.
+    `inner` is the width inside the MLP, or inside all experts of one token together. In latent
+    attention `narrow` is the total width from which queries, keys and values are made, `entered`
+    includes the stream if it is a source, and `made` is the width of keys and values without their
+    rotating part.
 
-    A token has `products` multiplications with matrices. With cp each rank `gathers` so many
-    numbers of every token, and sends `exchanges` numbers of its own. A pair of tokens that attend
-    multiplies `scored` numbers; a recurrence has `between` operations per token. `regions` counts
-    the tensor-parallel regions.
+    A token has `products` multiplications with matrices. With cp each rank gathers `gathers`
+    numbers of every token, and sends `exchanges` numbers of each of its own tokens. A pair of
+    tokens that attend multiplies `scored` numbers; a recurrence has `between` operations per token.
+    `regions` counts the tensor-parallel regions.
     """
 
     products: int = 0

@@ -1,7 +1,7 @@
 """The shapes of simple layers: linear maps, tables, norms.
 
 Decides: the weights of each layer, their names inside it, and how they are cut and drawn.
-Relies on: `weights` for what a weight says of itself.
+Relies on: `weights` for the facts that a weight declares.
 Leaves: layers made of these to `block_shapes`, what a layer computes to the class that it names.
 """
 
@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Terms, Weight
 
-# Of norms whose model has no key for it.
+# The epsilon of norms in models without a key for it.
 EPSILON = 1e-5
 NORMS, LINEAR = "mimo_launch.layers.norms", "mimo_launch.layers.linear"
 TABLE = "mimo_launch.layers.linear:WholeTable"
@@ -123,7 +123,7 @@ class Output:
 class ColumnShape(LayerShape):
     """Linear maps of one input, with outputs cut over tp, at the start of a region.
 
-    Maps of which several ranks hold the same unit are a separate parameter.
+    Maps with units that several ranks hold are a separate parameter.
     """
 
     layer = f"{LINEAR}:ColumnLinear"
@@ -133,7 +133,7 @@ class ColumnShape(LayerShape):
     outputs: tuple[Output, ...]
 
     def own(self, tp: int) -> Parameters:
-        """Return their weights and biases, those that ranks share first."""
+        """Return their weights and biases; weights that ranks share come first."""
         weights = {each: each.weight(self.width) for each in self.outputs}
         own = [each for each, weight in weights.items() if weight.copies(tp) == 1]
         shared = [each for each in self.outputs if each not in own]

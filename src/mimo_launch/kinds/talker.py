@@ -1,6 +1,6 @@
 """Talkers: decoders that generate codec tokens, given rows of language.
 
-Decides: what they have before the blocks and after them, and its work.
+Decides: the layers before and after the blocks, and their work.
 Relies on: `decoder` for the blocks.
 Leaves: the loss to `models.talker`.
 """
@@ -19,7 +19,7 @@ from mimo_launch.spec.spec import Codes, TalkerModel
 
 @dataclass(frozen=True, slots=True)
 class CodesShape(LayerShape):
-    """What a talker has before its layers."""
+    """The layers of a talker before its blocks."""
 
     codes: VocabShape
     project: WholeShape
@@ -27,7 +27,7 @@ class CodesShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape(LayerShape):
-    """What a talker has after its layers."""
+    """The layers of a talker after its blocks."""
 
     norm: NormShape
     heads: ListShape

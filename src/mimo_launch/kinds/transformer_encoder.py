@@ -1,4 +1,4 @@
-"""What encoders and flow generators share: blocks with biases; encoders also a projector.
+"""Common parts of encoders and flow generators: blocks with biases; for encoders a projector.
 
 Decides: their layers, operations and saved activations.
 Relies on: `shapes` for weights.
@@ -75,7 +75,7 @@ class MapsShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class RowsShape(LayerShape):
-    """What an encoder has after its layers."""
+    """The layers of an encoder after its blocks."""
 
     norm: NormShape | None
     projector: LayerShape

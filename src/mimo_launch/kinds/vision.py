@@ -67,7 +67,7 @@ class PositionsShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class PatchesShape(LayerShape):
-    """What a ViT has before its layers."""
+    """The layers of a ViT before its blocks."""
 
     patch: WholeShape
     patch_norm: NormShape | None
@@ -89,7 +89,7 @@ class DeepShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class BesideShape(LayerShape):
-    """What trains or is frozen with a projector of a ViT.
+    """The layers that train or are frozen with the projector of a ViT.
 
     A norm before it, the learned row that ends a line of tiles, the map that merges patches, and
     the projectors of layers before the last.

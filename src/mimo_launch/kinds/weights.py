@@ -1,4 +1,4 @@
-"""The weights of layers, told once: names, whole shapes, cuts over tp, gradients, initial values.
+"""The weights of layers, declared once: names, shapes, cuts over tp, gradients, initial values.
 
     Weight      one tensor as users, checkpoints and proofs know it: whole, with a name
     LayerShape  a layer in numbers, without torch: the weights that it owns, by parameter, and the
@@ -10,7 +10,7 @@ A kind makes the shape of every layer. A shape names the class that computes it,
 parameters and builds the layers inside it from the shape (`layers.shaped_layer`). Estimates, FSDP
 units, names and what an optimizer may do with a weight come from the same shapes.
 
-Decides: what a weight says of itself, and which part of it a rank holds.
+Decides: the facts that a weight declares, and which part of it a rank holds.
 Relies on: `layer` for widths and even cuts.
 Leaves: the weights of each kind of layer to `shapes`.
 """
@@ -28,9 +28,9 @@ from mimo_launch.kinds.layer import Widths, even_cut
 Init = Literal[
     "normal", "zeros", "ones", "constant", "sinusoids", "log_decay", "time_step", "given"
 ]
-# Which terms of the gradient of a weight that is not cut a tp rank has. tokens: those of the tokens
-# that it has between regions (all, or its share under sequence parallelism); region: those of its
-# share of a tensor-parallel region; complete: all.
+# The terms of a gradient that a tp rank has, for a weight that is not cut. tokens: from its tokens
+# between regions (all, or its share under sequence parallelism); region: from its share of a
+# tensor-parallel region; complete: all.
 Terms = Literal["tokens", "region", "complete"]
 # Weights that are counted, decayed or updated in different ways. Experts are cut over a grid of
 # their own; a buffer is saved but has no gradient, and every replica holds it whole.
@@ -55,13 +55,13 @@ class Weight:
 
     `axis` is the dimension cut over tp, between multiples of `unit` if given (the features of a
     head); where there are fewer units than ranks, several ranks hold the same unit, and each has
-    terms of its gradient. If it is not cut, `terms` says which a rank has. `std` is the scale of a
-    normal `init`. `matrix`: it maps hidden vectors to hidden vectors, as no output layer does;
-    `in_product`: its product can accumulate its gradient (`layers.linear`). Weight decay applies
-    with `decay`, and to a table of the role `embedding` if the spec says so. One that does not
-    train keeps its values even if its module trains; one that is not `counted` is counted in norms
-    by another stage. If `experts` is not 0, each of so many experts has such a weight, with its
-    number in place of `{expert}`.
+    terms of its gradient. If it is not cut, `terms` says which terms a rank has. `std` is the
+    scale of a normal `init`. `matrix`: it maps hidden vectors to hidden vectors, unlike an output
+    layer; `in_product`: its product can accumulate its gradient (`layers.linear`). Weight decay
+    applies with `decay`, and to a table of the role `embedding` if the spec says so. Without
+    `trains` it keeps its values even if its module trains; without `counted` another stage counts
+    it in norms. If `experts` is not 0, that many experts have such a weight, each with its number
+    in place of `{expert}`.
     """
 
     name: str
@@ -113,7 +113,7 @@ Parameters = Mapping[str, tuple[Weight, ...]]
 class LayerShape:
     """A layer in numbers: its own parameters, and the layers inside it.
 
-    If `names_itself` is false, the name of the layer is no part of the names of its weights:
+    If `names_itself` is false, the names of its weights leave out the name of the layer:
     `attention.inputs` holds `attention.q.weight`.
     """
 
@@ -134,7 +134,7 @@ class LayerShape:
     def parts(self) -> "Mapping[str, LayerShape | None]":
         """Return the layers inside it by attribute; by default, its fields that are layers.
 
-        None stands for a layer that it could have and does not have.
+        None: an optional layer that this one lacks.
         """
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: part for n, part in found.items() if isinstance(part, LayerShape | None)}
@@ -163,7 +163,7 @@ def widths_of(shape: LayerShape) -> Widths:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What one rank holds of the weights fused in one parameter.
+    """The part that one rank holds of the weights fused in one parameter.
 
     `matrices` are the whole shapes of those that map hidden vectors to hidden vectors.
     """

@@ -49,8 +49,8 @@ class Experts(ShapedLayer[ExpertsShape]):
 
     A separate module, because its weights have different replicas from the layers around it. An
     expert has the canonical tensors `NUMBER.gate.weight` (without a `gate` it is a squared ReLU),
-    `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Of the last
-    bias, each rank that splits an expert adds a different part, so that their sum has it once.
+    `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Ranks
+    that split an expert add different parts of its last bias, so that their sum includes it once.
     """
 
     inputs: Tensor

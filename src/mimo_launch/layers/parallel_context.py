@@ -86,7 +86,7 @@ class ParallelContext:
         )
 
     def segments(self, weights: Iterable[Weight]) -> tuple[Segment, ...]:
-        """Return this rank's parts of weights that are fused; of experts, those of its own."""
+        """Return this rank's parts of fused weights; for experts, only of its own experts."""
         own, found = list(weights), []
         if own[0].experts:
             numbers = even_cut(own[0].experts, self.ep.size, self.ep.index)

@@ -1,6 +1,6 @@
-"""Frames of codec tokens: what a talker reads and says, in training and in a drawing.
+"""Frames of codec tokens that a talker reads and predicts, in training and in a drawing.
 
-Decides: that a drawing says the most probable codes of one frame of every clip in each pass.
+Decides: that each pass of a drawing adds the most probable codes of one frame to every clip.
 Relies on: `patches` for the codes of each frame and of the frame before it.
 Leaves: the loss to `talker`, the passes to the programs of the plan.
 

@@ -38,7 +38,7 @@ class EncoderInput(RowsInput):
     """The input of a stage of a user's class: the patches of one group that this rank holds.
 
     On every stage: `images` are the height and width, in rows, of each image of the group, `extras`
-    counts the extra tokens of each image; the other fields are those of `ListInput`. On the first
+    counts the extra tokens of each image; the other fields are as in `ListInput`. On the first
     stage: `patches`; `rows` [r, width], received by this rank, by source module, and `row_places`,
     their places among its tokens. `made`, on a generator's first and last stage: its training
     targets.

@@ -41,7 +41,7 @@ MAX_NAMES = 5
 
 
 class CustomStages:
-    """What the kind of a user's class names: it builds stages of the class, and their inputs."""
+    """The stage class of a user's kind: it builds stages of the user's class, and their inputs."""
 
     @staticmethod
     def build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:

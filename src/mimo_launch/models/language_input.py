@@ -1,4 +1,4 @@
-"""The input of a language stage: tokens, positions, documents, rows, and what it learns.
+"""The input of a language stage: tokens, positions, documents, rows and labels.
 
 Decides: the form of text, documents and places for a model; that text of multi-token prediction is
 shifted before it is cut over cp, so that no rank needs another rank's tokens; that a token counts
@@ -32,11 +32,11 @@ from mimo_launch.models.text_positions import axis_positions
 class TextForward:
     """One forward of a language stage on a microbatch.
 
-    `rows` [r, width] are those that this rank received, on the first stage, by source module, and
-    `row_places` their places among its tokens; `wanted` are the places of the rows that generators
-    read, on the last stage. `written` are the tokens so far of greedy answers [B, all positions],
-    while the last stage chooses them instead of computing a loss. `balance` adds up the losses of
-    experts.
+    On the first stage, `rows` [r, width] are the rows that this rank received, by source module,
+    and `row_places` their places among its tokens; on the last stage, `wanted` are the places of
+    the rows that generators read. `written` are the tokens so far of greedy answers [B, all
+    positions], while the last stage chooses them instead of computing a loss. `balance` adds up the
+    losses of experts.
     """
 
     context: ParallelContext

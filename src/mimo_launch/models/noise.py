@@ -1,4 +1,4 @@
-"""Noise: what generators of images learn to turn into images, and images on their way from it.
+"""The noise that generators learn to turn into images, and patches between noise and image.
 
 Decides: that a patch at time t is (1 - t) noise + t image, and that the target velocity is (image -
 noise); the Euler steps of a drawing; that all stages and all ranks of a replica see the same noise.

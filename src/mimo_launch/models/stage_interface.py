@@ -1,9 +1,9 @@
-"""What a stage gets from the runtime, and what it returns.
+"""The interface of stages to the runtime: their inputs and their results.
 
     StepInputs   the samples of a step
-    ListForward  one forward of a stage of any module but language; `TextForward` of
-                 `language_input` is that of language
-    ListInput    what a stage makes of it before it runs; each kind adds what only it needs
+    ListForward  one forward of a stage of any module but language, which has `TextForward`
+                 of `language_input`
+    ListInput    the input that a stage makes from it before it runs; each kind adds fields
     StageLosses  the result of the last stage of a module that computes losses
     Canvas       the result of a generator, as it is made pass by pass
 
@@ -100,9 +100,9 @@ class Canvas(Protocol):
 class ListForward:
     """One forward of a stage on the images of a group.
 
-    On the first stage, `rows` [r, width] are those that this rank received, by source module, and
-    `row_places` their places among its tokens. `canvas`: the generator draws instead of computing a
-    loss.
+    On the first stage, `rows` [r, width] are the rows that this rank received, by source module,
+    and `row_places` their places among its tokens. `canvas`: the generator draws instead of
+    computing a loss.
     """
 
     context: ParallelContext
@@ -185,7 +185,7 @@ class ListForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListInput:
-    """What every stage gets that runs on a list of images.
+    """The input of every stage that runs on a list of images.
 
     `mask` says which tokens attend to which; `sizes` gives the number of rows that each tp rank
     owns at the end. `own` numbers this rank's patches (or this tp rank's, with sequence
@@ -276,7 +276,7 @@ class ModelStage(nn.Module):
             add_parts(self, context, kind.after(ends))
 
     def between(self, mask: ImageContext, tokens: int) -> ListInput:
-        """Return the input of a stage between others, for so many tokens at any place."""
+        """Return the input of a stage between others, for this number of tokens at any place."""
         return ListInput(mask=mask)
 
     @classmethod

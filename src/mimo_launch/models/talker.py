@@ -58,7 +58,7 @@ class TalkerStage(ModelStage):
 
     @property
     def part(self) -> range:
-        """The codes whose heads this tp rank holds."""
+        """The codes with heads on this tp rank."""
         return self.context.part(self.model.vocab)
 
     def inputs(self, forward: ListForward) -> SpeechInput:

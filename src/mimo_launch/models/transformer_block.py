@@ -4,7 +4,7 @@ Decides: the order of a block's layers; which library's blocks a stage uses; wha
 that with recomputation of activations the whole depth is recomputed.
 Relies on: `layers` for layers that know their tp group, `mlp`.
 Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
-their replicas to `fsdp`, tokens and labels further ahead to `runtime.tokens_ahead`.
+their replicas to `fsdp`, tokens and labels further ahead to `language_input`.
 Source of depths: DeepSeek-V3 (arXiv:2412.19437, section 2.2). As in its published weights, the
 embedding comes before the state in the product's input, and the state is taken after the norm that
 precedes a head.
@@ -49,7 +49,7 @@ class Layer(ShapedLayer[S]):
 
 
 class Block(Layer[BlockShape]):
-    """Pre-norm transformer block; further norms and scales are of what is added to the stream."""
+    """Pre-norm transformer block; further norms and scales act on what it adds to the stream."""
 
     attention_norm: Norm
     attention: Attention

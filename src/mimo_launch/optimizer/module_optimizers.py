@@ -35,7 +35,7 @@ from mimo_launch.spec.spec import Spec
 class RuleOptimizer:
     """The optimizer of the weights of a module that follow one rule.
 
-    `torch` is an optimizer as torch's fused ones are: it reads `found_inf` and `grad_scale`.
+    `torch` works like torch's fused optimizers: it reads `found_inf` and `grad_scale`.
     """
 
     rule: UpdateRule

@@ -1,7 +1,7 @@
 """Muon (kellerjordan.github.io/posts/muon): moves a matrix along its momentum, made orthogonal.
 
-Decides: momentum, Newton-Schulz and its scale, that of Moonlight (arXiv:2502.16982), by which an
-update is as large as one of AdamW; each matrix is one of the model without fused layers.
+Decides: momentum, Newton-Schulz, and the scale of Moonlight (arXiv:2502.16982), which makes an
+update as large as AdamW's; that weights fused in a layer are separate matrices.
 Relies on: `whole_matrices` to bring a matrix to one rank and its direction back.
 Leaves: which weights are matrices to `kinds`; all other weights to AdamW.
 
@@ -21,9 +21,9 @@ from mimo_launch.optimizer.whole_matrices import parts_of, replace_whole
 from mimo_launch.spec.optimizers import MUON, OptimizerSpec
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-# The least norm that is divided by, as in torch.optim.Muon.
+# The smallest norm to divide by, as in torch.optim.Muon.
 EPS = 1e-7
-# Gives the numbers of an update the root mean square of AdamW's.
+# Makes the root mean square of an update about as large as AdamW's.
 SCALE = 0.2
 
 
@@ -45,7 +45,7 @@ class LocalMuon(torch.optim.Optimizer):
     def orthogonalise(
         self, module: RankModule, grids: GridSet, skip: Tensor, divisor: Tensor | None
     ) -> None:
-        """Turn each gradient, divided by `divisor`, into a direction; the gradient is gone.
+        """Replace each gradient, divided by `divisor`, by a direction; no gradient is left.
 
         Momentum stays as it is if `skip` is 1.
 
@@ -78,7 +78,7 @@ class LocalMuon(torch.optim.Optimizer):
         self._directions = {}
 
     def _ahead(self, weight: Any, skip: Tensor, divisor: Tensor | None) -> Tensor:
-        """Update the momentum; return it, or where Nesterov's looks, in the gradient's memory."""
+        """Update the momentum; return it, or Nesterov's look-ahead, in the gradient's memory."""
         if weight not in self.state:
             self.state[weight] = self.initial_state(weight)
         momentum = local_tensor(self.state[weight]["momentum_buffer"])
@@ -92,7 +92,7 @@ class LocalMuon(torch.optim.Optimizer):
         return grad.copy_(momentum)
 
     def _orthogonal(self, matrices: list[Tensor]) -> list[Tensor]:
-        """Return matrices made orthogonal; those of one shape share each kernel."""
+        """Return matrices made orthogonal; matrices of one shape share each kernel."""
         by_shape: dict[torch.Size, list[int]] = {}
         for place, matrix in enumerate(matrices):
             by_shape.setdefault(matrix.shape, []).append(place)

@@ -1,6 +1,6 @@
 """Loss, gradient norms and counts of a step, equal on all ranks after one all-reduce.
 
-Decides: which numbers the ranks add up; when a step is bad; what a rank notes of its own numbers,
+Decides: which numbers the ranks add up; when a step is bad; what a rank records of its numbers,
 to find later where a bad one came from.
 Relies on: `gradients` for the elements that each rank counts.
 Leaves: reading the numbers on the host to `train.step`, judging bad ones to `train.non_finite`.
@@ -52,8 +52,8 @@ class PendingMetrics:
     """`StepMetrics` as float64 scalars on the device, for the update; `read` fetches them.
 
     `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
-    over tp, so that only this rank holds them; they help to find the cause of a bad step. `own` is
-    what this rank saw of its own numbers; None if there was nothing to learn, so no program ran.
+    over tp, so that only this rank holds them; they help to find the cause of a bad step. `own` has
+    the flags of this rank alone; None if there was nothing to learn, so no program ran.
     """
 
     loss: Tensor

@@ -1,4 +1,4 @@
-"""Gathers whole matrices from their parts over shards and tp, and returns what becomes of them.
+"""Gathers whole matrices from their parts over shards and tp, and sends the results back.
 
 Decides: which rank works on which matrix, and how many travel together.
 Relies on: FSDP2, which cuts dim 0 into equal runs of rows; weights for their parts over tp.
@@ -31,7 +31,7 @@ AT_A_TIME = 1 << 26
 class Part:
     """The rows of a matrix that this rank holds, perhaps none: `values` is a view of them.
 
-    `rows` counts those of each of the `shards` of what this rank of `cut` holds.
+    `rows` counts the rows on each of the `shards`, which together hold what `cut` gives this rank.
     """
 
     weight: Weight
@@ -85,7 +85,7 @@ def parts_of(
 def replace_whole(
     parts: Iterable[Part], work: Callable[[list[Tensor]], list[Tensor]], dtype: torch.dtype
 ) -> None:
-    """Replace matrices by what `work` makes of them, whole; they travel in `dtype`.
+    """Replace matrices, gathered whole, by the results of `work`; they travel in `dtype`.
 
     Ranks: collective over the ranks that hold parts of the same matrices.
     """
@@ -103,7 +103,7 @@ def replace_whole(
 def _replace(
     parts: list[Part], work: Callable[[list[Tensor]], list[Tensor]], dtype: torch.dtype
 ) -> None:
-    """Replace matrices that the same ranks hold, all at once."""
+    """Replace matrices that the same ranks hold, all together."""
     shards, cut, empty = parts[0].shards, parts[0].cut, parts[0].values.new_empty(0, dtype=dtype)
     places = [divmod(each, cut.size) for each in _dealt(parts, shards.size * cut.size)]
     sizes = [[rows * part.shape(cut.index)[1] for rows in part.rows] for part in parts]

@@ -3,7 +3,7 @@
 Decides: the grid of tiles for an image of a given size, and the sizes to which it is resized first;
 for tiles of LLaVA-OneVision the patches that show the image.
 Relies on: `resize_rules` for limits on size; `kinds.tiles` for the tiles of one image.
-Leaves: pixels to `data.webdataset.decode_media`, the text around tiles to `tokenizer`.
+Leaves: pixels to `data.samples.decode_media`, the text around tiles to `image_texts`.
 
 A `Cut` turns one image into several: its tiles, then the whole image. Each is a separate image to
 the encoder and to language, keeps all its rows, and has its own place in the text. To language, the

@@ -2,7 +2,7 @@
 
 Decides: height and width of the frames of a video, and the sizes that they get on the way.
 Relies on: `resize_rules`.
-Leaves: settings of folders to `videos`, pixels to `data.webdataset.decode_video`.
+Leaves: settings of folders to `videos`, pixels to `data.samples.decode_video`.
 
 Source: `transformers` 5.24, models/qwen2_vl, qwen3_vl, glm4v and smolvlm.
 """

@@ -2,7 +2,7 @@
 
 Decides: the tokens before, between and after rows of an image or its tiles.
 Relies on: `processor_config.json` and the tokenizer's special tokens.
-Leaves: the times of a video's frames to `video_words`; places in a text to `data.webdataset`.
+Leaves: the times of a video's frames to `video_words`; places in a text to `data.samples`.
 """
 
 from pathlib import Path

@@ -38,7 +38,7 @@ HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 Config = Mapping[str, Any]
-# The key, beside those of a file, for the folder that the file is in.
+# The key that we add to the settings of a file: the folder that it is in.
 _FOLDER = "_folder"
 
 
@@ -154,7 +154,7 @@ def _within(config: Config) -> Within:
 
 
 def _nearest(config: Config) -> Cut | None:
-    """Return the rule of InternVL, whose processor requests tiles, whatever the file says."""
+    """Return the rule of InternVL; its processor requests tiles, whatever the file says."""
     asks = processor_class(config[_FOLDER]) == "InternVL"
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 

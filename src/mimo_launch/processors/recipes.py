@@ -1,10 +1,10 @@
-"""The steps from the images and videos of shards to a module: those of its folder, or usual ones.
+"""The steps that prepare images and videos of shards for a module, by its folder or by default.
 
 Decides: which folder has the processor of a module; the steps without one; which modules read
 videos; that the input conditioner of a RADIO, which normalises inside the model, is a step here.
-Relies on: `image_processor` and `video_processor` for the steps of a folder. Both are imported only
-for a spec with shards, because their rules take a twentieth of the time of `validate`.
-Leaves: carrying out a recipe to `data.webdataset`.
+Relies on: `images` and `videos` for the steps of a folder. Both are imported only for a spec with
+shards, because their rules take a twentieth of the time of `validate`.
+Leaves: carrying out a recipe to `data.samples`.
 """
 
 import os
@@ -83,7 +83,7 @@ def _conditioner_of(spec: Spec, encoder: str) -> tuple[Values, Values] | None:
 
 
 def _before(recipe: "ImageRecipe", mean: Values, std: Values) -> "ImageRecipe":
-    """Return a recipe of which one step normalises by its own values, then by these."""
+    """Return a recipe in which one step normalises by its own values, then by these."""
     try:
         channels = list(zip(recipe.mean, recipe.std, mean, std, strict=True))
     except ValueError as error:

@@ -3,7 +3,7 @@
 Decides: which files hold the vocabulary, the special tokens and the chat template.
 Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers 4 and 5
 write them.
-Leaves: text around images to `image_texts`, token ids of texts to `data.webdataset.text_tokens`.
+Leaves: text around images to `image_texts`, token ids of texts to `data.samples.text_tokens`.
 """
 
 from functools import lru_cache

@@ -2,7 +2,7 @@
 
 Decides: how frames are grouped and timed, and what a spec may change.
 Relies on: `frame_sampling` and `frame_sizes` for the choice and size of frames; `video_words`.
-Leaves: settings of folders to `video_processor`; frames themselves to `decode_video`.
+Leaves: settings of folders to `videos`; frames themselves to `decode_video`.
 """
 
 from dataclasses import dataclass, replace

@@ -4,7 +4,7 @@ Decides: what the text says of each temporal patch, and what surrounds its rows 
 that the chat template's own text around a video stays; numbers in words, as in the package
 num2words.
 Relies on: `spec` for `Videos`.
-Leaves: their places in a text to `data.webdataset.media_text`, rows to `media_rows`.
+Leaves: their places in a text to `data.samples.media_text`, rows to `media_rows`.
 
 Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transformers` 5.24.
 """

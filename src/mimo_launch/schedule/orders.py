@@ -76,7 +76,7 @@ class Order:
 
 
 def one_forward_one_backward(rank: PipelineRank) -> Works:
-    """Run as many forwards as the ranks behind can hold, then a forward and a backward in turn."""
+    """Run as many forwards as the later ranks can hold, then a forward and a backward in turn."""
     forwards, backwards = rank.forwards(), rank.backwards()
     warmup = rank.depth - 1 - rank.index
     if rank.num_chunks > 1:

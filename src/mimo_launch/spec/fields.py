@@ -1,4 +1,4 @@
-"""What a key of a spec may have, by its annotation, and where each key may be written.
+"""The values that a key of a spec may have, by its annotation, and the places of each key.
 
 Decides: how an annotation divides into sections, words and a single value; which field of the
 models a path of a spec leads to, and which paths end in some key.
@@ -25,7 +25,7 @@ ANY = "*"
 
 @cache
 def places_of(key: str) -> tuple[YamlPath, ...]:
-    """Return every path that ends in a key, those with few steps first; `*` is any module."""
+    """Return every path that ends in a key, short paths first; `*` is any module."""
     found = dict.fromkeys(path for path in all_paths() if path[-1] == key)
     return tuple(sorted(found, key=len))
 
@@ -168,7 +168,7 @@ def takes(field: FieldInfo, value: Any) -> bool:
 
 
 def item_schema(schema: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return the schema of an item of a list, given that of the list."""
+    """Return the schema of an item of a list, given the schema of the list."""
     # A list that may be left out is one of several types.
     types = (schema, *schema.get("anyOf", ()))
     array: dict[str, Any] = next((each for each in types if each.get("type") == "array"), {})

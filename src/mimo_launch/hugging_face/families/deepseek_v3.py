@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, experts in groups, a shared expert; Kimi-K2 is one, too.
+"""DeepSeek-V3: latent attention, experts in groups, a shared expert; also Kimi-K2.
 
 Weights in FP8, the form of the published folders, are read by `quantized`. `transformers` has no
 Kimi-K2: Python code in its folders, which is neither read nor copied, computes it.

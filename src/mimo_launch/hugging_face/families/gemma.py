@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: capped scores and logits, norms on both sides, windows; Gemma 3 also sees.
+"""Gemma 2 and 3: capped scores and logits, norms on both sides, windows; Gemma 3 also reads images.
 
 Sources: `transformers` 5.23, models/gemma2 and models/gemma3; arXiv:2408.00118, arXiv:2503.19786.
 """

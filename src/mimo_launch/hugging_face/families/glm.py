@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.rotary import FACTOR
 from mimo_launch.hugging_face.tensors import fused, in_layers
 
 BIAS = "attention_bias"
-# What rotates in part may have biases or not.
+# Heads rotate in part, with or without biases.
 REFUSED = decoders.not_computed(but=(FACTOR, BIAS))
 TENSORS = decoders.TENSORS | in_layers(
     LAYERS,

@@ -1,6 +1,6 @@
 """GLM-4.1V, GLM-4.5V and GLM-4.6V: a tower with a convolution, and decoders that rotate in part.
 
-The published folders of GLM-4.6V have the types of the former two; the type `glm46v` of
+The published folders of GLM-4.6V have the types of the other two; the type `glm46v` of
 transformers has the parts of a GLM-4.1V and another processor.
 
 Sources: `transformers` 5.23, models/glm4v and models/glm4v_moe; 5.24, models/glm46v;

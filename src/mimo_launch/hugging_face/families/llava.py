@@ -42,7 +42,7 @@ PROJECTOR_LAYERS = {
     "projector.up": f"{_PROJECTOR}linear_1",
     "projector.down": f"{_PROJECTOR}linear_2",
 }
-# For a tower whose states after some layer become rows, one row each.
+# For a tower in which each state after a chosen layer becomes a row.
 _FIXED: dict[str, Any] = {
     "final_norm": False, "shuffle": 1, "projector": "mlp",
     "projector_activation": activation_of_projector, **PLAIN_PROJECTOR,

@@ -20,7 +20,7 @@ _TEXT = (mistral.MISTRAL, mistral.MINISTRAL3)
 
 
 def _norm_eps(config: Config) -> float:
-    """Return the epsilon of the decoder's norms, which the norm of the projector has, too."""
+    """Return the epsilon of the decoder's norms, and of the projector's."""
     text = section(config, "text_config")
     defaults = {each.model_type: each.defaults for each in _TEXT}
     return number(defaults.get(str(text.get("model_type")), {}) | text, "rms_norm_eps", NORM_EPS)

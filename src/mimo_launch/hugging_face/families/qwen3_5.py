@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen3-Next: Gated DeltaNet in most layers, gated attention in the others.
 
-A layer of theirs, a mixer and an MLP or experts, is two layers of a hybrid model.
+Each of their layers, a mixer and an MLP or experts, is two layers of a hybrid model.
 
 Sources: `transformers` 5.23, models/qwen3_5 and models/qwen3_5_moe; 5.24, models/qwen3_next; the
 published folders for `mtp.*`.

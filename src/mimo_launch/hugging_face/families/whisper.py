@@ -87,7 +87,7 @@ _WIDTH, _MLP = ("hidden_size", 1280), ("intermediate_size", 5120)
 
 
 def _audio(model_type: str, **other: Any) -> Family:
-    """Return the encoder of a whole model, which is never alone in a folder of its own names."""
+    """Return the encoder of a whole model, which no folder holds by itself."""
     changed = {"prefixes": (("", ""),), "elsewhere": (), "published": (), "notes": "", **other}
     return replace(WHISPER, model_type=model_type, **changed)
 
