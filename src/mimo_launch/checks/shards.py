@@ -1,7 +1,7 @@
 """Checks of shards and image processors: files that must be there before a run.
 
 Decides: what is checked without reading records: names, small JSON files, the first headers.
-Relies on: `data.webdataset.shard_names` for names, `shard_formats` for other files,
+Relies on: `data.sources.shard_names` for names, `shard_formats` for other files,
 `processors.recipes`.
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """

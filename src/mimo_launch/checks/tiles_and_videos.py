@@ -5,7 +5,7 @@ processors make several of one; where videos may be read, and that their time is
 the spec allows.
 Relies on: `kinds` for what language does with images; `processors.recipes`; names of the first
 members of shards.
-Leaves: whether a processor makes the same tiles to `data.webdataset.readers`; processors of videos
+Leaves: whether a processor makes the same tiles to `data.samples.readers`; processors of videos
 to `shards`, weights to `init_from_folder`, videos themselves to the index.
 """
 

@@ -4,7 +4,7 @@ Decides: that one sample represents all samples in estimates; that the FLOPs of 
 its own samples, with padding and without recomputation; the cost of a backward, with frozen modules
 and without.
 Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding, `kinds` for the
-operations of a forward; `spec.gpus` for known peaks.
+operations of a forward; `spec.values` for known peaks.
 Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `train` and `bench`.
 """
 

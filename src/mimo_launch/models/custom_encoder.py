@@ -82,7 +82,7 @@ class EncoderFactory(Protocol):
     * keeps images apart: a row depends only on its own image. `verify` encodes each image
       separately;
     * holds parameters that are declared as segments (`layers.parameter_segments`), as the layers of
-      `parallel` do, or plain ones with tp 1; and no persistent buffer.
+      `mimo_launch.custom` do, or plain ones with tp 1; and no persistent buffer.
     """
 
     def __call__(
@@ -103,8 +103,8 @@ class CustomStage(nn.Module):
 
     `cuts` are the axes, besides dp, over which the module may be cut; a spec with any other axis is
     refused. Layers of plain torch can be cut over pp. For tp they must be made of the layers of
-    `parallel`, which leave the same tokens on every tp rank (or a share of them, under sequence
-    parallelism), and for cp layers that mix tokens must exchange them with all cp ranks.
+    `mimo_launch.custom`, which leave the same tokens on every tp rank (or a share of them, under
+    sequence parallelism), and for cp layers that mix tokens must exchange them with all cp ranks.
     """
 
     cuts: ClassVar[frozenset[str]] = frozenset({"pp"})

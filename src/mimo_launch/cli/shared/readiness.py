@@ -3,7 +3,7 @@
 Decides: that messages go to stderr, and their words; that the index of shards exists before any
 process group does, so that no rank waits for the index inside a group.
 Relies on: `diag.text` for findings; `launcher.forking`, which imports custom classes in a child
-process; the simulator's list of stuck ranks; `data.webdataset.index`, where one process of a host
+process; the simulator's list of stuck ranks; `data.index`, where one process of a host
 makes the index and others wait.
 Leaves: other consequences to the commands, reading samples to the workers.
 """
