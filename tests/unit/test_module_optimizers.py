@@ -128,12 +128,13 @@ def test_a_weight_keeps_the_state_that_its_rule_names(kind: str) -> None:
     made = asked(kind=kind)
     modules = built(made)
     updates = Updates(made, modules)
-    [optimizer] = updates.by_module["language"]
+    optimizers = updates.by_module["language"]
+    assert [each.rule for each in optimizers] == list(RULES[kind])
     for _ in range(2):
-        kept = optimizer.states().values()
+        kept = [(each.rule, state) for each in optimizers for state in each.states().values()]
         assert len(kept) == (len(list(modules["language"].parameters())) if kept else 0)
-        for state in kept:
-            assert tuple(name for name in state if name != "step") == optimizer.rule.state
+        for rule, state in kept:
+            assert tuple(name for name in state if name != "step") == rule.state
         for parameter in modules["language"].parameters():
             parameter.grad = torch.ones_like(parameter)
         updates.apply(0)

@@ -137,8 +137,8 @@ def test_each_fault_has_its_code_and_path(old: str, new: str, code: str, path: s
 
 
 def test_optimizer_kinds_are_listed() -> None:
-    (fault,) = load(("train: {", "optimizer: {kind: muon}\ntrain: {")).diagnostics
-    assert fault.headline == "`kind` is `muon`; it must be `adamw` or `sgd`"
+    (fault,) = load(("train: {", "optimizer: {kind: lion}\ntrain: {")).diagnostics
+    assert fault.headline == "`kind` is `lion`; it must be `adamw`, `sgd` or `muon`"
 
 
 def test_no_word_of_pydantic_leaks() -> None:

@@ -53,7 +53,10 @@ def test_a_moment_in_which_gradients_cancel_is_judged_by_their_size(
     tensors = {key: [TensorPiece(name, None, 0, 1, values)] for key, values in moments.items()} | {
         "weights": []
     }
-    right = RightRun(first={name: first}, second={name: root}, summed={name: summed})
+    right = RightRun(
+        state={"exp_avg": {name: first}, "exp_avg_sq": {name: root}},
+        summed={"exp_avg": {name: summed}},
+    )
     verdicts = compare_runs(spec({"language": box(0)}), [RankRun([], tensors)], right)
     assert [v.what for v in verdicts if v.tensors] == ["moments after training"] * 2
     assert all(verdict.passed for verdict in verdicts) is passes
