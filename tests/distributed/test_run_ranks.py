@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.support.faulty_train import gone
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from mimo_launch.launcher.run_on_ranks import RankError, Ranks, run_ranks
 
@@ -19,6 +21,19 @@ def add_ranks(offset: int) -> int:
     total = torch.tensor(dist.get_rank() + offset)
     dist.all_reduce(total)
     return int(total)
+
+
+def place_in_new_mesh(groups_before: int) -> int:
+    """Return this rank's place in the mesh of a sharded weight, as torch tells it."""
+    for _ in range(groups_before):
+        dist.new_group([0])
+    group = dist.new_group([0])
+    if dist.get_rank() > 0:
+        return -1
+    mesh = DeviceMesh.from_group(group, "cpu", mesh=torch.tensor([0]), mesh_dim_names=("dp",))
+    local = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False)
+    # A parameter detaches its tensor, an operation whose result torch caches by mesh.
+    return torch.nn.Parameter(local).device_mesh.get_local_rank()
 
 
 def greet() -> None:
@@ -49,6 +64,15 @@ def die_on_one() -> None:
 
 def test_results_come_back_by_rank() -> None:
     assert run_ranks(add_ranks, 10, world_size=4) == [46, 46, 46, 46]
+
+
+def test_ranks_never_use_meshes_of_the_process_that_forked_them() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert place_in_new_mesh(3) == 0
+    finally:
+        dist.destroy_process_group()
+    assert run_ranks(place_in_new_mesh, 0, world_size=2) == [0, -1]
 
 
 def test_ranks_collect_no_garbage_among_what_they_inherit() -> None:

@@ -37,6 +37,7 @@ VALUES: dict[str, Any] = {
     "eval": {"every": 9}, "schedule.kind": "gpipe", "schedule.microbatches": 4,
     "optimizer.kind": "sgd", "optimizer.lr": 0.5, "optimizer.clip": 0.5, "optimizer.eps": 1e-6,
     "optimizer.betas": [0.5, 0.6], "optimizer.weight_decay": 0.25,
+    "optimizer.momentum": 0.5, "optimizer.ns_steps": 3,
     "optimizer.schedule.kind": "cosine", "optimizer.schedule.warmup": 7,
     "optimizer.schedule.decay": 9, "optimizer.schedule.min_lr": 1e-4, "train.steps": 77,
     "train.precision": "fp64", "train.log_every": 3, "train.seed": 3, "train.timeout": 99,

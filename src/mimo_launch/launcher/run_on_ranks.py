@@ -191,20 +191,15 @@ def _rank_main(
     # the backward's threads, one per GPU, do it concurrently, they abort with "Invalid thread
     # pool".
     torch.set_num_threads(1)
-    is_first = True
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:
             # A little before the parent gives up, so that it can read the stack.
             faulthandler.dump_traceback_later(max(0.1, job.timeout_s - 0.5), file=stack)
-            if is_first:
-                result = _run_job(rank, world_size, device, job)
-            else:
-                # Use a new thread: torch caches results of DTensor operations per thread, and
-                # treats meshes over equal ranks as equal. Otherwise results of this job would refer
-                # to the meshes and groups of an earlier one.
-                with ThreadPoolExecutor(1) as thread:
-                    result = thread.submit(_run_job, rank, world_size, device, job).result()
-            is_first = False
+            # Use a new thread: torch caches results of DTensor operations per thread, and treats
+            # meshes over equal ranks as equal. Otherwise results of this job would refer to the
+            # meshes and groups of an earlier one, or of the process that was forked.
+            with ThreadPoolExecutor(1) as thread:
+                result = thread.submit(_run_job, rank, world_size, device, job).result()
             faulthandler.cancel_dump_traceback_later()
             try:
                 # Torch's pickle would send tensor handles, which die with this process.
