@@ -1,0 +1,97 @@
+"""The steps of a run that need the most memory, found by columns of sizes.
+
+Decides: of which steps a plan estimates the memory.
+Relies on: `layout.balance` for the even cut and for balanced samples.
+Leaves: the sizes of samples to its callers, bytes to `estimate`.
+
+A module's memory grows with the rows that a replica makes at once, in one group of microbatches,
+and over all groups of a step, if it keeps them all. So for each module two steps are found: with
+the largest share of a group, and with the largest share of a step. For language, whose sequences
+are padded, these are the steps with the most tokens and with the most rows in a microbatch.
+
+Where samples stay in the even cut, shares are sums of columns. Where replicas of an island balance
+their samples, a share is at least the mean, and at most the mean plus the largest sample if it is
+that of a step or of a group that is balanced alone: a sample goes to the replica with the least
+load, which is at most the mean; moves and swaps never enlarge the largest share, and neither does
+a return to the even cut. A share of another group is at most all of its rows. Steps are dealt out
+as in a run, largest bound first, until no other step can be larger, or `_MOST_DEALT` steps were.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.layout.balance import even_share, num_islands, replicas_that_share
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
+from mimo_launch.spec.base import Axis
+
+Numbers = npt.NDArray[np.int64]
+_MOST_DEALT = 16
+
+
+def heaviest_steps(
+    layout: Layout,
+    tokens: Numbers,
+    rows: Mapping[str, Numbers],
+    data_of: Callable[[int], StepData],
+) -> list[int]:
+    """Return the numbers of the heaviest steps, in order.
+
+    Args:
+        layout: The layout on which samples are dealt out.
+        tokens: Tokens of each sample, [steps, samples].
+        rows: By module, the rows of each sample, [steps, samples].
+        data_of: Returns a step by its number, counted from 0.
+    """
+    found: set[int] = set()
+    of_microbatch = len(tokens), -1, layout.samples.microbatch_size
+    for column in (tokens, sum(rows.values(), np.zeros_like(tokens))):
+        found.add(int(column.reshape(of_microbatch).sum(axis=2).max(axis=1).argmax()))
+    for module in layout.modules:
+        if not module.is_language:
+            found.update(_of_module(layout, module, rows[module.name], data_of))
+    return sorted(found)
+
+
+def _of_module(
+    layout: Layout, module: ModuleLayout, rows: Numbers, data_of: Callable[[int], StepData]
+) -> set[int]:
+    """Return the steps with the largest share of a group, and of all groups."""
+    replicas, groups = range(module.grid.size(Axis.DP)), range(layout.num_groups(module))
+    even = np.array([[even_share(layout, module, r, g) for r in replicas] for g in groups])
+    # Shares by the even cut, [steps, groups, replicas].
+    shares = rows[:, even].sum(axis=3)
+    inside = replicas_that_share(layout, module)
+    if inside == 1:
+        return {int(shares.max(axis=(1, 2)).argmax()), int(shares.sum(axis=1).max(axis=1).argmax())}
+    islands = len(rows), len(groups), num_islands(layout, module), inside
+    of_group = shares.reshape(islands).sum(axis=3)
+    largest = rows[:, even].max(axis=3).reshape(islands).max(axis=3)
+    of_step = of_group.sum(axis=1) / inside + largest.max(axis=1)
+    if module.in_phases:
+        of_group = np.minimum(shares.reshape(islands).max(axis=3), of_group / inside + largest)
+
+    def dealt(step: int) -> npt.NDArray[np.int64]:
+        views = StepViews(layout, data_of(step))
+        return np.array(
+            [[views.encoder(module.name, r, g).num_rows for r in replicas] for g in groups]
+        )
+
+    return {
+        _largest(of_group.max(axis=(1, 2)), lambda step: int(dealt(step).max())),
+        _largest(of_step.max(axis=1), lambda step: int(dealt(step).sum(axis=0).max())),
+    }
+
+
+def _largest(bounds: npt.NDArray[np.float64], exact: Callable[[int], int]) -> int:
+    """Return the step with the largest share; no share is larger than its bound."""
+    best, most = 0, -1
+    for step in np.argsort(-bounds, kind="stable")[:_MOST_DEALT].tolist():
+        if bounds[step] <= most:
+            break
+        if (share := exact(step)) > most:
+            best, most = step, share
+    return best

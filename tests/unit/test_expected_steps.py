@@ -1,0 +1,93 @@
+"""The steps that a plan expects, against the steps of a run."""
+
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.specs import box, layout_specs, spec
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.expected_steps import ExpectedSteps, Source, expected_steps
+from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_views import StepViews
+from mimo_launch.spec.base import Axis
+from mimo_launch.spec.spec import Spec
+
+STEPS = 12
+TWO_ENCODERS = {
+    "vision": box(0, dp=2, model={"patch": 4}),
+    "glance": box(2, model={"patch": 8}),
+    "language": box(3, tp=2, model={"vocab": "digits"}),
+}
+
+
+def with_steps(made: Spec, **data: object) -> Spec:
+    train = made.train.model_copy(update={"steps": STEPS})
+    changed = made.data.model_copy(update=data)
+    return made.model_copy(update={"train": train, "data": changed})
+
+
+def walk(made: Spec) -> list[StepData]:
+    """Return all steps of a run, as its loader makes them."""
+    dataset = build_dataset(made)
+    ids = steps_of(global_order(made, dataset), made.train.steps)
+    return [make_step_data(dataset, "train", each, step) for step, each in enumerate(ids)]
+
+
+def loads(layout: Layout, data: StepData) -> Iterator[tuple[str, int]]:
+    """Yield what each replica holds at once, by the name of what it is."""
+    views = StepViews(layout, data)
+    for module in layout.modules:
+        replicas, groups = range(module.grid.size(Axis.DP)), range(layout.num_groups(module))
+        for replica in replicas:
+            if module.is_language:
+                for group in groups:
+                    samples = [data.samples[n] for n in views.language(replica, group).samples]
+                    yield "tokens", sum(each.num_tokens for each in samples)
+                    encoders = [m.name for m in layout.modules if not m.is_language]
+                    yield "rows", sum(each.rows(name) for each in samples for name in encoders)
+                continue
+            rows = [views.encoder(module.name, replica, group).num_rows for group in groups]
+            yield from ((f"{module.name} at once", number) for number in rows)
+            yield f"{module.name} in a step", sum(rows)
+
+
+def most(layout: Layout, steps: list[StepData]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, number in (each for step in steps for each in loads(layout, step)):
+        found[name] = max(found.get(name, 0), number)
+    return found
+
+
+def assert_is_true(made: Spec, found: ExpectedSteps) -> None:
+    """All of it equals what a run sees, exactly."""
+    steps, layout = walk(made), build_layout(made)
+    assert (found.num_steps, found.looked_at) == (STEPS, STEPS)
+    for shown in (*found.sampled, *found.heaviest):
+        assert list(shown.samples) == list(steps[shown.step].samples)
+    assert most(layout, list(found.heaviest)) == most(layout, steps)
+    assert found.tokens == sum(each.num_tokens for step in steps for each in step.samples)
+    assert found.positions == STEPS * made.batch.global_ * made.batch.seq
+
+
+@settings(max_examples=15)
+@given(layout_specs(supported_only=False), st.booleans())
+def test_drawn_steps_and_the_heaviest_of_any_layout_are_those_of_a_run(
+    made: Spec, packing: bool
+) -> None:
+    wanted = with_steps(made, packing=packing)
+    found = expected_steps(wanted)
+    assert found.source is Source.DRAWN
+    assert_is_true(wanted, found)
+
+
+def test_balanced_encoders_of_digits_have_their_heaviest_step() -> None:
+    digits = {"kind": "digits", "packing": True, "text_only": 0.3}
+    made = with_steps(spec(TWO_ENCODERS, microbatches=4, mbs=4, seq=128, data=digits))
+    found = expected_steps(made)
+    assert_is_true(made, found)
+    assert 0 < found.padding < 0.2
+    assert len(found.sampled) == 8
+    assert {found.sampled[0].step, found.sampled[-1].step} == {0, STEPS - 1}
