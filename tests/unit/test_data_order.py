@@ -124,3 +124,17 @@ def test_the_file_of_images_is_reproducible(tmp_path):
     read_images, read_labels = from_uci(tmp_path / "optdigits.tes")
     assert (read_images == images).all()
     assert (read_labels == labels).all()
+
+
+def test_a_step_describes_each_record_once_in_the_order_of_the_data_set():
+    """Data sets read and draw records in blocks: a shuffled step would make blocks again."""
+    asked: list[int] = []
+
+    class Listed:
+        def describe(self, split, index):
+            asked.append(index)
+            return SampleData(index, 2, 1)
+
+    data = make_step_data(Listed(), "train", [7, (9, 1), 7, 3], 0)
+    assert asked == [1, 3, 7, 9]
+    assert [[r.id for r in s.records] for s in data.samples] == [[7], [9, 1], [7], [3]]

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mimo_launch.data import sample_sizes
+from mimo_launch.data import sample_sizes, synthetic
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import image_split, load_digits
 from mimo_launch.data.digits import DigitStrips
+from mimo_launch.data.shared_images import temporal_patches
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds import vocabulary as tok
 from mimo_launch.spec.spec import Spec
@@ -333,3 +334,18 @@ def test_documents_are_cut_between_text_that_no_label_crosses():
         counts.add(len(cuts))
     assert counts == {0, 1, 2, 3}
     assert not build_dataset(make_spec(DIGITS)).documents("train", 3).any()
+
+
+def test_images_of_one_size_are_looked_up_in_the_graph_once(monkeypatch):
+    """A step has many thousand images, of few sizes; every rank describes all of them."""
+    asked: list[str] = []
+
+    def counted(spec, name, number, size_of):
+        asked.append(name)
+        return temporal_patches(spec, name, number, size_of)
+
+    monkeypatch.setattr(synthetic, "temporal_patches", counted)
+    dataset = build_dataset(make_spec(SYNTHETIC | {"image": [4, 4]}))
+    described = [dataset.describe("train", index) for index in range(50)]
+    assert sum(bool(sample.spans) for sample in described) > 10
+    assert asked == ["eye0"]

@@ -217,8 +217,8 @@ def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: 
     Raises:
         IndexError: An id is not in the split.
     """
-    return StepData(
-        step,
-        tuple(packed([dataset.describe(split, i) for i in records_of(sample)]) for sample in ids),
-        heldout=split == "heldout",
-    )
+    # In the order in which they lie: data sets read, or draw, the records of a block together.
+    records = sorted({record for sample in ids for record in records_of(sample)})
+    described = {record: dataset.describe(split, record) for record in records}
+    samples = tuple(packed([described[i] for i in records_of(sample)]) for sample in ids)
+    return StepData(step, samples, heldout=split == "heldout")

@@ -45,7 +45,7 @@ def frame_size(rule: TileRule, *, is_last: bool) -> ImageSize:
 
 def upstream_video_reader(spec: Spec, name: str) -> str | None:
     """Return `name` or a module upstream of it, whichever reads videos, if any."""
-    seeing = sorted({name} | _upstream(spec, name))
+    seeing = sorted({name} | upstream_of(spec, name))
     images = ((each, kind_of(spec.modules[each].model).images) for each in seeing)
     return next((each for each, found in images if found and found.reads_videos), None)
 
@@ -103,11 +103,11 @@ def makers(spec: Spec) -> list[str]:
 def made_together(spec: Spec, name: str) -> list[str]:
     """Return a module that language reads, and the upstream modules that no earlier one has."""
     own = spec.sources_of(LANGUAGE)
-    elsewhere = {*own}.union(*(_upstream(spec, earlier) for earlier in own[: own.index(name)]))
-    return [name, *sorted(_upstream(spec, name) - elsewhere)]
+    elsewhere = {*own}.union(*(upstream_of(spec, earlier) for earlier in own[: own.index(name)]))
+    return [name, *sorted(upstream_of(spec, name) - elsewhere)]
 
 
-def _upstream(spec: Spec, name: str) -> set[str]:
+def upstream_of(spec: Spec, name: str) -> set[str]:
     """Return every module upstream of a module: the modules that it reads, and so on."""
     found: set[str] = set()
     left = [*spec.sources_of(name)]
@@ -124,7 +124,7 @@ def shown_together(spec: Spec) -> dict[str, str]:
     The relation is transitive: two modules without a common image are together if a third sees
     images of both.
     """
-    seen = {name: {name} | _upstream(spec, name) for name in spec.sources_of(LANGUAGE)}
+    seen = {name: {name} | upstream_of(spec, name) for name in spec.sources_of(LANGUAGE)}
     found: dict[str, str] = {}
     for first in seen:
         together: set[str] = set()

@@ -8,7 +8,7 @@ Leaves: a learnable task to `digits`.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from mimo_launch.data.shared_images import (
     shown_together,
     spans_to_make,
     temporal_patches,
+    upstream_of,
 )
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
@@ -45,6 +46,10 @@ from mimo_launch.spec.spec import Spec, SyntheticData
 HELDOUT_SAMPLES = 1 << 20
 # A generator reads at most this many rows of language for an image; a text has two tokens.
 MAX_READS = 2
+# The spans of the temporal patches of one image, by module, not placed yet.
+_Patches = tuple[dict[str, ImageSpan], ...]
+# Images of so many different sizes are kept ready.
+_MAX_SIZES = 1 << 14
 # Random words per image: presence, height, width, turn and place; with videos, one more for the
 # number of temporal patches.
 _WORDS_PER_IMAGE = 5
@@ -90,13 +95,22 @@ class SyntheticSamples(Dataset):
         # next. Of the modules that see the same image, the first decides its presence, size and
         # turn.
         self._slots = [(name, i) for i in range(data.max_images) for name in read]
-        self._first = shown_together(spec)
+        # The modules that may decide the size of an image that language reads.
+        self._sizing = {
+            name: sorted(({name} | upstream_of(spec, name)) & self._kinds.keys()) for name in read
+        }
+        self._patches = lru_cache(maxsize=_MAX_SIZES)(self._make_patches)
         self._extra_limit = max(self._text_limit, threshold(0.5))
         # Then one slot for each image to make.
         self._made = [(name, i) for i in range(data.max_images) for name in makers(spec)]
         # A connector that uses the rows it reads as its tokens needs two: one sees only itself.
         self._least_reads = {name: 1 + _joins_rows(spec, name) for name in spec.generators}
         self._per_image = _WORDS_PER_IMAGE + (data.max_temporal_patches > 1)
+        first = shown_together(spec)
+        # For each slot, the first of its random words.
+        self._words_at = [
+            self._slots.index((first[name], image)) * self._per_image for name, image in self._slots
+        ]
         width = 1 + self._per_image * (len(self._slots) + len(self._made))
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
@@ -125,21 +139,22 @@ class SyntheticSamples(Dataset):
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
         length, *words = self._draws[split].row(index)
-        turns: list[tuple[int, str, list[dict[str, ImageSpan]]]] = []
+        turns: list[tuple[int, str, _Patches]] = []
         places: list[int] = []
         has_image: set[str] = set()
         for number, (name, image) in enumerate(self._slots):
-            first = self._slots.index((self._first[name], image)) * self._per_image
+            first = self._words_at[number]
             present, tall, wide, turn, _, *shots = words[first : first + self._per_image]
             # A sample with a first image has each one beyond `min_images` half of the time.
             limit = self._extra_limit if image else self._text_limit
             chosen = present >= limit or 0 < image < self._data.min_images
             if chosen and (image == 0 or name in has_image):
                 has_image.add(name)
-                size_of = partial(self._size, tall=tall, wide=wide)
+                sizes = tuple(
+                    (each, self._size(each, tall=tall, wide=wide)) for each in self._sizing[name]
+                )
                 several = 1 + pick(shots[0], self._data.max_temporal_patches) if shots else 1
-                patches = [*temporal_patches(self._spec, name, several, size_of)]
-                turns.append((turn, name, patches))
+                turns.append((turn, name, self._patches(name, several, sizes)))
                 places.append(words[number * self._per_image + _WORDS_PER_IMAGE - 1])
         rows = sum(each[name].rows for _, name, patches in turns for each in patches)
         least = self._data.min_text
@@ -237,6 +252,12 @@ class SyntheticSamples(Dataset):
     def words(self, tokens: Sequence[int]) -> str:
         """Return the token ids as text."""
         return " ".join(map(str, tokens))
+
+    def _make_patches(
+        self, name: str, number: int, sizes: tuple[tuple[str, ImageSize], ...]
+    ) -> _Patches:
+        """Return the spans of an image for a module that language reads and modules upstream."""
+        return tuple(temporal_patches(self._spec, name, number, dict(sizes).__getitem__))
 
     def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
         """Return height and width in rows, drawn within the limits of the data unless fixed."""

@@ -106,6 +106,8 @@ class EncoderView:
     @property
     def rows_read(self) -> tuple[int, ...]:
         """Number of rows that the replica takes from each module that it reads."""
+        if not self.module.reads:
+            return ()
         per_image = [reads for sample in self.samples for reads in self._reads(sample)]
         return tuple(sum(rows) for rows in zip(*per_image, strict=True)) or (0,) * len(
             self.module.reads

@@ -117,7 +117,7 @@ class StepViews:
         if not mean:
             return Imbalance(1.0, 1.0)
         before = most(lambda replica, group: even_share(self.layout, module, replica, group))
-        after = most(lambda replica, group: self.encoder(module.name, replica, group).samples)
+        after = most(lambda replica, group: self._encoder_samples(module, replica, group))
         return Imbalance(before / mean, after / mean)
 
     def _groups(self, module: ModuleLayout) -> range:
