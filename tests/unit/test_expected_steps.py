@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.expected_steps import ExpectedSteps, Source, expected_steps
+from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
+from mimo_launch.data.run_records import Source
 from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
@@ -23,8 +24,8 @@ TWO_ENCODERS = {
 }
 
 
-def with_steps(made: Spec, **data: object) -> Spec:
-    train = made.train.model_copy(update={"steps": STEPS})
+def with_steps(made: Spec, steps: int = STEPS, **data: object) -> Spec:
+    train = made.train.model_copy(update={"steps": steps})
     changed = made.data.model_copy(update=data)
     return made.model_copy(update={"train": train, "data": changed})
 
@@ -61,15 +62,15 @@ def most(layout: Layout, steps: list[StepData]) -> dict[str, int]:
     return found
 
 
-def assert_is_true(made: Spec, found: ExpectedSteps) -> None:
+def assert_is_true(made: Spec, found: ExpectedSteps, steps: list[StepData] | None = None) -> None:
     """All of it equals what a run sees, exactly."""
-    steps, layout = walk(made), build_layout(made)
-    assert (found.num_steps, found.looked_at) == (STEPS, STEPS)
+    steps, layout = steps or walk(made), build_layout(made)
+    assert found.num_steps == found.looked_at == len(steps)
     for shown in (*found.sampled, *found.heaviest):
         assert list(shown.samples) == list(steps[shown.step].samples)
     assert most(layout, list(found.heaviest)) == most(layout, steps)
     assert found.tokens == sum(each.num_tokens for step in steps for each in step.samples)
-    assert found.positions == STEPS * made.batch.global_ * made.batch.seq
+    assert found.positions == len(steps) * made.batch.global_ * made.batch.seq
 
 
 @settings(max_examples=15)

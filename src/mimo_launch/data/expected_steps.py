@@ -1,84 +1,34 @@
 """The steps that a plan expects: real steps of the run where its data are known, or a guess.
 
-Decides: where the facts about samples come from (`Source`), which steps stand for the run, and how
-many records are looked at.
-Relies on: `sample_order` and `packing`, which deal out records as a run does; `heaviest_steps` for
-the largest step; `nominal_samples` for the guess.
+Decides: which source counts (index, headers, `data.expect`, guess), and which steps stand for the
+run.
+Relies on: `run_records` for the sizes of records, `known_order` for the order and the packs of a
+run, `heaviest_steps` for the largest step; `nominal_samples` for the guess.
 Leaves: what a step costs to `estimate`, dealing samples to replicas to `layout`.
-
-The first records of a run stand for all of them: their order is random. The looked-at steps are the
-run's own first steps, all of them in most runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Protocol, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.heaviest_steps import heaviest_steps
+from mimo_launch.data.known_order import KnownOrder, known_order
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.data.sample_order import (
-    GlobalOrder,
-    PackedOrder,
-    Sample,
-    SampleOrder,
-    records_of,
-)
-from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.step_data import SampleData, StepData, packed
+from mimo_launch.data.packing import best_fit
+from mimo_launch.data.run_records import DrawnRecords, Int64s, Records, Source
+from mimo_launch.data.sample_order import CHUNK
+from mimo_launch.layout.layout import Layout, build_layout, cached_in_layout
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec, WebdatasetData
-
-Int64s = npt.NDArray[np.int64]
 
 # Steps that stand for the run.
 MOST_SAMPLED = 8
-# Generated records that are looked at: each takes some 30 microseconds.
-_MOST_DRAWN = 4096
-
-
-class Source(StrEnum):
-    """Where the facts about samples come from.
-
-    DRAWN: generated data, whose steps are known. INDEX: the index of the shards. HEADERS: some
-    records of shards without an index. EXPECT: what the spec says to expect. GUESS: the spec says
-    nothing, and there are no shards.
-    """
-
-    DRAWN = "drawn"
-    INDEX = "index"
-    HEADERS = "headers"
-    EXPECT = "expect"
-    GUESS = "guess"
-
-
-class Records(Protocol):
-    """The records of an epoch: their sizes as columns, and each described."""
-
-    source: Source
-    most: int
-
-    @property
-    def number(self) -> int:
-        """Records of an epoch."""
-
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a record."""
-
-    def tokens(self, ids: Int64s) -> Int64s:
-        """Return the number of tokens of each of these records."""
-
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
-
-    def describe(self, index: int) -> SampleData:
-        """Return a record as a run describes it."""
+GUESS_BASIS = (
+    "a guess: there are no shards, and `data.expect` does not say what samples hold; write "
+    "`expect: {images: 1.5, rows: 240, text: 400}` in `data`"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,161 +36,149 @@ class ExpectedSteps:
     """The steps of a run on a layout.
 
     The first `looked_at` of the `num_steps` steps are known; none for a guess. `sampled` stand for
-    the run: evenly spaced steps of the known ones, or the nominal step. `heaviest` holds, for every
-    module, the known step with the most rows or tokens of a replica at once (`heaviest_steps`).
-    `tokens` and `positions` are for the whole run, without and with padding.
+    the run: evenly spaced steps of the known ones, or the nominal step. `tokens` and `positions`
+    are for the whole run, without and with padding. `basis` says in words where they come from.
     """
 
-    source: Source
-    num_steps: int
-    looked_at: int
+    spec: Spec
+    layout: Layout
+    order: KnownOrder | None
     sampled: tuple[StepData, ...]
-    heaviest: tuple[StepData, ...]
     tokens: int
     positions: int
+
+    @property
+    def source(self) -> Source:
+        """Where the facts about samples come from."""
+        return Source.GUESS if self.order is None else self.order.records.source
+
+    @property
+    def basis(self) -> str:
+        """Where the facts about samples come from, in words."""
+        return GUESS_BASIS if self.order is None else self.order.records.basis
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the run."""
+        return self.spec.train.steps
+
+    @property
+    def looked_at(self) -> int:
+        """Known steps."""
+        return 0 if self.order is None else self.order.num_steps
 
     @property
     def padding(self) -> float:
         """The share of positions that hold no token."""
         return 1 - self.tokens / self.positions
 
+    @cached_property
+    def heaviest(self) -> tuple[StepData, ...]:
+        """For every module, the known step with the most rows or tokens of a replica at once.
+
+        See `heaviest_steps`. A step of very many generated samples stands for itself.
+        """
+        order = self.order
+        if order is None or len(order.ids) > order.records.most:
+            return self.sampled
+
+        def by_step(of_records: Int64s) -> Int64s:
+            return order.sums(of_records).reshape(-1, order.batch)
+
+        others = [module.name for module in self.layout.modules if not module.is_language]
+        rows = {name: by_step(order.records.rows(name, order.ids)) for name in others}
+        tokens = by_step(order.records.tokens(order.ids))
+        return tuple(map(order.step, heaviest_steps(self.layout, tokens, rows, order.step)))
+
+    def padding_with(self, *, packing: bool) -> float:
+        """Return the padding of the same records with packing, or without."""
+        if packing == self.spec.data.packing or self.order is None:
+            return self.padding
+        records, seq = self.order.records, self.spec.batch.seq
+        some = np.arange(min(records.number, records.most, CHUNK))
+        lengths = records.tokens(some)
+        sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
+        return float(1 - lengths.sum() / (sequences * seq))
+
+    def on(self, spec: Spec, layout: Layout) -> "ExpectedSteps":
+        """Return the steps of a spec with other settings on another layout, of the same data."""
+        if self.order is None or _data_of(spec) != _data_of(self.spec):
+            return expected_steps(spec, layout)
+        if _order_of(spec) != _order_of(self.spec):
+            return _steps_of(spec, layout, self.order.records)
+        return replace(self, spec=spec, layout=layout)
+
+
+def _data_of(spec: Spec) -> object:
+    """Return the settings on which the records of a spec depend."""
+    models = {name: (module.model, spec.sources_of(name)) for name, module in spec.modules.items()}
+    return spec.data.model_copy(update={"packing": False}), spec.batch.seq, models
+
+
+def _order_of(spec: Spec) -> object:
+    """Return the settings on which, besides, the order of records depends."""
+    return spec.data.packing, spec.batch.global_, spec.train.steps, spec.train.seed
+
 
 def expected_steps(spec: Spec, layout: Layout | None = None) -> ExpectedSteps:
-    """Return the steps of a checked spec, dealt out on a layout, by default its own."""
-    if isinstance(spec.data, WebdatasetData):
-        return _guess(spec)
-    return _steps_of(spec, layout or build_layout(spec), DrawnRecords(build_dataset(spec)))
+    """Return the steps of a checked spec on a layout, by default its own; the layout keeps them."""
+    return _expected(layout or build_layout(spec), _Same(spec))
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnRecords:
-    """The records of generated data."""
+class _Same:
+    """A spec as a key: equal to itself alone."""
 
-    dataset: Dataset
-    source = Source.DRAWN
-    most = _MOST_DRAWN
+    spec: Spec
 
-    @property
-    def number(self) -> int:
-        """Records of an epoch."""
-        return self.dataset.num_samples("train")
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.spec is self.spec
 
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a record."""
-        return self.describe(index).num_tokens
-
-    def tokens(self, ids: Int64s) -> Int64s:
-        """Return the number of tokens of each of these records."""
-        return self._numbers(ids, lambda record: record.num_tokens)
-
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
-        return self._numbers(ids, lambda record: record.rows(module))
-
-    def describe(self, index: int) -> SampleData:
-        """Return a record as a run describes it."""
-        if index not in self._described:
-            self._described[index] = self.dataset.describe("train", index)
-        return self._described[index]
-
-    @cached_property
-    def _described(self) -> dict[int, SampleData]:
-        return {}
-
-    def _numbers(self, ids: Int64s, of: Callable[[SampleData], int]) -> Int64s:
-        return np.array([of(self.describe(index)) for index in ids.tolist()], dtype=np.int64)
+    def __hash__(self) -> int:
+        return id(self.spec)
 
 
-@dataclass(frozen=True, eq=False)
-class DescribedSamples(Sequence[SampleData]):
-    """The samples of a step, each described on demand."""
+@cached_in_layout
+def _expected(layout: Layout, of: _Same) -> ExpectedSteps:
+    records = _records(of.spec)
+    return _guess(of.spec, layout) if records is None else _steps_of(of.spec, layout, records)
 
-    records: Records
-    ids: tuple[Sample, ...]
 
-    def __len__(self) -> int:
-        return len(self.ids)
+def _records(spec: Spec) -> Records | None:
+    """Return the records of a spec from the best source there is; None for a guess."""
+    if not isinstance(spec.data, WebdatasetData):
+        return DrawnRecords(build_dataset(spec))
+    # Imported here because other specs need no shards.
+    from mimo_launch.data.known_shards import records_of_shards
 
-    @overload
-    def __getitem__(self, index: int) -> SampleData: ...
-    @overload
-    def __getitem__(self, index: slice) -> "DescribedSamples": ...
-    def __getitem__(self, index: int | slice) -> "SampleData | DescribedSamples":
-        if isinstance(index, slice):
-            return DescribedSamples(self.records, self.ids[index])
-        sample = self.ids[index]
-        if sample not in self._made:
-            self._made[sample] = packed([self.records.describe(i) for i in records_of(sample)])
-        return self._made[sample]
-
-    @cached_property
-    def _made(self) -> dict[Sample, SampleData]:
-        return {}
+    return records_of_shards(spec, spec.data)
 
 
 def _steps_of(spec: Spec, layout: Layout, records: Records) -> ExpectedSteps:
     """Return the steps of a run over these records."""
-    steps = list(_looked_at(spec, records))
-
-    def data(number: int) -> StepData:
-        return StepData(number, DescribedSamples(records, steps[number]))
-
-    sampled = {round(each) for each in np.linspace(0, len(steps) - 1, MOST_SAMPLED)}
-    of_run = tuple(data(number) for number in sorted(sampled))
-    # A step of very many generated samples is looked at in part.
-    samples = [*chain.from_iterable(steps)][: records.most]
-    ids = np.array([*chain.from_iterable(map(records_of, samples))], dtype=np.int64)
-    ends = np.cumsum([len(records_of(sample)) for sample in samples])
-    heaviest = of_run
-    shape = len(steps), spec.batch.global_
-    if len(samples) == shape[0] * shape[1]:
-
-        def by_sample(numbers: Int64s) -> Int64s:
-            sums = np.concatenate([[0], np.cumsum(numbers)])[ends]
-            of_samples: Int64s = np.diff(sums, prepend=0).reshape(shape)
-            return of_samples
-
-        others = [module.name for module in layout.modules if not module.is_language]
-        rows = {name: by_sample(records.rows(name, ids)) for name in others}
-        found = heaviest_steps(layout, by_sample(records.tokens(ids)), rows, data)
-        heaviest = tuple(data(number) for number in found)
-    sequences = spec.train.steps * spec.batch.global_
+    order = known_order(spec, records)
+    sampled = {round(each) for each in np.linspace(0, order.num_steps - 1, MOST_SAMPLED)}
+    known = order.num_steps * order.batch * spec.batch.seq
+    positions = spec.train.steps * order.batch * spec.batch.seq
+    tokens = records.tokens(order.ids[: records.most]).mean() * len(order.ids)
     return ExpectedSteps(
-        source=records.source,
-        num_steps=spec.train.steps,
-        looked_at=len(steps),
-        sampled=of_run,
-        heaviest=heaviest,
-        tokens=round(int(records.tokens(ids).sum()) / len(samples) * sequences),
-        positions=sequences * spec.batch.seq,
+        spec=spec,
+        layout=layout,
+        order=order,
+        sampled=tuple(map(order.step, sorted(sampled))),
+        tokens=round(tokens * positions / known),
+        positions=positions,
     )
 
 
-def _looked_at(spec: Spec, records: Records) -> Iterator[tuple[Sample, ...]]:
-    """Yield the samples of the first steps: all steps, or as many as `most` records fill."""
-    in_order = GlobalOrder(records.number, spec.batch.global_, spec.train.seed)
-    order: SampleOrder = in_order
-    if spec.data.packing:
-        order = PackedOrder(in_order, records.length, spec.batch.seq)
-    place = seen = 0
-    for number in range(spec.train.steps):
-        samples = order.take(place)
-        seen += sum(len(records_of(sample)) for sample in samples)
-        if number and seen > records.most:
-            return
-        yield samples
-        place = order.after(place)
-
-
-def _guess(spec: Spec) -> ExpectedSteps:
+def _guess(spec: Spec, layout: Layout) -> ExpectedSteps:
     step = nominal_step_data(spec)
     sequences = spec.train.steps * spec.batch.global_
     return ExpectedSteps(
-        source=Source.GUESS,
-        num_steps=spec.train.steps,
-        looked_at=0,
+        spec=spec,
+        layout=layout,
+        order=None,
         sampled=(step,),
-        heaviest=(step,),
         tokens=sequences * step.samples[0].num_tokens,
         positions=sequences * spec.batch.seq,
     )

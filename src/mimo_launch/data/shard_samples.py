@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media
 from mimo_launch.data.index.indexer import SampleIndexer
-from mimo_launch.data.index.open_index import Say
+from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
 from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.text_tokens import loss_mask_among
-from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec, WebdatasetData
@@ -41,12 +40,15 @@ class ShardSamples(Dataset):
         """
         indexer = SampleIndexer(spec, data)
         self._data, self._seq = data, spec.batch.seq
-        self._depths = kind_of(spec.language.model).depths
         self._sample_encoder, self._inputs = indexer.sample_encoder, indexer.inputs
         self.notes = indexer.sample_encoder.notes
         self._placeholders = {name: placeholder_id(spec, name) for name in self._inputs.in_text}
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
-        self.splits = {split: OpenSplit(indexer, split, say) for split in wanted}
+        self.splits: dict[Split, OpenSplit] = {}
+        for split in wanted:
+            index = open_index(indexer, split, say)
+            self.splits[split] = OpenSplit(spec, data, self._inputs, split, index)
+            self.splits[split].check()
 
     def num_samples(self, split: Split) -> int:
         """Return the number of good samples that fit in a sequence, or are cut to fit."""
@@ -69,14 +71,7 @@ class ShardSamples(Dataset):
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
-        found = self.splits[split]
-        row = found.row(index)
-        spans: dict[str, tuple[ImageSpan, ...]] = {}
-        for name, _, span in found.spans_used(row):
-            spans[name] = (*spans.get(name, ()), span)
-        ahead = tuple(found.num_labels(row, depth) for depth in range(1, self._depths + 1))
-        labels = found.num_labels(row)
-        return SampleData(index, found.end(row), labels, spans, labels_ahead=ahead)
+        return self.splits[split].describe(index)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
         """Return tokens and labels, int64 [seq]; a row is the placeholder of its encoder."""

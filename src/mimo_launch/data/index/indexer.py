@@ -39,6 +39,7 @@ from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.sources.tar_files import (
     BrokenShard,
+    Member,
     MemberPlace,
     ShardReader,
     samples_of,
@@ -187,8 +188,16 @@ def _named(suffix: str) -> str:
 
 def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
     """Read every sample of the shard with this number."""
-    rows = ShardRows(number)
-    bad: list[Bad] = []
+    rows, bad = ShardRows(number), list[Bad]()
+    for _ in read_shard(indexer, path, rows, bad):
+        pass
+    return rows.index(bad)
+
+
+def read_shard(
+    indexer: SampleIndexer, path: Path, rows: ShardRows, bad: list[Bad]
+) -> Iterator[Member]:
+    """Append each sample of a shard to `rows` or `bad`, and yield it."""
     reader = ShardReader((path,))
     try:
         for member in samples_of(path):
@@ -209,9 +218,9 @@ def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
                 bad.append(Bad(path.name, member.key, f"{type(error).__name__}: {error}"))
             else:
                 rows.add(member, seen)
+            yield member
     except (BrokenShard, OSError) as error:
         bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
-    return rows.index(bad)
 
 
 # With fewer bytes of shards, one process finishes before others have started.

@@ -34,11 +34,13 @@ from mimo_launch.data.index.columns import (
 )
 from mimo_launch.data.index.indexer import SampleIndexer, indexed_shards
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.sources.shard_names import NamedShard, named_shards
+from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
-from mimo_launch.spec.spec import WebdatasetData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 FOLDER = ".mimo-index"
 
@@ -66,20 +68,10 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     Raises: OSError if a shard cannot be read, or the index cannot be written.
     """
     shards = [each.path for each in split_shards(indexer.data, split)]
-    wanted = _identity(indexer, shards)
-    # The folder name of an index identifies its settings.
-    settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
-    name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    if indexer.data.index is not None:
-        folders = [Path(indexer.data.index) / name]
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folders = [shards[0].parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
-    for folder in folders:
-        columns, _ = _usable(folder, wanted)
-        if columns is not None:
-            return columns
-    for folder in folders:
+    wanted = _identity(indexer.spec, indexer.data, indexer.inputs, shards)
+    if (found := _found(indexer.data, wanted, shards)) is not None:
+        return found
+    for folder in _folders(indexer.data, wanted, shards):
         beside = folder.parent
         if os.access(beside if beside.exists() else beside.parent, os.W_OK):
             break
@@ -96,14 +88,45 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     return columns
 
 
+def find_index(
+    spec: Spec, data: WebdatasetData, inputs: ShardInputs, split: Split
+) -> Columns | None:
+    """Return the index of a split if there is one that is up to date; make none.
+
+    Raises: OSError if a shard cannot be read.
+    """
+    shards = [each.path for each in split_shards(data, split)]
+    return _found(data, _identity(spec, data, inputs, shards), shards)
+
+
+def _found(data: WebdatasetData, wanted: dict[str, Any], shards: Sequence[Path]) -> Columns | None:
+    """Return the first index that is up to date."""
+    tried = (_usable(folder, wanted) for folder in _folders(data, wanted, shards))
+    return next((columns for columns, _ in tried if columns is not None), None)
+
+
+def _folders(data: WebdatasetData, wanted: dict[str, Any], shards: Sequence[Path]) -> list[Path]:
+    """Return where an index may be; the name of its folder identifies its settings."""
+    settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
+    name = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    if data.index is not None:
+        return [Path(data.index) / name]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [shards[0].parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
+
+
 def split_shards(data: WebdatasetData, split: Split) -> list[NamedShard]:
     """Return the shards of a split. Raises: PatternError."""
     return named_shards((data.shards if split == "train" else data.eval_shards) or ())
 
 
-def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
-    """Return everything an index depends on: settings, and the state of files."""
-    data = indexer.data
+def _identity(
+    spec: Spec, data: WebdatasetData, inputs: ShardInputs, shards: Sequence[Path]
+) -> dict[str, Any]:
+    """Return everything an index depends on: settings, and the state of files.
+
+    The tokens of markers follow from it, so a tokenizer need not be loaded to find an index.
+    """
     folder = Path(data.tokenizer)
     stats = [path.stat() for path in shards]
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
@@ -115,8 +138,9 @@ def _identity(indexer: SampleIndexer, shards: Sequence[Path]) -> dict[str, Any]:
             "tokenizer": str(folder.absolute()),
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker, data.video_marker],
-            "markers": dict(indexer.sample_encoder.markers),
-            "inputs": indexer.inputs.sizing,
+            "placeholders": [placeholder_id(spec, name) for name in inputs.in_text],
+            "target": data.target_marker if inputs.makes else None,
+            "inputs": inputs.sizing,
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
         },

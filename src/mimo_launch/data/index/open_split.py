@@ -16,14 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents
-from mimo_launch.data.index.columns import BAD, LISTS, placed_from
-from mimo_launch.data.index.indexer import SampleIndexer
-from mimo_launch.data.index.open_index import Say, open_index, split_shards
+from mimo_launch.data.index.columns import BAD, LISTS, Columns, placed_from
+from mimo_launch.data.index.open_index import split_shards
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
-from mimo_launch.data.samples.media_rows import PlacedMedium
+from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.sources.tar_files import MemberPlace, ShardReader
-from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.spec.spec import Spec, WebdatasetData
 
 _MOST_LISTED = 5
 T = TypeVar("T")
@@ -40,21 +41,20 @@ class OpenSplit:
     it holds each sample once, however often its shard counts.
     """
 
-    def __init__(self, indexer: SampleIndexer, split: Split, say: Say) -> None:
-        """Open the index, or make it; `say` gets the progress.
-
-        Raises: NotTrainable, OSError, ValueError.
-        """
+    def __init__(
+        self, spec: Spec, data: WebdatasetData, inputs: ShardInputs, split: Split, index: Columns
+    ) -> None:
+        """Take the samples of an index. Raises: ValueError if shards cannot be named."""
         self.split: Split = split
-        self.index = open_index(indexer, split, say)
-        self._data, self._seq = indexer.data, indexer.spec.batch.seq
-        self._inputs = inputs = indexer.inputs
+        self.index = index
+        self._data, self._seq = data, spec.batch.seq
+        self._depths = kind_of(spec.language.model).depths
+        self._inputs = inputs
         self._gaps = [inputs.gap(name) for name in inputs.names]
         self._holds_text = [inputs.holds_text(name) for name in inputs.names]
         self._shards = split_shards(self._data, split)
         self._reader = ShardReader([each.path for each in self._shards])
-        too_long = np.flatnonzero(self.index.columns["tokens"] > self._seq)
-        self.num_too_long = len(too_long)
+        self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
         self._rows: npt.NDArray[np.int64] | None = None
         if self.num_too_long and self._data.too_long == "drop":
             self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
@@ -62,9 +62,8 @@ class OpenSplit:
         if (times > 1).any():
             rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
             self._rows = np.repeat(rows, times[self.index.columns["shard"][rows]])
-        self._check(too_long)
 
-    def _check(self, too_long: npt.NDArray[np.int64]) -> None:
+    def check(self) -> None:
         """Raise NotTrainable if these samples must not be trained on."""
         index, data = self.index, self._data
         if index.num_bad > data.max_bad_samples:
@@ -74,7 +73,7 @@ class OpenSplit:
                 f"them, the first:\n{self.first_bad()}"
             )
         if self.num_too_long and data.too_long == "error":
-            row = int(too_long[0])
+            row = int(np.argmax(index.columns["tokens"] > self._seq))
             raise NotTrainable(
                 f"{self.num_too_long} samples ({self.split}) are longer than `batch.seq` "
                 f"{self._seq}; the first is {self.name(row)} with {index.columns['tokens'][row]} "
@@ -129,12 +128,41 @@ class OpenSplit:
     @cached_property
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """Number of tokens of every sample, rows included, after any cut."""
+        return self._used if self._rows is None else self._used[self._rows]
+
+    @cached_property
+    def _used(self) -> npt.NDArray[np.unsignedinteger]:
+        """The same for every row of the index."""
         lengths = self.index.columns["tokens"]
         if self.num_too_long and self._data.too_long != "drop":
             lengths = lengths.copy()
             for row in np.flatnonzero(lengths > self._seq).tolist():
                 lengths[row] = self.end(row)
-        return lengths if self._rows is None else lengths[self._rows]
+        return lengths
+
+    def rows_of(self, module: str) -> npt.NDArray[np.int64]:
+        """Return the number of rows that a module makes of every sample, without its cut part."""
+        columns, names = self.index.columns, self._inputs.names
+        spans = np.flatnonzero(columns["span_module"] == names.index(module))
+        sample = np.searchsorted(columns["span_end"], spans, side="right")
+        rows = columns["span_height"][spans].astype(np.int64) * columns["span_width"][spans]
+        # As in `spans_used`.
+        rows *= (
+            columns["span_position"][spans] + np.maximum(1, columns["span_reads"][spans])
+            <= (self._used[sample])
+        )
+        number = self.index.num_samples
+        found = np.bincount(sample, weights=rows, minlength=number).astype(np.int64)
+        return found if self._rows is None else found[self._rows]
+
+    def describe(self, sample: int) -> SampleData:
+        """Return the lengths and positions of a sample, from the index alone."""
+        row = self.row(sample)
+        spans: dict[str, tuple[ImageSpan, ...]] = {}
+        for name, _, span in self.spans_used(row):
+            spans[name] = (*spans.get(name, ()), span)
+        ahead = tuple(self.num_labels(row, depth) for depth in range(1, self._depths + 1))
+        return SampleData(sample, self.end(row), self.num_labels(row), spans, labels_ahead=ahead)
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""

@@ -1,0 +1,110 @@
+"""The order of the first records of a run, packed or not, with their sizes and descriptions.
+
+Decides: how many steps a plan looks at: those that the first records of a run fill. They stand for
+the rest, because the order of records is random; most runs have no more.
+Relies on: `sample_order` for the order and the packs of a run.
+Leaves: which of these steps stand for the run to `expected_steps`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from mimo_launch.data.run_records import MOST_PACKED, Int64s, Records
+from mimo_launch.data.sample_order import GlobalOrder, PackedOrder, records_of
+from mimo_launch.layout.step_data import SampleData, StepData, packed
+from mimo_launch.spec.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class KnownOrder:
+    """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`."""
+
+    records: Records
+    batch: int
+    ids: Int64s
+    ends: Int64s
+
+    @property
+    def num_steps(self) -> int:
+        """Number of known steps."""
+        return (len(self.ends) - 1) // self.batch
+
+    def step(self, number: int) -> StepData:
+        """Return a step, counted from 0."""
+        samples = range(number * self.batch, (number + 1) * self.batch)
+        return StepData(number, DescribedSamples(self, samples))
+
+    def sums(self, of_records: Int64s) -> Int64s:
+        """Return a sum for each sample, given a number for each record."""
+        found: Int64s = np.diff(np.concatenate([[0], np.cumsum(of_records)])[self.ends])
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class DescribedSamples(Sequence[SampleData]):
+    """Samples `numbers` of an order, each described on demand."""
+
+    order: KnownOrder
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> SampleData: ...
+    @overload
+    def __getitem__(self, index: slice) -> "DescribedSamples": ...
+    def __getitem__(self, index: int | slice) -> "SampleData | DescribedSamples":
+        number = self.numbers[index]
+        if isinstance(number, range):
+            return DescribedSamples(self.order, number)
+        if number not in self._made:
+            first, end = self.order.ends[number : number + 2].tolist()
+            ids = self.order.ids[first:end].tolist()
+            self._made[number] = packed([self.order.records.describe(each) for each in ids])
+        return self._made[number]
+
+    @cached_property
+    def _made(self) -> dict[int, SampleData]:
+        return {}
+
+
+def known_order(spec: Spec, records: Records) -> KnownOrder:
+    """Return the order of the first records of a run."""
+    return _packed_order(spec, records) if spec.data.packing else _plain_order(spec, records)
+
+
+# A small data set is walked through so many times at most.
+_MOST_EPOCHS = 64
+
+
+def _plain_order(spec: Spec, records: Records) -> KnownOrder:
+    """Return the order of the first steps, a record each sample."""
+    batch = spec.batch.global_
+    most = min(records.most, _MOST_EPOCHS * records.number)
+    wanted = min(spec.train.steps, max(1, most // batch)) * batch
+    order = GlobalOrder(records.number, batch, spec.train.seed)
+    epochs = [order.epoch(number) for number in range(-(-wanted // records.number))]
+    return KnownOrder(records, batch, np.concatenate(epochs)[:wanted], np.arange(wanted + 1))
+
+
+def _packed_order(spec: Spec, records: Records) -> KnownOrder:
+    """Return the order of the first steps, a pack each sample."""
+    in_order = GlobalOrder(records.number, spec.batch.global_, spec.train.seed)
+    order = PackedOrder(in_order, records.length, spec.batch.seq)
+    most = min(records.most, MOST_PACKED, _MOST_EPOCHS * records.number)
+    ids, ends = list[int](), [0]
+    place = 0
+    for step in range(spec.train.steps):
+        packs = [records_of(sample) for sample in order.take(place)]
+        if step and len(ids) + sum(map(len, packs)) > most:
+            break
+        for pack in packs:
+            ids += pack
+            ends.append(len(ids))
+        place = order.after(place)
+    return KnownOrder(records, spec.batch.global_, np.array(ids, dtype=np.int64), np.array(ends))

@@ -1,0 +1,77 @@
+"""The records of shards as a plan may know them: from their index, or from a look at some of them.
+
+Decides: which records are looked at without an index, and how many there are then: as many as the
+bytes of all shards hold at the mean size of those.
+Relies on: `index` for the columns of records.
+Leaves: making an index to `train` and `data`, the steps of a run to `expected_steps`.
+"""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from mimo_launch.data.index.columns import Bad, Columns, ShardRows
+from mimo_launch.data.index.indexer import SampleIndexer, read_shard
+from mimo_launch.data.index.open_index import find_index, split_shards
+from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.run_records import ColumnRecords, Records, Source, records_like
+from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.sources.tar_files import Member
+from mimo_launch.spec.spec import Spec, WebdatasetData
+
+# The records to look at, and the shards that they lie in.
+_LOOKED_AT, _SHARDS = 512, 16
+
+
+def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
+    """Return the records of the shards; None if there are no shards, or nothing to train on.
+
+    Raises: OSError, ValueError if the tokenizer, its template or a processor cannot be used.
+    """
+    inputs = ShardInputs(spec, data)
+    try:
+        index = find_index(spec, data, inputs, "train")
+    except (OSError, IndexError):
+        return None
+    if index is None:
+        return _looked_at(spec, data)
+    split = OpenSplit(spec, data, inputs, "train", index)
+    if not split.num_samples:
+        return None
+    lengths = split.lengths.astype(np.int64)
+    number = len(lengths)
+    basis = f"the run's own steps, from the index of {number:,} samples"
+    return ColumnRecords(Source.INDEX, basis, number, lengths, split.rows_of, split.describe)
+
+
+def _looked_at(spec: Spec, data: WebdatasetData) -> Records | None:
+    """Return records like those of the shards, after a look at some of them."""
+    shards = split_shards(data, "train")
+    chosen = sorted({round(each) for each in np.linspace(0, len(shards) - 1, _SHARDS)})
+    indexer = SampleIndexer(spec, data)
+    rows, bad = ShardRows(0), list[Bad]()
+    seen_bytes = 0
+    for number in chosen:
+        rows.number = number
+        path = shards[number].path
+        members = read_shard(indexer, path, rows, bad)
+        seen = list(islice(members, _LOOKED_AT // len(chosen)))
+        seen_bytes += _bytes_of(path, seen, is_all=next(members, None) is None)
+    found = rows.index(bad)
+    index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
+    split = OpenSplit(spec, data, indexer.inputs, "train", index)
+    given = [split.describe(sample) for sample in range(split.num_samples)]
+    if not given:
+        return None
+    in_all = sum(each.path.stat().st_size for each in shards)
+    number = max(1, round(len(given) * in_all / seen_bytes))
+    basis = f"{len(given):,} of about {number:,} samples, looked at because there is no index yet"
+    return records_like(Source.HEADERS, basis, given, number)
+
+
+def _bytes_of(path: Path, seen: list[Member], *, is_all: bool) -> int:
+    """Return the bytes of a shard up to the last of its records that were seen."""
+    if is_all or not seen:
+        return path.stat().st_size
+    return max(place.offset + place.size for place in seen[-1].places.values())

@@ -1,0 +1,149 @@
+"""The records of an epoch as a plan needs them: their sizes as columns, and each one described.
+
+Decides: where the facts about records come from (`Source`), and how many records of a run a plan
+looks at.
+Relies on: a data set that describes generated records, or the columns of an index.
+Leaves: the order and the packing of records to `expected_steps`.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.layout.step_data import SampleData
+
+Int64s = npt.NDArray[np.int64]
+
+# Records of a run that a plan looks at: as they are, packed (some 1.5 microseconds each), and
+# generated (some 30 microseconds each).
+MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
+
+
+class Source(StrEnum):
+    """Where the facts about records come from.
+
+    DRAWN: generated data, whose records are known. INDEX: the index of the shards. HEADERS: some
+    records of shards without an index. EXPECT: what the spec says to expect. GUESS: the spec says
+    nothing, and there are no shards.
+    """
+
+    DRAWN = "drawn"
+    INDEX = "index"
+    HEADERS = "headers"
+    EXPECT = "expect"
+    GUESS = "guess"
+
+
+class Records(Protocol):
+    """The records of an epoch; `number` of them, of which a plan looks at `most`.
+
+    `basis` says in words where they come from.
+    """
+
+    source: Source
+    basis: str
+    number: int
+    most: int
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of a record."""
+
+    def tokens(self, ids: Int64s) -> Int64s:
+        """Return the number of tokens of each of these records."""
+
+    def rows(self, module: str, ids: Int64s) -> Int64s:
+        """Return the number of rows that a module makes of each of these records."""
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+
+
+class DrawnRecords(Records):
+    """The records of generated data."""
+
+    source, most = Source.DRAWN, MOST_DRAWN
+    basis = "the run's own steps"
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.number = dataset.num_samples("train")
+        self._dataset = dataset
+        self._known: dict[int, SampleData] = {}
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of a record."""
+        return self.describe(index).num_tokens
+
+    def tokens(self, ids: Int64s) -> Int64s:
+        """Return the number of tokens of each of these records."""
+        return self._numbers(ids, lambda record: record.num_tokens)
+
+    def rows(self, module: str, ids: Int64s) -> Int64s:
+        """Return the number of rows that a module makes of each of these records."""
+        return self._numbers(ids, lambda record: record.rows(module))
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+        if index not in self._known:
+            self._known[index] = self._dataset.describe("train", index)
+        return self._known[index]
+
+    def _numbers(self, ids: Int64s, of: Callable[[SampleData], int]) -> Int64s:
+        return np.array([of(self.describe(index)) for index in ids.tolist()], dtype=np.int64)
+
+
+class ColumnRecords(Records):
+    """Records whose sizes are columns; if an epoch has more records, they repeat in turn."""
+
+    def __init__(
+        self,
+        source: Source,
+        basis: str,
+        number: int,
+        tokens: Int64s,
+        rows_of: Callable[[str], Int64s],
+        describe: Callable[[int], SampleData],
+    ) -> None:
+        """Take the columns: `tokens`, and `rows_of` a module. `number` is that of an epoch."""
+        self.source, self.basis, self.number, self.most = source, basis, number, MOST
+        self._tokens, self._rows_of, self._describe = tokens, rows_of, describe
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return list(map(int, self._tokens))
+
+    def length(self, index: int) -> int:
+        """Return the number of tokens of a record."""
+        return self._lengths[index % len(self._lengths)]
+
+    def tokens(self, ids: Int64s) -> Int64s:
+        """Return the number of tokens of each of these records."""
+        return self._tokens[ids % len(self._tokens)]
+
+    def rows(self, module: str, ids: Int64s) -> Int64s:
+        """Return the number of rows that a module makes of each of these records."""
+        return self._rows_of(module)[ids % len(self._tokens)]
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+        return self._describe(index % len(self._tokens))
+
+
+def records_like(source: Source, basis: str, given: Sequence[SampleData], number: int) -> Records:
+    """Return an epoch of `number` records like the given ones, each as often as the others."""
+
+    def column(of: Callable[[SampleData], int]) -> Int64s:
+        return np.array([of(record) for record in given], dtype=np.int64)
+
+    return ColumnRecords(
+        source,
+        basis,
+        number,
+        column(lambda record: record.num_tokens),
+        lambda module: column(lambda record: record.rows(module)),
+        given.__getitem__,
+    )

@@ -1,0 +1,104 @@
+"""What a plan knows of shards, against the steps that a run over them takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.shards import (
+    clip_bytes,
+    image_bytes,
+    shard_data,
+    tokenizer_folder,
+    write_shard,
+    write_shards,
+)
+from tests.support.specs import box, spec
+from tests.support.videos import TEMPLATE, asked, frames, zipped
+from tests.unit.test_expected_steps import assert_is_true, walk, with_steps
+
+from mimo_launch.data.expected_steps import expected_steps
+from mimo_launch.data.run_records import Source
+from mimo_launch.spec.spec import Spec
+
+VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
+Samples = Iterator[tuple[str, dict[str, Any]]]
+
+
+def sound_and_videos() -> Samples:
+    """Samples with a clip, a video, both, or only text, of many lengths."""
+    random = np.random.default_rng(0)
+    for number in range(200):
+        parts, members = [], dict[str, Any]()
+        if number % 3 == 0:
+            parts.append("video")
+            members["frames.zip"] = zipped(
+                frames(int(random.integers(2, 9)), 8, 8 * (1 + number % 4))
+            )
+        if number % 4 == 0:
+            parts.append("audio")
+            members["wav"] = clip_bytes(int(random.integers(2_000, 30_000)), seed=number)
+        content = asked(*parts, "What?", said="It is so. " * int(random.integers(1, 12)))
+        for each in content["messages"][0]["content"]:
+            if each == {"type": "text", "text": "audio"}:
+                each.update(type="audio", text="")
+        yield f"{number:03d}", {**members, "json": content}
+
+
+def mostly_text() -> Samples:
+    """Captions of very different lengths, of which few have an image; some are too long."""
+    random = np.random.default_rng(1)
+    for number in range(300):
+        members: dict[str, Any] = {"txt": "a red house " * int(random.integers(1, 60))}
+        if number % 7 == 0:
+            members["png"] = image_bytes(*(int(n) for n in random.integers(16, 80, 2)), number)
+        yield f"{number:03d}", members
+
+
+def data_set(kind: str, folder: Path) -> Spec:
+    """Write a data set of a few hundred samples, and return a spec that trains on it."""
+    # Two replicas of language; encoders balance their samples on ranks of their own.
+    layout: dict[str, Any] = {"microbatches": 2, "mbs": 2}
+    vision = box(0, dp=4, model=VIT)
+    if kind == "photographs and chats":
+        write_shards(folder, samples=300, bad=4, shards=3)
+        data = shard_data(folder, tokenizer_folder(folder / "tokenizer"), packing=True, max_rows=24)
+        modules = {"vision": vision}
+    elif kind == "sound and videos":
+        write_shard(folder / "0.tar", sound_and_videos())
+        tokenizer = tokenizer_folder(folder / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
+        data = shard_data(folder, tokenizer)
+        video = {"temporal_patch": 2, "video": {"time": "patches"}}
+        hearing = {"kind": "audio", "mels": 80, "frames": 200}
+        modules = {
+            "vision": box(0, dp=4, model={**VIT, **video}, placeholder=380),
+            "sound": box(0, dp=2, model=hearing),
+        }
+    else:
+        write_shard(folder / "0.tar", mostly_text())
+        tokenizer = tokenizer_folder(folder / "tokenizer")
+        data = shard_data(folder, tokenizer, template="caption", too_long="truncate", max_rows=64)
+        modules = {"vision": vision}
+    language = box(4, dp=2, model={"vocab": 400})
+    made = spec({**modules, "language": language}, seq=128, data=data, **layout)
+    return with_steps(made, 40)  # More than an epoch, but for packs.
+
+
+@pytest.mark.parametrize("kind", ["photographs and chats", "sound and videos", "mostly text"])
+def test_rows_tokens_padding_and_the_largest_step_of_shards_are_those_of_a_run(
+    kind: str, tmp_path: Path
+) -> None:
+    made = data_set(kind, tmp_path)
+    looked = expected_steps(made)
+    assert looked.source is Source.HEADERS
+    assert not list(tmp_path.glob(".mimo-index")), "a plan makes no index"
+    steps = walk(made)  # This makes it.
+    known = expected_steps(made.model_copy())
+    assert known.source is Source.INDEX
+    assert_is_true(made, known, steps)
+    assert all(sum(step.num_terms(name) for step in steps) > 0 for name in made.modules)
+    # Shards this small are seen as a whole.
+    assert [list(step.samples) for step in looked.sampled] == [
+        list(steps[step.step].samples) for step in looked.sampled
+    ]
