@@ -8,7 +8,6 @@ Leaves: the order and the packing of records to `expected_steps`.
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -112,13 +111,9 @@ class ColumnRecords(Records):
         self.source, self.basis, self.number, self.most = source, basis, number, MOST
         self._tokens, self._rows_of, self._describe = tokens, rows_of, describe
 
-    @cached_property
-    def _lengths(self) -> list[int]:
-        return list(map(int, self._tokens))
-
     def length(self, index: int) -> int:
         """Return the number of tokens of a record."""
-        return self._lengths[index % len(self._lengths)]
+        return int(self._tokens[index % len(self._tokens)])
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
