@@ -150,7 +150,7 @@ class _Activations:
             are_compiled=compiled,
             are_bf16=spec.train.numbers.is_mixed,
             cp=own.grid.cp,
-            weights_train=own.frozen is False,
+            weights_train=own.body_trains or own.adapter is not None,
         )
 
     @property

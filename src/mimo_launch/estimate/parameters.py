@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 
+from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
@@ -88,13 +89,16 @@ def _weights_of(
 ) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
-    body, projector = module.frozen is False, module.frozen is not True
+    body, adapter = module.body_trains, adapter_of(module)
     blocks = [
-        _trained(parameters(kind.layer(number), share), trains=body)
+        _trained(parameters(kind.layer(number), share, adapter), trains=body)
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
     around = (
-        _trained(parameters(part, share), trains=projector if name == "projector" else body)
+        _trained(
+            parameters(part, share),
+            trains=module.projector_trains if name == "projector" else body,
+        )
         for shape in kind.around(ends)
         for name, part in shape.parts().items()
         if part is not None
@@ -109,5 +113,7 @@ def _weights_of(
 
 
 def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:
-    """Return the parameters of a layer, marked as frozen if it does not train."""
-    return held if trains else tuple(replace(each, trains=False) for each in held)
+    """Return the parameters of a layer, those marked as frozen that do not train."""
+    if trains:
+        return held
+    return tuple(replace(each, trains=each.role == "adapter") for each in held)

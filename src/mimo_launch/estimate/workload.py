@@ -122,11 +122,11 @@ def backward_flops(
     """
     if not needs_backward(layout, module, stage.index):
         return Flops()
-    frozen = spec.modules[module.name].frozen
-    projector = (1 if module.frozen else 2) * forward.projector
+    written = spec.modules[module.name]
+    projector = (1 + written.projector_trains) * forward.projector
     if not goes_through_layers(spec, layout, module, stage):
         return Flops(projector=projector)
-    weights = 1 if frozen else 2
+    weights = 1 + written.body_trains
     return Flops(
         linear=weights * forward.linear,
         attention=2 * forward.attention,
@@ -138,7 +138,7 @@ def backward_flops(
 
 def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> bool:
     """Return whether a stage's backward goes through its layers (True) or ends at the projector."""
-    if spec.modules[module.name].frozen == "except_projector":
+    if spec.modules[module.name].backward_ends_at_projector:
         return trains_before(layout, module.name)
     return needs_backward(layout, module, stage.index)
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Terms, Weight
+from mimo_launch.kinds.adapters import AdapterShape, column_adapter, row_adapter, whole_adapter
+from mimo_launch.kinds.weights import Adapter, Init, LayerShape, Parameters, Terms, Weight
 
 # The epsilon of norms in models without a key for it.
 EPSILON = 1e-5
@@ -95,6 +96,10 @@ class WholeShape(LayerShape):
         bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
         return {"weight": (weight,), "bias": (bias,) if self.bias else ()}
 
+    def adapters(self, adapter: Adapter | None) -> Mapping[str, AdapterShape | None]:
+        """Return the update of its map."""
+        return {"adapter": whole_adapter(adapter, self.own(1)["weight"][0])}
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -144,6 +149,11 @@ class ColumnShape(LayerShape):
             "bias": tuple(each.offsets() for each in own if each.bias),
         }
 
+    def adapters(self, adapter: Adapter | None) -> Mapping[str, AdapterShape | None]:
+        """Return the updates of its maps."""
+        weights = [(each.name, each.weight(self.width)) for each in self.outputs]
+        return {"adapter": column_adapter(adapter, self.width, weights)}
+
 
 @dataclass(frozen=True, slots=True)
 class RowShape(LayerShape):
@@ -165,6 +175,10 @@ class RowShape(LayerShape):
         weight = Weight(name=name, shape=shape, axis=1, std=std, matrix=True, in_product=True)
         bias = Weight(name=f"{self.name}.bias", shape=shape[:1], init="zeros", decay=False)
         return {"weight": (weight,), "bias": (bias,) if self.bias else ()}
+
+    def adapters(self, adapter: Adapter | None) -> Mapping[str, AdapterShape | None]:
+        """Return the update of its map."""
+        return {"adapter": row_adapter(adapter, self.name, self.own(1)["weight"][0])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,9 @@ Init = Literal[
 # tensor-parallel region; complete: all.
 Terms = Literal["tokens", "region", "complete"]
 # Weights that are counted, decayed or updated in different ways. Experts are cut over a grid of
-# their own; a buffer is saved but has no gradient, and every replica holds it whole.
-Role = Literal["body", "embedding", "head", "experts", "buffer"]
+# their own; an adapter trains where its module's own weights do not; a buffer is saved but has no
+# gradient, and every replica holds it whole.
+Role = Literal["body", "embedding", "head", "experts", "adapter", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,28 @@ class Weight:
         return (*self.shape[: self.axis], part, *self.shape[self.axis + 1 :])
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter of a module as seen from a layer: which maps have an update, and its size.
+
+    `path` holds the names of the layers around this one, in its block. An update has matrices of
+    width `rank` and is multiplied by `scale`.
+    """
+
+    rank: int
+    scale: float
+    targets: frozenset[str]
+    path: frozenset[str] = frozenset()
+
+    def inside(self, name: str) -> "Adapter":
+        """Return the adapter as seen from a layer inside this one."""
+        return replace(self, path=self.path | {name})
+
+    def takes(self, name: str = "") -> bool:
+        """Return whether a map of this layer has an update; without a name, the layer is a map."""
+        return not self.targets.isdisjoint(self.path | {name})
+
+
 # Weights by the parameter that stores them, fused along dimension 0.
 Parameters = Mapping[str, tuple[Weight, ...]]
 
@@ -139,14 +162,20 @@ class LayerShape:
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: part for n, part in found.items() if isinstance(part, LayerShape | None)}
 
-    def weights(self, prefix: str = "", tp: int = 1) -> Iterator[tuple[Weight, ...]]:
+    def adapters(self, adapter: Adapter | None) -> "Mapping[str, LayerShape | None]":
+        """Return the updates of its own maps by attribute, under an adapter of its module."""
+        return {}
+
+    def weights(
+        self, prefix: str = "", tp: int = 1, adapter: Adapter | None = None
+    ) -> Iterator[tuple[Weight, ...]]:
         """Yield the weights of every parameter of the layer, under names that begin with prefix."""
         for held in filter(None, self.own(tp).values()):
             yield tuple(replace(each, name=_joined(prefix, each.name)) for each in held)
-        for name, part in self.parts().items():
+        for name, part in (*self.parts().items(), *self.adapters(adapter).items()):
             if part is not None:
                 inside = _joined(prefix, name) if part.names_itself else prefix
-                yield from part.weights(inside, tp)
+                yield from part.weights(inside, tp, adapter and adapter.inside(name))
 
     def widths(self) -> Widths:
         """Return the sizes of what it computes: products with its matrices, and its layers."""
@@ -190,11 +219,13 @@ class Parameter:
 
 
 @lru_cache(maxsize=1024)
-def parameters(shape: LayerShape, share: Share) -> tuple[Parameter, ...]:
+def parameters(
+    shape: LayerShape, share: Share, adapter: Adapter | None = None
+) -> tuple[Parameter, ...]:
     """Return the parameters of a layer on a rank; buffers are none."""
     return tuple(
         _held(weights, share)
-        for weights in shape.weights(tp=share.tp)
+        for weights in shape.weights(tp=share.tp, adapter=adapter)
         if weights[0].role != "buffer"
     )
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
 from mimo_launch.kinds.shapes import ColumnShape, OneShape, RowShape, WholeShape
+from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -104,14 +105,21 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
 
     shared_weight: Tensor | None
     shared_bias: Tensor | None
+    adapter: LowRank | None
     weight_gradients: GradAccumulator | None = None
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
-        own = linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
-        if self.shared_weight is None:
-            return own
-        return torch.cat([own, F.linear(x_ND, self.shared_weight, self.shared_bias)], dim=1)
+        out = linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
+        if self.shared_weight is not None:
+            shared = F.linear(x_ND, self.shared_weight, self.shared_bias)
+            out = torch.cat([out, shared], dim=1)
+        if self.adapter is None:
+            return out
+        maps = (*self.segments["weight"], *self.segments.get("shared_weight", ()))
+        sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
+        update: Tensor = self.adapter(x_ND, sizes)
+        return out + update
 
     def _whole_bias(self) -> Tensor | None:
         """Return the bias of all outputs, with zeros for outputs without one."""
@@ -132,13 +140,18 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
 class RowLinear(ShapedLayer[RowShape]):
     """A linear layer with input features cut over tp; it ends the region: [N, f] -> [n, D]."""
 
+    adapter: LowRank | None
     weight_gradients: GradAccumulator | None = None
 
     def forward(self, x_Nf: Tensor) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
-        if self.context.tp.size == 1:
-            return linear(x_Nf, self.weight, self.bias, self.weight_gradients)
-        out = self.context.leave(linear(x_Nf, self.weight, None, self.weight_gradients))
+        alone = self.context.tp.size == 1
+        out = linear(x_Nf, self.weight, self.bias if alone else None, self.weight_gradients)
+        if self.adapter is not None:
+            out = out + self.adapter(x_Nf)
+        if alone:
+            return out
+        out = self.context.leave(out)
         return out if self.bias is None else out + self.bias
 
 
@@ -156,6 +169,9 @@ class WholeTable(ShapedLayer[OneShape]):
 class WholeLinear(ShapedLayer[WholeShape]):
     """One linear map per token: [n, inputs] -> [n, outputs]."""
 
+    adapter: LowRank | None
+
     def forward(self, x_n: Tensor) -> Tensor:
         """Return the map of each token."""
-        return F.linear(x_n, self.weight, self.bias)
+        out = F.linear(x_n, self.weight, self.bias)
+        return out if self.adapter is None else out + self.adapter(x_n)

@@ -18,7 +18,7 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import enter_tp, exit_tp, gather_tokens, scatter_tokens
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.layer import even_cut
-from mimo_launch.kinds.weights import Share, Terms, Weight
+from mimo_launch.kinds.weights import Adapter, Share, Terms, Weight
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.spec.values import NumberType
@@ -56,7 +56,8 @@ class ParallelContext:
     `compiled`, passes over activations go through torch.compile, separately for each module
     (`owner`). `backend` provides the blocks. The experts of a layer are distributed over `ep`, and
     each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
-    different tokens. `fp8`: blocks multiply in 8 bits.
+    different tokens. `fp8`: blocks multiply in 8 bits. `adapter` says which maps of a layer have an
+    update beside them.
     """
 
     tp: Group = SINGLE
@@ -72,6 +73,11 @@ class ParallelContext:
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     replicas: Group = SINGLE
+    adapter: Adapter | None = None
+
+    def inside(self, name: str) -> "ParallelContext":
+        """Return the context of a layer inside another; only adapters tell them apart."""
+        return self if self.adapter is None else replace(self, adapter=self.adapter.inside(name))
 
     def part(self, total: int) -> range:
         """Return this tp rank's share of `total` items."""

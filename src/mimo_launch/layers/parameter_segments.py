@@ -156,6 +156,11 @@ class DeclaredParameter:
         return self.placed[0].segment.weight.matrix
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether it belongs to an adapter; all segments of a parameter agree."""
+        return self.placed[0].segment.weight.role == "adapter"
+
+    @property
     def trains(self) -> bool:
         """Whether it trains if its module does; all segments of a parameter agree."""
         return self.placed[0].segment.trains
@@ -166,17 +171,18 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
 
     A full name is `module.path.to.layer.segment`, the same on every layout.
     """
+    prefixes = {"": f"{module_name}." if module_name else ""}
     for path, layer in root.named_modules():
         segmented = isinstance(layer, SegmentedModule)
         by_attribute = layer.segments if segmented else vars(layer).get(ADOPTED, {})
-        is_named = not segmented or layer.names_itself
-        owner = path if is_named else path.rpartition(".")[0]
-        prefix = ".".join(part for part in (module_name, owner) if part)
+        above, _, own = path.rpartition(".")
+        is_named = bool(own) and not (segmented and not layer.names_itself)
+        prefix = prefixes[path] = f"{prefixes[above]}{own}." if is_named else prefixes[above]
         for attribute, segments in by_attribute.items():
             placed, row = [], 0
             for segment in segments:
                 rows = segment.local_shape[0]
-                placed.append(Placed(f"{prefix}.{segment.name}", segment, row, row + rows))
+                placed.append(Placed(f"{prefix}{segment.name}", segment, row, row + rows))
                 row += rows
             yield DeclaredParameter(attrgetter(attribute)(layer), tuple(placed))
 

@@ -41,8 +41,8 @@ class ShapedLayer(SegmentedModule, Generic[S]):
 
 def add_parts(module: nn.Module, context: ParallelContext, shape: LayerShape) -> None:
     """Add the layers inside a shape to a module, by name; None where there is none."""
-    for name, part in shape.parts().items():
-        setattr(module, name, None if part is None else built(context, part))
+    for name, part in (*shape.parts().items(), *shape.adapters(context.adapter).items()):
+        setattr(module, name, None if part is None else built(context.inside(name), part))
 
 
 def built(context: ParallelContext, shape: LayerShape) -> Any:

@@ -6,7 +6,7 @@ Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
@@ -33,7 +34,7 @@ from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_input import TextForward
 from mimo_launch.models.stage_interface import ListForward, StageClass
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ModuleSpec, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def build_modules(
             # Weights get memory only after they are sharded: no rank ever holds a whole model.
             with torch.device("meta"):
                 network = build_network(spec, stage, context)
-            _freeze(network, spec.modules[module.name].frozen)
+            _freeze(network, spec.modules[module.name])
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
             shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
@@ -173,7 +174,8 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
 
     Raises: CustomClassError for a user's class that cannot be used.
     """
-    return _maker(spec, stage.module).build(spec, stage, context)
+    adapted = replace(context, adapter=adapter_of(spec.modules[stage.module]))
+    return _maker(spec, stage.module).build(spec, stage, adapted)
 
 
 def _maker(spec: Spec, module: str) -> type[StageClass]:
@@ -189,12 +191,14 @@ def keep_activations(spec: Spec) -> Spec:
     return spec.model_copy(update={"modules": modules})
 
 
-def _freeze(network: nn.Module, frozen: bool | str) -> None:
+def _freeze(network: nn.Module, module: ModuleSpec) -> None:
     """Freeze the weights that the spec or their declaration freezes."""
-    network.requires_grad_(frozen is False)
+    network.requires_grad_(module.body_trains)
     projector = getattr(network, "projector", None)
-    if frozen == "except_projector" and isinstance(projector, nn.Module):
-        projector.requires_grad_(True)
+    if isinstance(projector, nn.Module):
+        projector.requires_grad_(module.projector_trains)
     for declared in declared_parameters("", network):
-        if not declared.trains:
+        if declared.is_adapter:
+            declared.parameter.requires_grad_(True)
+        elif not declared.trains:
             declared.parameter.requires_grad_(False)

@@ -16,7 +16,7 @@ Leaves: inputs and layers to the stages, moving rows and tensors between stages 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -268,12 +268,13 @@ class ModelStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model = context, kind, kind.model
         self.stage, self.ends = stage, ends
+        bare = replace(context, adapter=None)
         if stage.is_first:
-            add_parts(self, context, kind.before(ends))
+            add_parts(self, bare, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}
         self.layers = blocks(context, shapes, recompute=recompute)
         if stage.is_last:
-            add_parts(self, context, kind.after(ends))
+            add_parts(self, bare, kind.after(ends))
 
     def between(self, mask: ImageContext, tokens: int) -> ListInput:
         """Return the input of a stage between others, for this number of tokens at any place."""

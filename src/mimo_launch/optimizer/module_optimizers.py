@@ -75,6 +75,7 @@ class Updates:
                 ),
             )
             for name in self.by_module
+            if spec.modules[name].body_trains
         ]
 
     def learning_rates(self, step: int) -> dict[str, float]:

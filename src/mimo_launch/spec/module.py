@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.spec.base import (
     MAX_INTEGER,
     Count,
@@ -166,6 +167,12 @@ class ModuleSpec(Strict):
         description="`true`: train nothing in this module, its projector included. "
         "`except_projector`: train only the projector of an encoder.",
     )
+    adapter: AdapterSpec | None = Field(
+        None,
+        description="Train low-rank updates of the maps in the layers; the weights of the module "
+        "stay as they are, except a projector's with `frozen: except_projector`.",
+        examples=["{rank: 16, targets: [attention, mlp]}"],
+    )
     sharding: ShardingName = Field(
         "optimizer",
         description="`optimizer`: weights stay gathered through a step, and gradients take one "
@@ -207,6 +214,21 @@ class ModuleSpec(Strict):
         ModuleOptimizer(),
         description="Overrides of the common optimizer settings.",
     )
+
+    @property
+    def body_trains(self) -> bool:
+        """Whether its own weights train, but for a projector's."""
+        return self.frozen is False and self.adapter is None
+
+    @property
+    def projector_trains(self) -> bool:
+        """Whether the weights of its projector train, if it has one."""
+        return self.frozen == "except_projector" or self.body_trains
+
+    @property
+    def backward_ends_at_projector(self) -> bool:
+        """Whether nothing before its projector trains."""
+        return self.frozen == "except_projector" and self.adapter is None
 
     @property
     def fsdp(self) -> Sharding:

@@ -119,7 +119,7 @@ class Oracle:
     def move_biases(self) -> None:
         """Move the biases of experts by the loads of the last step, if language trains."""
         moe = kind_of(self.model).moe
-        if moe is not None and moe.bias_update_rate and self.spec.language.frozen is False:
+        if moe is not None and moe.bias_update_rate and self.spec.language.body_trains:
             self.weights |= moved_biases(self.weights, self.loads, moe)
 
     def sgd_step(self, grads: dict[str, Tensor], lr: float, clip: float | None) -> None:

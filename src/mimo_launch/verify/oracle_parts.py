@@ -38,14 +38,14 @@ class Parts:
     `decays` says of the parameters of users' own classes whether they decay.
     """
 
-    weights: dict[str, Tensor]
+    weights: "Weights"
     networks: dict[str, "OneRankEncoder"]
     decays: dict[str, bool]
 
 
 def parts_of(spec: Spec, *, randomise: bool) -> Parts:
     """Draw the same initial weights as every layout of a spec."""
-    found = Parts({}, {}, {})
+    found = Parts(Weights(spec), {}, {})
     context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     for name, module in spec.modules.items():
         # A second forward would use the weights of the network, not the oracle's.
@@ -64,14 +64,33 @@ def parts_of(spec: Spec, *, randomise: bool) -> Parts:
                     randomise=randomise,
                     given=given.get(placed.name),
                 )
-                in_projector = placed.name.startswith(f"{name}.projector.")
-                learns = not module.frozen or (module.frozen == "except_projector" and in_projector)
+                learns = module.frozen is False and module.adapter is None
+                if placed.name.startswith(f"{name}.projector."):
+                    learns |= module.frozen == "except_projector"
+                learns |= ".lora_" in placed.name
                 found.weights[placed.name] = values.requires_grad_(placed.segment.trains and learns)
                 if is_custom:
                     found.decays[placed.name] = declared.decays(
                         embeddings=spec.optimizer.decay.embeddings
                     )
     return found
+
+
+class Weights(dict[str, Tensor]):
+    """Full weights by name; one with a low-rank update is read with the update added."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.adapters = {n: module.adapter for n, module in spec.modules.items() if module.adapter}
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, start = super().__getitem__(name), name.removesuffix("weight")
+        if f"{start}lora_a.weight" not in self:
+            return weight
+        adapter = self.adapters[name.partition(".")[0]]
+        down, up = (super(Weights, self).__getitem__(f"{start}lora_{x}.weight") for x in "ab")
+        root = adapter.rank**0.5 if adapter.rslora else adapter.rank
+        return weight + (adapter.alpha or 2 * adapter.rank) / root * up @ down
 
 
 class OneRankEncoder:

@@ -1,0 +1,40 @@
+"""The adapter of a module: what trains in place of its frozen weights.
+
+Decides: its keys, defaults and limits; the scale of a low-rank update.
+Relies on: `base`.
+Leaves: which maps have an adapter to `kinds.adapters`, the update itself to `layers.adapters`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count, Strict
+
+
+class AdapterSpec(Strict):
+    """A low-rank update of the maps in a module's layers, whose own weights stay as they are."""
+
+    kind: Literal["lora"] = Field("lora", description="LoRA (arXiv:2106.09685).")
+    rank: Count = Field(
+        description="Width between the two matrices of each update.", examples=[16]
+    )
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="An update is multiplied by `alpha / rank`. Default: twice the rank."
+    )
+    rslora: bool = Field(
+        False, description="Multiply by `alpha / sqrt(rank)` (arXiv:2312.03732) instead."
+    )
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        ("attention", "mlp"),
+        description="Maps with an update: parts of a layer (`attention`, `mlp`), or names of maps "
+        "(`q`, `k`, `v`, `o`, `gate`, `up`, `down`). Experts have none.",
+        examples=[["q", "v"]],
+        strict=False,
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of an update."""
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return float(alpha / (self.rank**0.5 if self.rslora else self.rank))
