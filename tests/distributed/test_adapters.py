@@ -1,14 +1,29 @@
 """Adapters: on every layout, each trains as on one rank, and the weights below them stay."""
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.nn.functional as F
+from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
 from tests.support.planted_experts import mixture
 from tests.support.proof import failures, training_verdicts, verdicts
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.kinds.weights import Weight
+from mimo_launch.layers.adapters import LowRank
+from mimo_launch.layers.linear import RowLinear
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.events import StepFinished, WeightsLoaded
+from mimo_launch.train.rank_session import RankSession
 
 LORA = {"rank": 3, "alpha": 5.0}
 
@@ -63,3 +78,119 @@ def test_adapters_get_the_gradients_of_one_rank(layout: str) -> None:
 
 def test_only_adapters_move() -> None:
     assert not failures(training_verdicts(LAYOUTS["tp 2"]()))
+
+
+def sum_over_tp_missing() -> None:
+    """The terms of A's gradient stay on their ranks."""
+    correct = ParallelContext._sum_of
+
+    def complete(self: Any, weight: Weight) -> Any:
+        kind, counted = correct(self, weight)
+        return ("complete" if weight.role == "adapter" and kind == "partial" else kind), counted
+
+    ParallelContext._sum_of = complete  # type: ignore[method-assign]
+
+
+def scaled_twice() -> None:
+    """An update is multiplied by its scale twice."""
+    correct = LowRank.forward
+
+    def forward(self: Any, *args: Any) -> Any:
+        return self.shape.scale * correct(self, *args)
+
+    LowRank.forward = forward  # type: ignore[method-assign]
+
+
+def sum_counts_once_for_each_rank() -> None:
+    """The update of a map that ends a region is added after the sum over tp."""
+
+    def forward(self: Any, x_Nf: Any) -> Any:
+        out = self.context.leave(F.linear(x_Nf, self.weight))
+        return out if self.adapter is None else out + self.adapter(x_Nf)
+
+    RowLinear.forward = forward  # type: ignore[method-assign]
+
+
+def names_exchanged() -> None:
+    """Keys get the update of values, and values that of keys."""
+    correct = LowRank._ups
+
+    def exchanged(self: Any) -> Any:
+        found = correct(self)
+        if "k." in found and "v." in found:
+            found["k."], found["v."] = found["v."], found["k."]
+        return found
+
+    LowRank._ups = exchanged  # type: ignore[method-assign]
+
+
+def base_trains() -> None:
+    """The weights of a module with an adapter train."""
+    ModuleSpec.body_trains = property(lambda self: self.frozen is False)  # type: ignore[assignment]
+
+
+def root_forgotten() -> None:
+    """`rslora` divides by the rank."""
+    AdapterSpec.scale = property(lambda self: self.alpha / self.rank)  # type: ignore[assignment]
+
+
+BUGS: dict[str, tuple[Callable[[], None], str]] = {
+    "sum over tp": (sum_over_tp_missing, "tp 2"),
+    "scale": (scaled_twice, "one rank"),
+    "after the sum": (sum_counts_once_for_each_rank, "tp 2"),
+    "exchanged": (names_exchanged, "one rank"),
+    "base": (base_trains, "one rank"),
+    "rslora": (root_forgotten, "queries and values alone"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_rejected(name: str) -> None:
+    plant, layout = BUGS[name]
+    assert failures(verdicts(LAYOUTS[layout](), prepare=plant)), f"{name} passes"
+
+
+def adapted(layout: str, steps: int, **sections: Any) -> Spec:
+    """A run of digits that trains an adapter of language, and all of vision."""
+    return make_spec(layout, steps, modules={("language", "adapter"): LORA}, **sections)
+
+
+def test_a_run_goes_on_on_another_layout(tmp_path: Path) -> None:
+    alone = numbers(run(adapted("one rank", 5), tmp_path / "alone"))
+    run(adapted("colocated dp4, tp2 dp2", 3), tmp_path / "run")
+    went_on = numbers(run_anew(adapted("pp2", 5), tmp_path / "run"))
+    assert sorted(went_on) == [4, 5]
+    for step, values in went_on.items():
+        assert values == pytest.approx(alone[step], rel=1e-9)
+
+
+def test_an_adapter_begins_on_trained_weights_and_changes_nothing_at_first(tmp_path: Path) -> None:
+    run(make_spec("one rank", 3), tmp_path / "base")
+    init = {(name, "init_from"): str(tmp_path / "base") for name in ("vision", "language")}
+    plain = make_spec("one rank", 1, modules=init)
+    made = make_spec("disjoint dp2, tp2", 1, modules=init | {("language", "adapter"): LORA})
+    found = run(made, tmp_path / "adapted")
+    first = next(e for e in run(plain, tmp_path / "plain") if isinstance(e, StepFinished))
+    mine = next(e for e in found if isinstance(e, StepFinished))
+    assert mine.loss == pytest.approx(first.loss, rel=1e-12)
+    loaded = [e for e in found if isinstance(e, WeightsLoaded) and e.module == "language"]
+    assert [e.missing for e in loaded] == [()]
+
+
+def trained_numbers(spec: Spec) -> dict[str, int]:
+    """Return the number of trained elements of each module on this rank."""
+    with RankSession(Plan.of(spec)) as session:
+        return {
+            name: sum(p.numel() for p in module.parameters() if p.requires_grad)
+            for name, module in session.modules.items()
+        }
+
+
+def test_the_plan_counts_what_trains() -> None:
+    made = LAYOUTS["one rank"]()
+    (found,) = run_on_running_ranks(trained_numbers, made, world_size=1)
+    (alike,) = Estimator.of(Plan.of(made)).estimates().ranks
+    planned: Counter[str] = Counter()
+    for stage in alike.stages:
+        planned[stage.module] += stage.trained_parameters
+    assert planned == found

@@ -98,6 +98,27 @@ def test_a_trained_llava_has_the_same_logits(kept: bool, tmp_path: Path) -> None
     assert_close(joined(asked, parts, llava.VOCAB), wanted_logits(model, asked))
 
 
+def test_a_trained_adapter_is_merged_into_the_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save(llava.tiny_llava("clip", "llama", 7), folder)
+    asked = llava.made_llava("clip", "llama", "pp2", folder, placeholder=7, precision="fp32")
+    data = with_sections(asked, **LEARN).model_dump(mode="json", by_alias=True)
+    for module in data["modules"].values():
+        module["adapter"] = {"rank": 4, "alpha": 24.0}
+    adapted = Spec.model_validate(data)
+    run = trained(adapted, tmp_path / "run")
+    found = exported(run, tmp_path / "out")
+    before = tensors(folder)
+    moved = {name for name, each in found.items() if not torch.equal(each, before[name])}
+    assert {name.split(".")[-2] for name in moved} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "gate_proj", "up_proj", "down_proj",
+        "fc1", "fc2",
+    }  # fmt: skip
+    model = load("AutoModelForImageTextToText", tmp_path / "out")
+    parts = run_on_running_ranks(logits_on_rank, adapted, run, world_size=world_size(adapted))
+    assert_close(joined(adapted, parts, llava.VOCAB), wanted_logits(model, adapted))
+
+
 def test_what_came_from_no_folder_has_the_type_of_training(tmp_path: Path) -> None:
     """The norm as well that a LLaVA has behind its tower and that nothing was trained for."""
     tower = {"kind": "vit", "layers": 1, "hidden": 16, "heads": 2, "patch": 2, "channels": 3,

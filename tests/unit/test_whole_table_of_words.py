@@ -25,6 +25,7 @@ BASE["modules"]["language"]["model"] |= {
     "rope_scaling": {"rope_type": "linear", "factor": 2.0},
 }
 BASE["modules"]["language"] |= {"backend": "transformer_engine", "fp8": {}, "experts": {}}
+BASE["modules"]["language"] |= {"adapter": {"rank": 4}}
 BASE["modules"]["vision"]["model"] |= {"positions": "learned", "image": [7, 7]}
 BASE |= {"checkpoint": {"every": 5}, "eval": {"every": 5, "samples": 32}}
 BASE["log"] = {"wandb": {"project": "mine"}, "mlflow": {"experiment": "mine"}}
@@ -37,6 +38,9 @@ VALUES: dict[str, Any] = {
     "eval": {"every": 9}, "schedule.kind": "gpipe", "schedule.microbatches": 4,
     "optimizer.kind": "sgd", "optimizer.lr": 0.5, "optimizer.clip": 0.5, "optimizer.eps": 1e-6,
     "optimizer.betas": [0.5, 0.6], "optimizer.weight_decay": 0.25,
+    LANGUAGE + "adapter": {"rank": 8}, LANGUAGE + "adapter.rank": 8,
+    LANGUAGE + "adapter.alpha": 8.0, LANGUAGE + "adapter.rslora": True,
+    LANGUAGE + "adapter.targets": ["q"],
     "optimizer.momentum": 0.5, "optimizer.ns_steps": 3,
     "optimizer.schedule.kind": "cosine", "optimizer.schedule.warmup": 7,
     "optimizer.schedule.decay": 9, "optimizer.schedule.min_lr": 1e-4, "train.steps": 77,

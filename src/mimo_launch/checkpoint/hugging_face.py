@@ -43,6 +43,7 @@ from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
+from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.models.build import RankModule
@@ -147,6 +148,8 @@ def _placed(
     further rows of the model are filled by rule, and its padding is never used.
     """
     for box in weight_boxes(module):
+        if is_adapter(box.name):
+            continue
         key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
         if (place := _place_of(part, key, model)) is not None:
             other = part.family.other_place(key, model)

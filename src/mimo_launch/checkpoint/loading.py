@@ -49,6 +49,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
+from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.spec.load import dump_spec, with_defaults
 from mimo_launch.spec.optimizers import STATE
@@ -161,7 +162,8 @@ def load_weights(
     module = session.modules.get(name)
     boxes = [] if module is None else list(weight_boxes(module))
     fitting = fit(usable.shapes(), boxes, group, f"{WEIGHTS}/{name}.")
-    missing, misfits = tuple(fitting.missing), fitting.misfits
+    missing = tuple(each for each in fitting.missing if not is_adapter(each))
+    misfits = fitting.misfits
     if fitting.num_loaded == 0 or (
         (missing or misfits) and not session.spec.modules[name].init_partial
     ):

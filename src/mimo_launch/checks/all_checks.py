@@ -6,6 +6,7 @@ Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`
 """
 
 from mimo_launch.checks import (
+    adapters,
     backends,
     batch,
     data,
@@ -174,6 +175,8 @@ RULES: tuple[Rule, ...] = (
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(training_settings.something_trains),
     ModuleRule(training_settings.losses_have_no_projector),
+    ModuleRule(adapters.adapter_has_place, needs=_ROLE),
+    ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),
     ModuleRule(training_settings.loss_weight_used, needs=_ROLE),
     ModuleRule(training_settings.balance_used, needs=("no-language-module",)),
     SpecRule(training_settings.schedule_fits_steps),

@@ -91,7 +91,10 @@ def _weights_of(
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
     body, adapter = module.body_trains, adapter_of(module)
     blocks = [
-        _trained(parameters(kind.layer(number), share, adapter), trains=body)
+        _trained(
+            parameters(kind.layer(number), share, None if kind.is_depth(number) else adapter),
+            trains=body,
+        )
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
     around = (

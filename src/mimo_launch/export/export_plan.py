@@ -21,12 +21,19 @@ from mimo_launch.export.sources import (
     source_of,
     whole_config,
 )
-from mimo_launch.export.tensors import FileTensor, file_tensors, of_other_parts, with_unused
+from mimo_launch.export.tensors import (
+    FileTensor,
+    SavedUpdate,
+    file_tensors,
+    of_other_parts,
+    with_unused,
+)
 from mimo_launch.hugging_face.architectures import Architecture, Modules, alone, obstacles, together
 from mimo_launch.hugging_face.family import OURS_OF_MTP
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import Place
+from mimo_launch.kinds.adapters import DOWN, UP
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.layers.parallel_context import torch_type
@@ -187,7 +194,8 @@ class Exporter:
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
         """Return the tensors of a module, and the tensors of a projector that has its own file."""
         model, part = self.modules.models[name], found.parts[name]
-        segments = self.checkpoint.segments(name)
+        segments = dict(self.checkpoint.segments(name))
+        updates = self._updates(name, segments)
         places = {key: part.place(key, model) for key in segments}
         # Leave out multi-token prediction that files cannot hold.
         places = {key: at for key, at in places.items() if at or not key.startswith(OURS_OF_MTP)}
@@ -206,6 +214,7 @@ class Exporter:
                 dtype_of,
                 prefix=prefix_of(name),
                 vocab=vocab_size(self.spec) if kind_of(model).reads_tokens else None,
+                updates=updates,
             )
             for is_end in (False, True)
         ]
@@ -215,6 +224,17 @@ class Exporter:
             dtype = self._dtype(name, theirs)
             made[0].append(replace(copied, name=part.file_name(theirs), dtype=dtype))
         return made[0], made[1]
+
+    def _updates(self, name: str, segments: dict[str, tuple[int, ...]]) -> dict[str, SavedUpdate]:
+        """Take an adapter's weights out of a module's segments; return updates by segment."""
+        adapter, prefix = self.spec.modules[name].adapter, prefix_of(name)
+        found: dict[str, SavedUpdate] = {}
+        if adapter is None:
+            return found
+        for start in [each.removesuffix(DOWN) for each in segments if each.endswith(DOWN)]:
+            down, up = ((prefix + n, segments.pop(n)) for n in (start + DOWN, start + UP))
+            found[f"{start}weight"] = SavedUpdate(down, up, adapter.scale)
+        return found
 
     def _dtypes(
         self, name: str, places: Mapping[str, Place | None]

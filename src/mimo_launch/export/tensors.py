@@ -40,29 +40,48 @@ _AROUND = {
 
 
 @dataclass(frozen=True, slots=True)
+class SavedUpdate:
+    """The low-rank update of a saved weight, `scale * up down`: names and shapes of both."""
+
+    down: tuple[str, tuple[int, ...]]
+    up: tuple[str, tuple[int, ...]]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPart:
     """The part of a file's tensor at a `place`: the first rows of a saved tensor of shape `saved`.
 
-    `shape` is the shape of the part as saved, without rows that are left out.
+    `shape` is the shape of the part as saved, without rows that are left out. `update` is added.
     """
 
     name: str
     saved: tuple[int, ...]
     shape: tuple[int, ...]
     place: Place
+    update: SavedUpdate | None = None
 
-    def box(self, tensor: Tensor) -> Box:
-        """Return the box of the part as saved: a view of the file's tensor, or a new tensor.
+    def boxes(self, tensor: Tensor) -> list[Box]:
+        """Return boxes of the part as saved: a view of the file's tensor, or new tensors.
 
-        Rows in runs are read together into a new tensor; see `put`.
+        Rows in runs, and a weight with an update, are read into new tensors; see `put`.
         """
-        in_runs = self.place.runs is not None
-        into = torch.empty(self.shape, dtype=tensor.dtype) if in_runs else self._view(tensor)
-        return Box(self.name, self.saved, (0,) * len(self.saved), into, counted=False)
+        apart = self.place.runs is not None or self.update is not None
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        dtype = tensor.dtype if self.update is None else wide
+        into = torch.empty(self.shape, dtype=dtype) if apart else self._view(tensor)
+        found = [Box(self.name, self.saved, (0,) * len(self.saved), into, counted=False)]
+        if self.update is not None:
+            for name, shape in (self.update.down, self.update.up):
+                values = torch.empty(shape, dtype=wide)
+                found.append(Box(name, shape, (0,) * len(shape), values, counted=False))
+        return found
 
-    def put(self, values: Tensor, tensor: Tensor) -> None:
-        """Copy the part as saved into the file's tensor."""
-        at = self.place
+    def put(self, read: Mapping[str, Tensor], tensor: Tensor) -> None:
+        """Copy the part, `read` by the names of its boxes, into the file's tensor."""
+        values, at = read[self.name], self.place
+        if (update := self.update) is not None:
+            values = values + update.scale * (read[update.up[0]] @ read[update.down[0]])
         if at.runs is None:
             self._view(tensor).copy_(values)
             return
@@ -100,13 +119,13 @@ class FileTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def boxes(self, tensor: Tensor) -> list[Box]:
-        """Return a box of each part; most are views of `tensor`, which has this shape and dtype."""
-        return [part.box(tensor) for part in self.parts]
+        """Return boxes of each part; most are views of `tensor`, which has this shape and dtype."""
+        return [box for part in self.parts for box in part.boxes(tensor)]
 
     def fill(self, tensor: Tensor, values: Mapping[str, Tensor]) -> None:
         """Copy each part as saved, by its name, into `tensor`, which has this shape and dtype."""
         for part in self.parts:
-            part.put(values[part.name], tensor)
+            part.put(values, tensor)
 
 
 def file_tensors(
@@ -116,11 +135,13 @@ def file_tensors(
     *,
     prefix: str,
     vocab: int | None = None,
+    updates: Mapping[str, SavedUpdate] | None = None,
 ) -> list[FileTensor]:
     """Return the tensors that hold all segments of a module, in the order of the segments.
 
     `segments` maps names to shapes; the names lack `prefix`, the module's prefix in the checkpoint.
-    `vocab` is the number of tokens without padding. Raises: KeyError for a segment without a place;
+    `vocab` is the number of tokens without padding; `updates` has the low-rank updates of segments.
+    Raises: KeyError for a segment without a place;
     ValueError if the segments of a tensor do not fill it.
     """
     made: dict[str, FileTensor] = {}
@@ -128,7 +149,7 @@ def file_tensors(
         at = place(name)
         words = vocab if name in VOCABULARY else None
         shape = saved if words is None else (words, *saved[1:])
-        part = TensorPart(prefix + name, saved, shape, at)
+        part = TensorPart(prefix + name, saved, shape, at, (updates or {}).get(name))
         num_rows = shape[0] if at.num_rows is None else at.num_rows
         last = at.first_row + num_rows if at.runs is None else at.runs.whole(num_rows)
         whole = at.shape or (last, *shape[1:])[:: -1 if at.transposed else 1]

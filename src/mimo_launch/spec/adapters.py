@@ -16,9 +16,7 @@ class AdapterSpec(Strict):
     """A low-rank update of the maps in a module's layers, whose own weights stay as they are."""
 
     kind: Literal["lora"] = Field("lora", description="LoRA (arXiv:2106.09685).")
-    rank: Count = Field(
-        description="Width between the two matrices of each update.", examples=[16]
-    )
+    rank: Count = Field(description="Width between the two matrices of each update.", examples=[16])
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="An update is multiplied by `alpha / rank`. Default: twice the rank."
     )

@@ -1,0 +1,108 @@
+"""Checks of adapters: what can have one, and which maps its targets name.
+
+Decides: that every target must name a map that the module has.
+Relies on: `kinds` for the maps of each layer.
+Leaves: values that are wrong by themselves to `spec`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.kinds.adapters import is_adapter
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.weights import Adapter
+from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.wording import did_you_mean, flow
+
+# The words of other programs for all maps of a layer.
+_ALL = ("all-linear", "all", "linear")
+
+
+def adapter_has_place(spec: Spec, name: str) -> Findings:
+    """An adapter is beside layers of torch, which train nothing else."""
+    module = spec.modules[name]
+    if module.adapter is None:
+        return
+    path = ("modules", name)
+    if kind_of(module.model).is_custom:
+        yield _cannot(
+            name,
+            "the layers of your own class have no place for one",
+            "delete `adapter`, and freeze weights in the class with `requires_grad_(False)`",
+        )
+    if module.backend != "torch":
+        yield _cannot(
+            name,
+            "layers of Transformer Engine have no place for one",
+            "write `backend: torch`",
+            Related((*path, "backend"), f"backend: {module.backend}"),
+        )
+    if module.frozen is True:
+        yield Diagnostic(
+            code="adapter-frozen",
+            headline=f"`{name}` is frozen and has an adapter",
+            path=(*path, "frozen"),
+            why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
+            help="delete `frozen: true`",
+            related=(Related((*path, "adapter"), "adapter"),),
+        )
+
+
+def targets_are_maps(spec: Spec, name: str) -> Findings:
+    """Every target of an adapter names a map, or a part of a layer that holds maps."""
+    module = spec.modules[name]
+    if module.adapter is None:
+        return
+    kind = kind_of(module.model)
+    known = tuple(dict.fromkeys(_targets(kind, module.model.layers)))
+    wrong = [each for each in module.adapter.targets if each not in known]
+    if not wrong:
+        return
+    meant = {each: _meant(each, known) for each in module.adapter.targets}
+    wrong = [each for each in wrong if not meant[each]] or wrong
+    offer = list(dict.fromkeys(each for names in meant.values() for each in names))
+    yield Diagnostic(
+        code="adapter-target-unknown",
+        headline=f"no layer of `{name}` has a map `{wrong[0]}`",
+        path=("modules", name, "adapter", "targets"),
+        why=f"the maps of `{name}` are {', '.join(f'`{each}`' for each in known)}"
+        if known
+        else f"the layers of `{name}` have no maps",
+        help=f"write `targets: {flow(offer)}`"
+        if all(meant.values())
+        else did_you_mean(wrong[0], known) or "delete the target, or name one of these",
+    )
+
+
+def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
+    return Diagnostic(
+        code="adapter-cannot",
+        headline=f"`{name}` cannot have an adapter",
+        path=("modules", name, "adapter"),
+        why=why,
+        help=help_,
+        related=related,
+    )
+
+
+def _targets(kind: ModelKind, layers: int) -> Iterator[str]:
+    """Yield the parts of layers that hold maps, and the maps, as targets name them."""
+    for layer in range(layers):
+        shape = kind.layer(layer)
+        words = (word for held in shape.weights() for each in held for word in each.name.split("."))
+        every = Adapter(1, 1.0, frozenset(words))
+        for held in shape.weights(adapter=every):
+            for each in held:
+                if is_adapter(each.name):
+                    yield from each.name.split(".")[:-2]
+
+
+def _meant(target: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the targets that a word of another program stands for."""
+    if target in _ALL:
+        return tuple(each for each in AdapterSpec.model_fields["targets"].default if each in known)
+    plain = target.rpartition(".")[2].removesuffix("_proj")
+    return (plain,) if plain in known else ()
