@@ -8,9 +8,8 @@ Leaves: how widths are cut over tp to `widths`.
 
 from mimo_launch.checks.rule import Findings, next_multiple, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.spec.base import LayerChoice
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
-from mimo_launch.spec.layers import SlidingWindow
-from mimo_launch.spec.media import Windows
 from mimo_launch.spec.spec import AudioModel, DecoderModel, LanguageModel, Spec, VitModel
 
 
@@ -190,32 +189,29 @@ def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
     )
 
 
-def windows_have_layers(spec: Spec, name: str, model: VitModel | DecoderModel) -> Findings:
-    """Layers that attend to whole images or sequences exist, and others attend in windows."""
-    windows: Windows | SlidingWindow | None
-    if isinstance(model, VitModel):
-        key, whole, do, windows = "windows", "images", "do", model.windows
-    else:
-        key, whole, do, windows = "sliding_window", "sequences", "does", model.sliding_window
-    if windows is None:
-        return
-    path = ("modules", name, "model", key)
-    beyond = [number for number in windows.full if number >= model.layers]
-    kept = sorted({number for number in windows.full if number < model.layers})
-    if beyond:
-        yield Diagnostic(
-            code="full-layer-not-in-model",
-            headline=f"`{name}`: layer {beyond[0]} is to attend to whole {whole}, but the last "
-            f"layer is {model.layers - 1}",
-            path=(*path, "full", windows.full.index(beyond[0])),
-            why="layers are counted from 0",
-            help=f"write `full: {kept}`",
-            related=(Related(("modules", name, "model", "layers"), f"{model.layers} layers"),),
-        )
-    elif len(kept) == model.layers:
-        yield no_effect(
-            path, f"`{key}` of `{name}` {do} nothing", "every layer is in `full`", at_key=True
-        )
+def chosen_layers_exist(spec: Spec, name: str, model: VitModel | DecoderModel) -> Findings:
+    """Every list of layers in a section names layers of the model."""
+    for key, section in vars(model).items():
+        if not isinstance(section, LayerChoice):
+            continue
+        beyond = [number for number in section.numbers if number >= model.layers]
+        kept = sorted({number for number in section.numbers if number < model.layers})
+        path, chosen = ("modules", name, "model", key), section.chosen
+        if beyond:
+            yield Diagnostic(
+                code="full-layer-not-in-model",
+                headline=f"`{name}`: layer {beyond[0]} {section.meaning}, but the last layer is "
+                f"{model.layers - 1}",
+                path=(*path, chosen, section.numbers.index(beyond[0])),
+                why="layers are counted from 0",
+                help=f"write `{chosen}: {kept}`",
+                related=(Related(("modules", name, "model", "layers"), f"{model.layers} layers"),),
+            )
+        elif chosen == "full" and len(kept) == model.layers:
+            do = "do" if key.endswith("s") else "does"
+            yield no_effect(
+                path, f"`{key}` of `{name}` {do} nothing", "every layer is in `full`", at_key=True
+            )
 
 
 def windows_hold_all_tokens(spec: Spec, name: str, model: VitModel) -> Findings:

@@ -66,6 +66,23 @@ class Strict(BaseModel):
             return super().__getattr__(name)
 
 
+LayerNumbers = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class LayerChoice(Strict):
+    """A section about some layers of a model: the key `chosen` lists them, counted from 0."""
+
+    chosen: ClassVar[str]
+    # What a chosen layer does, in messages.
+    meaning: ClassVar[str]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The chosen layers."""
+        found: tuple[int, ...] = getattr(self, self.chosen)
+        return found
+
+
 def _rank_range(value: Any) -> Any:
     """Accept `4` and `"0-3"`. Raises: ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

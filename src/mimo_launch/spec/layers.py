@@ -11,7 +11,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, Layers, Places, Strict
+from mimo_launch.spec.base import (
+    MAX_COUNT,
+    Count,
+    CountFrom0,
+    LayerChoice,
+    LayerNumbers,
+    Layers,
+    Places,
+    Strict,
+)
 
 
 class RopeScaling(Strict):
@@ -109,14 +118,17 @@ class QueryScaling(Strict):
     )
 
 
-class SlidingWindow(Strict):
+class SlidingWindow(LayerChoice):
     """Attention to the last tokens only, in all but some layers."""
+
+    chosen = "full"
+    meaning = "is to attend to whole sequences"
 
     # With one token, queries and keys would have no gradients.
     size: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
         description="Tokens that a token attends to: itself and those before it.", examples=[1024]
     )
-    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    full: LayerNumbers = Field(
         (),
         description="The layers, counted from 0, that attend to whole sequences all the same.",
         examples=["[5, 11, 17, 23]"],

@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Codebooks, Count, CountFrom0, Strict, Tokens
+from mimo_launch.spec.base import (
+    Codebooks,
+    Count,
+    CountFrom0,
+    LayerChoice,
+    LayerNumbers,
+    Strict,
+    Tokens,
+)
 
 
 class Images(Strict):
@@ -78,15 +86,18 @@ class Images(Strict):
         return rows, rows
 
 
-class Windows(Strict):
+class Windows(LayerChoice):
     """Attention inside square windows of an image, in all but some layers."""
+
+    chosen = "full"
+    meaning = "is to attend to whole images"
 
     side: Count = Field(
         description="Side of a window, in rows (squares of `shuffle` x `shuffle` patches). Windows "
         "count from the upper left corner; those at the other edges are cut off by them.",
         examples=[4],
     )
-    full: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    full: LayerNumbers = Field(
         (),
         description="The layers, counted from 0, that attend to whole images all the same.",
         examples=["[7, 15, 23, 31]"],

@@ -10,9 +10,11 @@ from math import lcm
 from typing import TypeVar
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LayerChoice, Strict
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
+from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.media import Tiles, Windows
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -58,29 +60,37 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
     if model.mtp and model.moe and not model.has_experts(model.layers - 1):
         # Of two layers, only the last can have experts.
         layers = max(layers, 3) if module.grid.pp == 1 else layers
-    update: dict[str, object] = {"layers": layers}
-    if model.sliding_window is not None:
-        # Smaller than small sequences.
-        size = min(model.sliding_window.size, MAX_WINDOW)
-        full = full_layers(model.sliding_window.full, model.layers, layers)
-        window = model.sliding_window.replace(size=size, full=full)
-        update["sliding_window"] = window
+    update: dict[str, object] = {"layers": layers, **_small_sections(model, model.layers, layers)}
     if model.mla is not None:
         q_rank = None if model.mla.q_rank is None else HEAD_SIZE - 1
         sizes = {"kv_rank": HEAD_SIZE + 1, "q_rank": q_rank, "rope_head_dim": 4, "v_head_dim": 6}
         update["mla"] = model.mla.replace(**sizes)
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
-    if (scaling := model.query_scaling) is not None:
-        # Shorter than documents, and large enough to show wrong positions.
-        small_one = {"beta": max(scaling.beta, MIN_BETA), "length": min(scaling.length, MAX_LENGTH)}
-        update["query_scaling"] = scaling.replace(**small_one)
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that capped values differ from uncapped ones.
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).replace(**update)
     return _with_experts(small, module, model)
+
+
+def _small_sections(of: Strict, before: int, layers: int) -> dict[str, object]:
+    """Return small windows, growth and lists of layers of a model or section, wherever they are."""
+    update: dict[str, object] = {}
+    if isinstance(of, LayerChoice):
+        update[of.chosen] = full_layers(of.numbers, before, layers)
+    if isinstance(of, SlidingWindow):
+        # Smaller than small sequences.
+        update["size"] = min(of.size, MAX_WINDOW)
+    if isinstance(of, QueryScaling):
+        # Shorter than documents, and large enough to show wrong positions.
+        update |= {"beta": max(of.beta, MIN_BETA), "length": min(of.length, MAX_LENGTH)}
+    for key in type(of).model_fields:
+        section = getattr(of, key)
+        if isinstance(section, Strict) and (small := _small_sections(section, before, layers)):
+            update[key] = section.replace(**small)
+    return update
 
 
 def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...]:
