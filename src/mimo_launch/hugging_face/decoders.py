@@ -33,6 +33,7 @@ from mimo_launch.hugging_face.tensors import (
     in_layers,
 )
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.layers import SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, HybridModel
 
 NORM_EPS = 1e-6
@@ -109,7 +110,7 @@ class WindowKeys:
             full = [i for i, each in enumerate(slides) if not each]
         if len(full) >= layers:
             return None
-        return {"size": size, "full": tuple(full), "rope_theta": None}
+        return defaults_of(SlidingWindow) | {"size": size, "full": tuple(full)}
 
     def write(self, _ours: str, model: Any) -> Config:
         """Return the settings of windows, as transformers 5 writes them."""

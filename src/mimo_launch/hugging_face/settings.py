@@ -210,7 +210,7 @@ def applied(entries: Mapping[str, Any], to: Any) -> dict[str, Any]:
     return {key: entry(to) if callable(entry) else entry for key, entry in entries.items()}
 
 
-def defaults_of(model: type[Strict], *, but: frozenset[str]) -> dict[str, Any]:
+def defaults_of(model: type[Strict], *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the defaults of a model's keys, without keys that are required or named."""
     fields = model.model_fields.items()
     return {key: x.default for key, x in fields if key not in but and not x.is_required()}

@@ -20,9 +20,10 @@ from mimo_launch.hugging_face.refusals import (
     refusals,
     where,
 )
-from mimo_launch.hugging_face.settings import Computed, Named, Settings
+from mimo_launch.hugging_face.settings import Computed, Named, Settings, defaults_of
 from mimo_launch.hugging_face.tensors import Place, in_layers
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
+from mimo_launch.spec.layers import SlidingWindow
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "silu": "silu"}
@@ -148,7 +149,7 @@ def _window(config: Config) -> dict[str, Any] | None:
     layers = _layers(config)
     if SLIDING not in layers:
         return None
-    return {
+    return defaults_of(SlidingWindow) | {
         "size": number(config, "sliding_window", _WINDOWS.size),
         "full": tuple(i for i, each in enumerate(layers) if each != SLIDING),
         "rope_theta": number(_ropes(config)[1], "rope_theta"),

@@ -11,8 +11,9 @@ from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import refusals
-from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.settings import Computed, Settings, defaults_of
 from mimo_launch.hugging_face.tensors import in_layers
+from mimo_launch.spec.layers import QueryScaling
 
 _WINDOWS, _NO_SIZE = WindowKeys(), WindowKeys(size=None)
 MISTRAL = Family(
@@ -67,7 +68,8 @@ def _with_rope(config: Config) -> Config:
 def _growth(config: Config) -> dict[str, Any] | None:
     rope = rotary.rope_settings(config)
     beta = number(rope, _BETA)
-    return {"beta": beta, "length": number(rope, _LENGTH)} if beta else None
+    found = {"beta": beta, "length": number(rope, _LENGTH)}
+    return defaults_of(QueryScaling) | found if beta else None
 
 
 def _as_written(model: Any) -> Config:
