@@ -6,7 +6,7 @@ import torch
 from tests.support.lists import by_lists
 from tests.support.specs import behind_vision
 
-from mimo_launch.layers import sequence_contexts
+from mimo_launch.layers import rotary_angles
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.norms import Sinks
 from mimo_launch.spec.spec import RopeScaling, Spec
@@ -58,12 +58,12 @@ def scores_not_stretched() -> None:
 
 def bounds_of_yarn_rounded() -> None:
     """The bounds between which pairs are interpolated are whole, whatever the spec says."""
-    correct = sequence_contexts._interpolated
+    correct = rotary_angles._interpolated
 
     def rounded(pairs: int, scaling: Any, theta: float) -> tuple[float, float]:
         return correct(pairs, scaling.model_copy(update={"truncate": True}), theta)
 
-    sequence_contexts._interpolated = rounded
+    rotary_angles._interpolated = rounded
 
 
 def biases_of_other_experts() -> None:

@@ -44,7 +44,7 @@ def windows_in_every_layer() -> None:
     correct = DecoderKind.sight
 
     def local(self: Any, number: int) -> Any:
-        return replace(correct(self, number), reach=self.sliding_window.size)
+        return replace(correct(self, number), window=self.model.sliding_window)
 
     DecoderKind.sight = local
 

@@ -9,7 +9,7 @@ import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
 from mimo_launch.hugging_face.registry import part_of
-from mimo_launch.layers.sequence_contexts import scaled
+from mimo_launch.layers.rotary_angles import scaled
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 from mimo_launch.verify.oracle_layers import attention_factor, frequencies
 

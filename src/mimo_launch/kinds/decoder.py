@@ -225,7 +225,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         rotary = whole.rotary
         if rotary is not None and window.rope_theta is not None:
             rotary = replace(rotary, theta=window.rope_theta, scaling=None)
-        return replace(whole, rotary=rotary, reach=window.size)
+        return replace(whole, rotary=rotary, window=window)
 
     def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
         plain = DecoderBlocksKind._saved_compiled(self, number)

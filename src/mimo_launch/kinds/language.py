@@ -26,7 +26,7 @@ from mimo_launch.kinds.saved_activations import (
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import CausalModel, GateActivation
-from mimo_launch.spec.layers import Moe, Mtp, QueryScaling
+from mimo_launch.spec.layers import Moe, Mtp, QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import LanguageModel, RopeScaling
 
 
@@ -136,16 +136,15 @@ class CausalKind(ModelKind):
         gated = (SIGMOID,) if self.model.query_parts > 1 else ()
         return (*((norms,) if normed else ()), *gated)
 
-    def reach(self, number: int) -> int | None:
-        """Return how many last tokens the tokens of a layer attend to, None if all."""
+    def window(self, number: int) -> SlidingWindow | None:
+        """Return the last tokens that tokens of a layer attend to, None if all."""
         return None
 
     def pairs(self, number: int, work: Workload) -> float:
         """Return the pairs of tokens that attend: with earlier tokens, or in a block of tokens."""
-        found, reach = 0.0, self.reach(number)
+        found, window = 0.0, self.window(number)
         for span, times in work.spans.items():
-            seen = span if reach is None else min(span, reach)
-            found += seen * (span - seen / 2) * times
+            found += times * (span**2 / 2 if window is None else window.pairs(span))
         # The span already counts half of a block.
         return found + sum(length**2 / 2 * times for length, times in work.blocks.items())
 
@@ -241,9 +240,9 @@ class LanguageKind(CausalKind):
         """The factor on embeddings of tokens, if any."""
         return None
 
-    def reach(self, number: int) -> int | None:
-        """Return how many last tokens the tokens of a layer attend to, None if all."""
-        return self.sight(number).reach
+    def window(self, number: int) -> SlidingWindow | None:
+        """Return the last tokens that tokens of a layer attend to, None if all."""
+        return self.sight(number).window
 
     def depth(self, number: int) -> DepthShape:
         """Return a depth of multi-token prediction, numbered after the layers."""

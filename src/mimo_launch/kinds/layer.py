@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
 
-from mimo_launch.spec.layers import QueryScaling
+from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import RopeScaling
 
 
@@ -169,10 +169,10 @@ class Rotary:
 class Sight:
     """Which tokens the tokens of a causal layer attend to, and how scores depend on positions.
 
-    Without `rotary` nothing rotates. Tokens attend to the last `reach` tokens, None: to all
-    earlier ones. Queries grow with their position by `growth`.
+    Without `rotary` nothing rotates. Tokens attend to those of a `window`, None: to all earlier
+    ones. Queries grow with their position by `growth`.
     """
 
     rotary: Rotary | None
-    reach: int | None = None
+    window: SlidingWindow | None = None
     growth: QueryScaling | None = None

@@ -20,7 +20,7 @@ from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import rotated, rotated_interleaved, sigmoid_gated
+from mimo_launch.layers.pointwise import rotated, sigmoid_gated
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.score_attention import attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
@@ -89,11 +89,7 @@ class Attention(ShapedLayer[AttentionShape]):
         """Return causal attention inside each sequence, [N, h * K]."""
         cp = self.context.cp.size
         q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
-        if sequences.cos is not None and sequences.sin is not None:
-            turn = rotated_interleaved if self.shape.interleaved else rotated
-            factors = () if sequences.factors is None else (sequences.factors,)
-            q = self.context.fused(turn, q, sequences.cos, sequences.sin, *factors)
-            k = self.context.fused(turn, k, sequences.cos, sequences.sin)
+        q, k = sequences.placed(q, k, self.context.fused, interleaved=self.shape.interleaved)
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )

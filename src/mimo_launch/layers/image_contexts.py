@@ -4,7 +4,7 @@ Decides: which tokens of a list attend to which; places of images in the list an
 the windows of an image: squares of rows, counted from its upper left corner; that tokens keep the
 order of images between layers, and are grouped by window only inside attention, so that rows,
 bridges and the cuts of tp and cp do not depend on windows.
-Relies on: the contiguous cut of `layout.row_owners`, `sequence_contexts` for angles.
+Relies on: the contiguous cut of `layout.row_owners`, `rotary_angles`.
 Leaves: the choice of layers that attend in windows to the encoder, and attention to `attention`.
 
 Legend: N tokens of this rank, M tokens of all cp ranks.
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.layers.sequence_contexts import ROPE2D_THETA, SequenceContext, angles, cos_and_sin
+from mimo_launch.layers.rotary_angles import ROPE2D_THETA, angles, cos_and_sin
+from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.spec.spec import RopeScaling
 
 Index = npt.NDArray[np.int64]

@@ -134,6 +134,11 @@ def sigmoid_gated(x_NF: Tensor, gate_NHK: Tensor) -> Tensor:
     return (x_NF.reshape(gate_NHK.shape) * torch.sigmoid(gate_NHK)).flatten(1)
 
 
+def grown(x_SHK: Tensor, factor_S: Tensor) -> Tensor:
+    """Return x times the factor of its position."""
+    return (widened(x_SHK) * factor_S[..., None, None]).to(x_SHK.dtype)
+
+
 def rotated(
     x_SHK: Tensor, cos_SR: Tensor, sin_SR: Tensor, factor_S: Tensor | None = None
 ) -> Tensor:
@@ -149,8 +154,7 @@ def rotated(
     turned = torch.cat([-second, first], dim=-1)
     out, rest = wide * cos_SR.unsqueeze(-2) + turned * sin_SR.unsqueeze(-2), x_SHK[..., size:]
     if factor_S is not None:
-        factor = factor_S[..., None, None]
-        out, rest = out * factor, rest * factor
+        out, rest = grown(out, factor_S), grown(rest, factor_S)
     out, rest = out.to(x_SHK.dtype), rest.to(x_SHK.dtype)
     return torch.cat([out, rest], dim=-1) if rest.shape[-1] else out
 

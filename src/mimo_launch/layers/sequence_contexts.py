@@ -1,13 +1,13 @@
-"""Attention contexts for sequences of tokens, made once per microbatch; rotary embeddings.
+"""Attention contexts for sequences of tokens, made once per microbatch.
 
 Decides: which tokens of a sequence attend to which; positions of this rank's tokens, in zigzag
-order; the angle of each pair of a head at a position: frequencies, and their scaling in models
-trained further on longer sequences; the factors on queries of later tokens.
-Relies on: the spec for the settings of a scaling.
-Leaves: lists of images to `image_contexts`, and rotation and attention to `attention`.
+order, and what they do to queries and keys: rotation, and factors on queries of later tokens.
+Relies on: `rotary_angles` for the angles of positions.
+Leaves: lists of images to `image_contexts`, and attention to `attention`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,66 +16,10 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
+from mimo_launch.layers.pointwise import rotated, rotated_interleaved
+from mimo_launch.layers.rotary_angles import angles, cos_and_sin
 from mimo_launch.layers.router import RoutingContext
-from mimo_launch.spec.layers import QueryScaling
-from mimo_launch.spec.spec import RopeScaling
-
-# Base of the 2-D rotary embedding, the same in every published model that has one.
-ROPE2D_THETA = 10000.0
-
-
-def cos_and_sin(angle: Tensor, scaling: RopeScaling | None) -> tuple[Tensor, Tensor]:
-    """Return the factors of queries and keys, from the angles of the pairs of a head."""
-    angle = torch.cat([angle, angle], dim=-1)
-    stretch = 1.0 if scaling is None else scaling.stretch
-    return angle.cos() * stretch, angle.sin() * stretch
-
-
-def angles(
-    positions: Tensor, head_size: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None
-) -> Tensor:
-    """Return the angle of each pair of a head at each position, in at least fp32."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponent = torch.arange(0, head_size, 2, device=positions.device, dtype=wide) / head_size
-    frequency = theta**-exponent
-    if scaling is not None:
-        frequency = scaled(frequency, scaling, theta)
-    return positions.to(wide).unsqueeze(-1) * frequency
-
-
-def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """Return the frequencies of a model that was trained further on longer sequences.
-
-    Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as in its published code; linear:
-    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as in its code.
-    """
-    if scaling.rope_type == "linear":
-        return frequency / scaling.factor
-    if scaling.rope_type == "yarn":
-        pair = torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
-        first, last = _interpolated(len(frequency), scaling, theta)
-        kept = 1 - ((pair - first) / (last - first)).clamp(0, 1)
-        return frequency * (kept + (1 - kept) / scaling.factor)
-    turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / scaling.factor)
-
-
-def _interpolated(pairs: int, scaling: RopeScaling, theta: float) -> tuple[float, float]:
-    """Return the two pair numbers, as fractions, between which YaRN interpolates."""
-
-    def turning(times: float) -> float:
-        """Return the pair that turns `times` times within the original length."""
-        length = scaling.original_max_position_embeddings / (2 * math.pi * times)
-        return pairs * math.log(length) / math.log(theta)
-
-    first, last = turning(scaling.beta_fast), turning(scaling.beta_slow)
-    if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, 2 * pairs - 1)
-    # As published, to avoid a division by 0.
-    return first, last if last != first else last + 0.001
+from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +61,19 @@ class SequenceContext:
         """Whether a token does not attend to all earlier tokens of its sequence."""
         return self.documents is not None or self.reach is not None
 
+    def placed(
+        self, q: Tensor, k: Tensor, fused: Callable[..., Tensor], *, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys rotated by their positions, [B, S, heads, K] each.
+
+        Queries are multiplied by their factors. `fused` calls a function in one pass over memory.
+        """
+        if self.cos is None or self.sin is None:
+            return q, k
+        turn = rotated_interleaved if interleaved else rotated
+        factors = () if self.factors is None else (self.factors,)
+        return fused(turn, q, self.cos, self.sin, *factors), fused(turn, k, self.cos, self.sin)
+
     def lengths(self, seq: int) -> tuple[int, ...]:
         """Return the lengths of all documents, or `seq` for each sequence without documents."""
         return (seq,) * self.batch if self.documents is None else self.documents.lengths
@@ -136,6 +93,15 @@ class SequenceContext:
         numbers = self.documents.numbers
         mine, theirs = numbers[:, keys - queries : keys], numbers[:, :keys]
         return (causal & (mine[:, :, None] == theirs[:, None, :]))[:, None]
+
+
+def in_window(
+    sequences: SequenceContext, window: SlidingWindow | None, seq: int
+) -> SequenceContext:
+    """Return the context of layers with a window, for sequences of `seq` tokens."""
+    if window is None or window.size >= seq:
+        return sequences
+    return replace(sequences, reach=window.size)
 
 
 def with_images(

@@ -60,8 +60,7 @@ class TeAttention(nn.Module):
     ) -> Tensor:
         """Return causal attention inside each document, [N, h * K]."""
         q, k, v = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-        if sequences.cos is not None and sequences.sin is not None:
-            q, k = (self.context.fused(rotated, x, sequences.cos, sequences.sin) for x in (q, k))
+        q, k = sequences.placed(q, k, self.context.fused)
         v = v.contiguous()
         if sequences.documents is None:
             out: Tensor = self.ring(

@@ -22,6 +22,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped
 from mimo_launch.layers.sequence_contexts import (
     SequenceContext,
+    in_window,
     query_factors,
     sequence_context,
     with_images,
@@ -120,24 +121,31 @@ class LanguageStage(ModelStage):
         cp, positions = self.context.cp, batch.positions
         seq = positions.shape[-1] * cp.size
         held = zigzag_positions(seq, cp.index, cp.size, positions.device)
-        found, sequences, documents = {}, batch.num_sequences, batch.documents
-        # Layers that rotate alike share the angles.
+        sequences, documents = batch.num_sequences, batch.documents
+        sights = dict.fromkeys(self.sights.values())
+        # Layers that rotate alike share the angles, those with one window a mask.
         turned = {
             rotary: sequence_context(
                 sequences, positions, rotary, dtype, documents=documents, routing=batch.routing
             )
-            for rotary in dict.fromkeys(sight.rotary for sight in self.sights.values())
+            for rotary in dict.fromkeys([None, *(sight.rotary for sight in sights)])
         }
-        for sight in self.sights.values():
-            if sight in found:
-                continue
-            factors = query_factors(sight.growth, documents, held, seq, dtype)
-            reach = sight.reach if sight.reach is not None and sight.reach < seq else None
-            context = replace(turned[sight.rotary], reach=reach, factors=factors)
-            if batch.images is not None:
-                context = with_images(context, batch.images, cp.index, cp.size, dtype)
-            found[sight] = context
-        return found
+        plain = turned[None]
+        seen = {sight.window: in_window(plain, sight.window, seq) for sight in sights}
+        if batch.images is not None:
+            seen = {
+                window: with_images(context, batch.images, cp.index, cp.size, dtype)
+                for window, context in seen.items()
+            }
+        return {
+            sight: replace(
+                seen[sight.window],
+                cos=turned[sight.rotary].cos,
+                sin=turned[sight.rotary].sin,
+                factors=query_factors(sight.growth, documents, held, seq, dtype),
+            )
+            for sight in sights
+        }
 
     def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
         """Return the states that a generator reads, [n, D]; text readers get embeddings added."""

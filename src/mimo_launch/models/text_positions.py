@@ -2,7 +2,7 @@
 
 Decides: the position ids of the tokens of a sample.
 Relies on: places of images in a sample, which every language stage knows without messages.
-Leaves: packed documents to `language_input`, angles to `layers.sequence_contexts`.
+Leaves: packed documents to `language_input`, angles to `layers.rotary_angles`.
 
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; the next position follows the image's longer side. Each temporal patch of a video has

@@ -2,7 +2,7 @@
 
 Decides: keys, defaults, and the factor on what is rotated; which layers of a decoder have experts.
 Relies on: `base`.
-Leaves: which models have which to `language_models`, frequencies to `layers.sequence_contexts`, the
+Leaves: which models have which to `language_models`, frequencies to `layers.rotary_angles`, the
 grid that cuts experts to `base`, what fits together to `checks`.
 """
 
@@ -140,6 +140,11 @@ class SlidingWindow(LayerChoice):
         "scaled then; default that of the other layers, with its scaling.",
         examples=[10000.0],
     )
+
+    def pairs(self, tokens: int) -> float:
+        """Return how many pairs of tokens attend in a sequence; half of each diagonal counts."""
+        seen = min(tokens, self.size)
+        return seen * (tokens - seen / 2)
 
 
 class Mla(Strict):
