@@ -18,6 +18,7 @@ from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, frames, zipped
 from tests.unit.test_expected_steps import assert_is_true, walk, with_steps
 
+from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.run_records import Source
 from mimo_launch.spec.spec import Spec
@@ -102,3 +103,23 @@ def test_rows_tokens_padding_and_the_largest_step_of_shards_are_those_of_a_run(
     assert [list(step.samples) for step in looked.sampled] == [
         list(steps[step.step].samples) for step in looked.sampled
     ]
+
+
+def test_a_file_that_is_not_here_is_an_error_for_a_run_and_a_warning_for_a_plan() -> None:
+    text = Path("tests/fixtures/valid.yaml").read_text()
+    data = (
+        "data: {kind: webdataset, shards: nowhere.tar, tokenizer: no-folder, template: caption,"
+        " processors: {vision: no-processor}}\n"
+    )
+    text = text.replace("data: {kind: digits}\n", data)
+    text = text.replace("vocab: digits", "vocab: 64") + "init_from: no-weights\n"
+    codes = {
+        "shards-not-found", "tokenizer-not-usable", "init-from-not-checkpoint",
+        "processor-not-supported",
+    }  # fmt: skip
+    for only_plans in (False, True):
+        found = check_text(text, only_plans=only_plans)
+        assert {each.code for each in found.diagnostics if not each.is_error} >= (
+            codes if only_plans else set()
+        )
+        assert (found.spec is None) is not only_plans

@@ -10,6 +10,7 @@ from mimo_launch.checks import (
     backends,
     batch,
     data,
+    expected_data,
     experts,
     graph,
     init_from,
@@ -171,6 +172,11 @@ RULES: tuple[Rule, ...] = (
     SpecRule(joined_rows.widths_merge, needs=(*_IMAGES, *_CLIPS, *_READS, "not-supported-yet")),
     DataRule(DigitsData, data.tasks_have_generator, needs=_READS),
     SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_READS)),
+    DataRule(
+        WebdatasetData,
+        expected_data.expect_is_usable,
+        needs=(*_IMAGES, *_CLIPS, *_READS, *_ROLE, "not-supported-yet", "seq-too-short"),
+    ),
     SpecRule(batch.seq_splits_over_tp, needs=("seq-too-short",)),
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(training_settings.something_trains),
@@ -239,6 +245,7 @@ _OF_FILES = (
     init_from.init_from_fits_config,
     shards.shards_are_there,
     shards.members_for_encoders,
+    expected_data.expect_is_usable,
     vocabulary.tokenizer_is_usable,
     vocabulary.template_shows_media,
     vocabulary.vocab_holds_tokenizer,
@@ -250,10 +257,11 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 def is_legal(spec: Spec, *, files: bool = True) -> bool:
     """Return whether no rule finds an error, without working out what would help.
 
-    Without `files`, rules about files are skipped: for another layout of a checked spec.
+    A layout is legal although a file is not here. Without `files`, rules about files are skipped:
+    for another layout of a checked spec.
     """
     rules = RULES if files else _LAYOUT_RULES
-    return not any(found.is_error for found in run_rules(spec, rules))
+    return not any(found.is_error and not found.is_absence for found in run_rules(spec, rules))
 
 
 def idle_settings(spec: Spec) -> frozenset[YamlPath]:

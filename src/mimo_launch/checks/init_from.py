@@ -36,6 +36,7 @@ def init_from_is_checkpoint(spec: Spec, name: str) -> Findings:
         code="init-from-not-checkpoint",
         headline=f"`{start}` " + ("holds no checkpoint" if exists else "does not exist"),
         path=start_path(spec, name),
+        is_absence=not exists,
         why=f"`{name}` can take its weights from a checkpoint of mimo-launch (a folder with "
         f"`{MARKER}`, or a run folder with `checkpoints/`) or from a Hugging Face folder (with "
         "`config.json`)",

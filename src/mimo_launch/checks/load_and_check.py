@@ -1,18 +1,19 @@
 """Turns a file into a spec that can run, or into a list of everything that is wrong with it.
 
-Decides: that memory is estimated only for a spec without errors.
+Decides: that memory is estimated only for a spec without errors; that the absence of files is a
+warning where no run starts.
 Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need.
 Leaves: showing the findings to `diag.text`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
-from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
+from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.plan.plan import Plan
@@ -44,31 +45,50 @@ def load_and_check(
     runs_here: bool = False,
     on_gpus: bool = True,
     constants: Calibration | None = None,
+    only_plans: bool = False,
 ) -> Checked:
     """Read a file, apply `path=value` overrides and run every check.
 
     With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
-    memory of a GPU, which is estimated with `constants`.
+    memory of a GPU, which is estimated with `constants`. With `only_plans` the absence of a file is
+    a warning: plans need no data and no weights.
     """
     loaded = load_spec(path, overrides)
     nodes = None if loaded.spec is None else loaded.spec.nodes
     memory = constants_for(nodes, constants) if on_gpus else None
-    return _checked(loaded, world, runs_here=runs_here, memory=memory)
+    return _checked(loaded, world, runs_here=runs_here, memory=memory, only_plans=only_plans)
 
 
 def check_text(
-    text: str, name: str = "<text>", overrides: Sequence[str] = (), world: int | None = None
+    text: str,
+    name: str = "<text>",
+    overrides: Sequence[str] = (),
+    world: int | None = None,
+    *,
+    only_plans: bool = False,
 ) -> Checked:
     """Run every rule on a text in memory, without estimates."""
-    return _checked(load_text(text, name, overrides), world, runs_here=False, memory=None)
+    loaded = load_text(text, name, overrides)
+    return _checked(loaded, world, runs_here=False, memory=None, only_plans=only_plans)
 
 
 def _checked(
-    loaded: Loaded, world: int | None, *, runs_here: bool, memory: Calibration | None
+    loaded: Loaded,
+    world: int | None,
+    *,
+    runs_here: bool,
+    memory: Calibration | None,
+    only_plans: bool,
 ) -> Checked:
     found, spec = loaded.diagnostics, loaded.spec
     if loaded.partial is not None:
-        found += check(loaded.partial, world=world)
+        of_rules = check(loaded.partial, world=world)
+        if only_plans:
+            of_rules = tuple(
+                replace(each, severity=Severity.WARNING) if each.is_absence else each
+                for each in of_rules
+            )
+        found += of_rules
     if spec is not None and runs_here:
         found += tuple(backends_are_here(spec))
     unfit, plan = None, None

@@ -87,6 +87,7 @@ def _pattern(key: str, pattern: str) -> Findings:
             code="shards-not-found",
             headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
             path=("data", key),
+            is_absence=folder is None,
             why=f"{folder} is a folder" if folder else f"paths are relative to {Path.cwd()}",
             help=f"write `{key}: {folder / '*.tar' if folder else 'PATTERN'}` of files that exist",
         )
@@ -113,6 +114,16 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
     kind = kind_of(spec.modules[name].model)
     images = kind.images
     if images is None:
+        return
+    if name in data.processors and not Path(data.processors[name]).exists():
+        yield Diagnostic(
+            code="processor-not-supported",
+            headline=f"the image processor of `{name}` is not there: {data.processors[name]}",
+            path=("data", "processors"),
+            is_absence=True,
+            why=f"paths are relative to {Path.cwd()}",
+            help="name the folder that the encoder's weights come from in `data.processors`",
+        )
         return
     folder, why = processor_folder(spec, name), ""
     try:

@@ -65,6 +65,7 @@ def tokenizer_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
             code="tokenizer-not-usable",
             headline=f"the tokenizer in {folder} cannot be used",
             path=("data", "tokenizer"),
+            is_absence=not folder.exists(),
             why=why,
             help="name a local Hugging Face folder; for `template: chat`, that of a chat model",
         )

@@ -27,6 +27,7 @@ Examples:
   mimo-launch data spec.yaml --tokens-per-second 40000
   mimo-launch data spec.yaml --set data.packing=true --records 100000
   mimo-launch data spec.yaml --show 8 --html samples.html
+  mimo-launch data spec.yaml --stats stats.json
   mimo-launch data spec.yaml --json
 
 Read the data of a spec as training would, and show what is there: records, tokens and rows,
@@ -62,6 +63,13 @@ class DataCommand:
         Path | None,
         typer.Option(metavar="FILE.html", help="Write the samples, with their images, as a page."),
     ] = None
+    stats: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the sizes of samples, which `data.expect` takes where shards are not.",
+        ),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 
     def __call__(self) -> None:
@@ -78,9 +86,15 @@ class DataCommand:
         from mimo_launch.data.build import build_dataset
         from mimo_launch.survey.reading_speed import survey
 
-        found = survey(
-            spec, build_dataset(spec), records=self.records, steps=self.steps, show=self.show
-        )
+        dataset = build_dataset(spec)
+        if self.stats is not None:
+            from mimo_launch.data.sample_statistics import statistics_text
+
+            console.write_file(self.stats, statistics_text(spec, dataset), "--stats")
+            console.note(
+                f"wrote {self.stats}: in a spec for plans, `expect: {self.stats}` in `data`"
+            )
+        found = survey(spec, dataset, records=self.records, steps=self.steps, show=self.show)
         console.answer(
             as_json_text(found, self.tokens_per_second)
             if self.as_json

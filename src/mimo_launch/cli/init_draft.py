@@ -85,7 +85,7 @@ def draft(answers: Answers) -> str:
     except ValueError as error:
         raise CannotDraft(str(error), "mimo-launch init --help") from error
     text = spec_text(first, answers.gpu_memory or answers.gpu)
-    wrong = [found for found in check_text(text).diagnostics if found.is_error]
+    wrong = [found for found in check_text(text, only_plans=True).diagnostics if found.is_error]
     if wrong:
         said = "; ".join(f"{found.headline}: {found.why}" for found in wrong)
         raise CannotDraft(said, wrong[0].help)

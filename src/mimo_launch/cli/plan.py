@@ -128,7 +128,9 @@ class PlanCommand:
         tokens = None if self.tokens is None else _count(self.tokens)
         constants = constants_of(self.calibration)
         world = None if self.nproc is None else self.nproc * self.nnodes
-        checked = load_and_check(self.file, self.overrides or (), world, constants=constants)
+        checked = load_and_check(
+            self.file, self.overrides or (), world, constants=constants, only_plans=True
+        )
         show_findings(checked, console)
         spec, fits = checked.spec or checked.unfit, checked.spec is not None
         if spec is None:

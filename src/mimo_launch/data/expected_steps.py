@@ -9,6 +9,7 @@ Leaves: what a step costs to `estimate`, dealing samples to replicas to `layout`
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mimo_launch.data.heaviest_steps import heaviest_steps
 from mimo_launch.data.known_order import KnownOrder, known_order
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.packing import best_fit
-from mimo_launch.data.run_records import DrawnRecords, Int64s, Records, Source
+from mimo_launch.data.run_records import DrawnRecords, Int64s, Records, Source, records_like
 from mimo_launch.data.sample_order import CHUNK
 from mimo_launch.layout.layout import Layout, build_layout, cached_in_layout
 from mimo_launch.layout.step_data import StepData
@@ -151,7 +152,27 @@ def _records(spec: Spec) -> Records | None:
     # Imported here because other specs need no shards.
     from mimo_launch.data.known_shards import records_of_shards
 
-    return records_of_shards(spec, spec.data)
+    return records_of_shards(spec, spec.data) or expected_records(spec, spec.data)
+
+
+def expected_records(spec: Spec, data: WebdatasetData) -> Records | None:
+    """Return the records that `data.expect` describes, if it is there.
+
+    Raises: BadStatistics, NoRoom.
+    """
+    if data.expect is None:
+        return None
+    if isinstance(data.expect, str):
+        from mimo_launch.data.sample_statistics import read_statistics
+
+        samples, number = read_statistics(spec, Path(data.expect))
+        basis = f"samples like {len(samples):,} of {number:,}, as {data.expect} says"
+        return records_like(Source.EXPECT, basis, samples, number)
+    from mimo_launch.data.expected_samples import expected_samples
+
+    samples = expected_samples(spec, data, data.expect)
+    basis = "samples as `data.expect` describes them"
+    return records_like(Source.EXPECT, basis, samples, data.expect.samples)
 
 
 def _steps_of(spec: Spec, layout: Layout, records: Records) -> ExpectedSteps:

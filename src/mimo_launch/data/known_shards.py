@@ -17,7 +17,9 @@ from mimo_launch.data.index.open_index import find_index, split_shards
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.run_records import ColumnRecords, Records, Source, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.sources.tar_files import Member
+from mimo_launch.processors.files import TokenizerError
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # The records to look at, and the shards that they lie in.
@@ -25,17 +27,17 @@ _LOOKED_AT, _SHARDS = 512, 16
 
 
 def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
-    """Return the records of the shards; None if there are no shards, or nothing to train on.
+    """Return the records of the shards; None if they or their tokenizer are not here.
 
-    Raises: OSError, ValueError if the tokenizer, its template or a processor cannot be used.
+    None, too, if there is nothing to train on, or a template cannot be used: `train` says why.
     """
-    inputs = ShardInputs(spec, data)
     try:
+        inputs = ShardInputs(spec, data)
         index = find_index(spec, data, inputs, "train")
-    except (OSError, IndexError):
+        if index is None:
+            return _looked_at(spec, data)
+    except (OSError, IndexError, TokenizerError, TemplateRefused):
         return None
-    if index is None:
-        return _looked_at(spec, data)
     split = OpenSplit(spec, data, inputs, "train", index)
     if not split.num_samples:
         return None

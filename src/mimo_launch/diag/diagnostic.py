@@ -52,7 +52,7 @@ class Diagnostic:
     `path` leads to the faulty value, e.g. `("modules", "vision", "grid", "tp")`, or with `at_key`
     to its key. A path that is not in the file (a missing key, a default) means its nearest parent
     that is. `line` and `column` (1-based) are set only if the YAML could not be parsed, so that
-    there is no path.
+    there is no path. `is_absence`: the spec may be right, but a file that it names is not here.
     """
 
     code: str
@@ -63,6 +63,7 @@ class Diagnostic:
     help: str = ""
     related: tuple[Related, ...] = ()
     severity: Severity = Severity.ERROR
+    is_absence: bool = False
     line: int | None = None
     column: int | None = None
 

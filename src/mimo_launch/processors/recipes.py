@@ -97,14 +97,15 @@ def processor_folder(spec: Spec, encoder: str) -> Path | None:
 
     A run that starts from another run uses its processor.
     """
-    if isinstance(spec.data, WebdatasetData) and encoder in spec.data.processors:
-        return Path(spec.data.processors[encoder])
+    given = spec.data.processors.get(encoder) if isinstance(spec.data, WebdatasetData) else None
+    if given is not None and os.path.exists(given):  # `checks` refuses others, or plans without.
+        return Path(given)
     for start, earlier in earlier_specs(spec.modules[encoder].init_from, encoder):
         if any((Path(start) / x).is_file() for x in (PREPROCESSOR, PROCESSOR)):
             return Path(start)
-        given = (earlier.get("data") or {}).get("processors") or {}
-        if encoder in given:
-            return Path(given[encoder])
+        earlier_ones = (earlier.get("data") or {}).get("processors") or {}
+        if encoder in earlier_ones:
+            return Path(earlier_ones[encoder])
     return None
 
 

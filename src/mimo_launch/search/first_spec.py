@@ -85,7 +85,7 @@ def choose(data: Mapping[str, Any], num_ranks: int) -> Point:
     if too_large is not None:
         last = next(memory_findings(Plan.of(large), constants_for(large.nodes)))
     elif illegal is not None:
-        last = next(found for found in check(illegal) if found.is_error)
+        last = next(each for each in check(illegal) if each.is_error and not each.is_absence)
     else:
         raise NothingFits(
             f"no number of replicas divides {data['batch']['global']} samples",

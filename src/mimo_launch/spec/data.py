@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from mimo_launch.spec.base import MAX_COUNT, Count, CountFrom0, LocalPath, Strict
+from mimo_launch.spec.expect import ExpectedSamples
 
 
 class _Samples(Strict):
@@ -231,6 +232,13 @@ class WebdatasetData(_Samples):
         None,
         description="Folder for the index of the samples; default `.mimo-index` beside the shards, "
         "or under your cache folder if that cannot be written.",
+    )
+    expect: ExpectedSamples | LocalPath | None = Field(
+        None,
+        description="What samples hold, for plans where the shards are not: in numbers, or as a "
+        "file that `mimo-launch data --stats FILE` wrote where they are. Shards that are here "
+        "count more.",
+        examples=[{"images": 1.5, "rows": 240, "text": 400}, "stats.json"],
     )
     decode_threads: Count = Field(
         4, description="Threads of each rank that decode the images and clips of a step."

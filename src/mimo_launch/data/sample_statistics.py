@@ -1,0 +1,88 @@
+"""A file with the sizes of some samples, for plans where the samples themselves are not.
+
+Decides: its form, and how many samples it holds, evenly spaced in a data set. It holds lengths and
+places only: neither texts nor images.
+Relies on: `index.columns` for the numbers of a span.
+Leaves: who writes it to `mimo-launch data`, steps made from it to `expected_steps`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.index.columns import numbers_of, placed_from
+from mimo_launch.data.samples.media_rows import PlacedMedium
+from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.spec.spec import Spec
+
+VERSION = 1
+_MOST = 4096
+
+
+class BadStatistics(ValueError):
+    """A file holds no statistics for a spec; the message says why."""
+
+
+def statistics_text(spec: Spec, dataset: Dataset) -> str:
+    """Return the sizes of samples of a data set as JSON, a sample in each line."""
+    number = dataset.num_samples("train")
+    chosen = np.unique(np.linspace(0, number - 1, min(number, _MOST)).round().astype(int))
+    samples = [dataset.describe("train", index) for index in chosen.tolist()]
+    names = list(spec.modules)
+    of_module = [[span for each in samples for span in each.spans.get(n, ())] for n in names]
+    head = {
+        "version": VERSION,
+        "samples": number,
+        "modules": names,
+        "gaps": [max((span.gap for span in spans), default=0) for spans in of_module],
+        "holds_text": [any(span.holds_text for span in spans) for spans in of_module],
+    }
+    lines = ",\n".join(json.dumps(_numbers(names, each)) for each in samples)
+    return f'{json.dumps(head)[:-1]}, "sizes": [\n{lines}\n]}}\n'
+
+
+def read_statistics(spec: Spec, path: Path) -> tuple[list[SampleData], int]:
+    """Return the samples of a file, and the number of samples that they stand for.
+
+    Samples that are longer than a sequence are left out. Raises: BadStatistics.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise BadStatistics(f"{path} was not written by `mimo-launch data --stats`")
+        names = found["modules"]
+        if {*names} != {*spec.modules}:
+            said, have = ", ".join(sorted(names)), ", ".join(sorted(spec.modules))
+            raise BadStatistics(f"{path} is for the modules {said}; this spec has {have}")
+        samples = [_sample(found, sizes) for sizes in found["sizes"]]
+        number = int(found["samples"])
+    except OSError as error:
+        raise BadStatistics(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, IndexError) as error:
+        raise BadStatistics(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    fitting = [each for each in samples if each.num_tokens <= spec.batch.seq]
+    if not fitting or number < 1:
+        raise BadStatistics(f"no sample of {path} has room in `batch.seq` {spec.batch.seq}")
+    return fitting, max(1, round(number * len(fitting) / len(samples)))
+
+
+def _numbers(names: list[str], sample: SampleData) -> list[Any]:
+    spans = [
+        numbers_of(PlacedMedium(number, 0, span))
+        for number, name in enumerate(names)
+        for span in sample.spans.get(name, ())
+    ]
+    return [sample.num_tokens, sample.num_labels, sample.labels_ahead, spans]
+
+
+def _sample(found: dict[str, Any], sizes: list[Any]) -> SampleData:
+    num_tokens, num_labels, ahead, numbers = sizes
+    spans: dict[str, tuple[ImageSpan, ...]] = {}
+    for each in numbers:
+        placed = placed_from(each, found["gaps"], found["holds_text"])
+        name = found["modules"][placed.module]
+        spans[name] = (*spans.get(name, ()), placed.span)
+    return SampleData(0, num_tokens, num_labels, spans, labels_ahead=tuple(ahead))
