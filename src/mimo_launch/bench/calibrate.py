@@ -30,6 +30,7 @@ from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.estimate.communication_times import LinkTimes
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -207,7 +208,8 @@ class _Measurements:
             program = max(e for _, e in slots) - min(start for start, _ in slots) if slots else 0.0
             updates = [step.sections.get(Section.UPDATE, (0.0, 0.0)) for step in steps]
             rest.append(seconds - program - max(end - start for start, end in updates))
-        after = statistics.median(rest) - constants.collective_latency * _MICRO
+        links = LinkTimes(self.session.spec, constants)
+        after = statistics.median(rest) - links.totals(len(self.by_rank))
         return {
             "layer_overhead": layer_overhead,
             "action_overhead": (_median(beyond) or 0.0) / _MICRO,

@@ -36,11 +36,13 @@ from mimo_launch.drawing.answer_text import (
 )
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
+    HOSTS_TITLE,
     LOSS_TERMS_TITLE,
     bridge_table,
     estimates_title,
     expert_table,
     group_table,
+    host_lines,
     layer_table,
     link_table,
     loss_table,
@@ -189,6 +191,7 @@ def job_parts(report: Report, width: int) -> Iterator[RenderableType]:
     yield from _plain(grid_lines(schedule.timeline, encoders, schedule.makespan, width))
     yield from _part(estimates_title(report.estimates))
     yield from _estimates(report.estimates)
+    yield from _part(HOSTS_TITLE, *host_lines(report.hosts))
 
 
 def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:

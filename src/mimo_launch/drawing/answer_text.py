@@ -58,6 +58,7 @@ DETAILS = {
         "of_experts": "tokens of experts (ep)",
         "of_replicas": "weights and gradients (dp)",
     },
+    "waiting": {"reading": "for Python to describe the next samples"},
 }
 
 

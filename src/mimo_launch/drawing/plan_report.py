@@ -95,6 +95,7 @@ def build_report(
             decoding=program_rows(layout, plan.decoding) if spec.eval else (),
         ),
         estimates=estimates,
+        hosts=estimator.host_costs,
         answer=answer_of(estimator, estimates, tokens=tokens, seeks=advice and fits),
         losses=_loss_rows(layout, step),
         fitting=None if fits or not advice else what_fits(estimator),

@@ -33,10 +33,12 @@ from mimo_launch.drawing.rows import (
     StageRow,
 )
 from mimo_launch.drawing.table import Column, Table
+from mimo_launch.estimate.host_costs import HostCosts
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 from mimo_launch.spec.base import LANGUAGE, Axis
 
 BRIDGES_TITLE = "Bridges (nominal rows of one step)"
+HOSTS_TITLE = "Hosts and storage (estimated)"
 LOSS_TERMS_TITLE = "Losses (each the mean of its nominal terms of one step)"
 MAX_GROUPS, MAX_RECEIVERS, MAX_PLACES = 8, 8, 8
 
@@ -65,6 +67,26 @@ def estimates_title(estimates: Estimates) -> str:
         f"Estimates for {estimates.device}: {seconds_text(estimates.step_seconds)} a step, "
         f"{estimates.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, "
         f"{flops_text(estimates.tflops_per_gpu)}/s per GPU, bubble {percent(estimates.bubble)}"
+    )
+
+
+def host_lines(hosts: HostCosts) -> Iterator[str]:
+    """Yield what hosts and storage take, besides the work of GPUs."""
+    python, agreeing = map(seconds_text, (hosts.python_seconds, hosts.agreeing_seconds))
+    yield f"a step: {python} of Python on each rank for its samples, {agreeing} to agree on them"
+    yield (
+        f"start: {seconds_text(hosts.start_seconds)} until all ranks have their "
+        f"{hosts.groups:,} process groups, without compiling"
+    )
+    if hosts.checkpoint_bytes is None:
+        return
+    stall, save, resume = (
+        seconds_text(each or 0.0)
+        for each in (hosts.stall_seconds, hosts.save_seconds, hosts.resume_seconds)
+    )
+    yield (
+        f"a checkpoint: {bytes_text(hosts.checkpoint_bytes)}, saved in {save}, in which training "
+        f"waits for {stall}; read in {resume}"
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
+from mimo_launch.estimate.host_costs import HostCosts
 from mimo_launch.estimate.rows import Estimates
 
 if TYPE_CHECKING:  # Ranks that train import this file, but neither the checks nor the search.
@@ -221,6 +222,7 @@ class Report:
     bridges: tuple[BridgeRow, ...]
     schedule: Schedule
     estimates: Estimates
+    hosts: HostCosts
     answer: "PlanAnswer"
     losses: tuple[LossRow, ...] = ()
     fitting: "WhatFits | None" = None

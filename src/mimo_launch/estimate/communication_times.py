@@ -1,14 +1,15 @@
 """Seconds of collectives and transfers, and of gathering, reducing and updating weights.
 
-Decides: which ranks communicate over the network; the bytes of gathering weights, of accumulating
-and reducing their gradients, and of updating them.
+Decides: which ranks communicate over the network, and in how many hops; the bytes of gathering
+weights, of accumulating and reducing their gradients, and of updating them.
 Relies on: `device_constants` for latencies and bandwidths; `parameters` for the weights of a stage
 and its FSDP units.
 Leaves: the bytes of activations, and which times overlap, to `cost_model`.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import ceil, log2
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
@@ -20,6 +21,8 @@ from mimo_launch.spec.spec import Spec
 
 MICRO, GIGA = 1e-6, 1e9
 TERA = 1e12
+# Short messages travel with a flag beside each word and in small chunks (NCCL's protocol LL).
+_SHORT_BANDWIDTH = 0.25
 
 
 @dataclass(frozen=True)
@@ -32,24 +35,55 @@ class LinkTimes:
     def collective(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the seconds of a ring all-gather or reduce-scatter of `size` bytes.
 
+        A message passes all ranks, one hop after another. As NCCL does, this takes the faster of
+        two protocols: one with slow hops, one with fast hops and a quarter of the bandwidth.
+
         An all-to-all takes the same time if each rank sends `size` bytes to all ranks together.
         """
         if len(ranks) == 1:
             return 0.0
-        bandwidth = self._between(ranks, self.constants.collective_bandwidth)
-        share = (len(ranks) - 1) / len(ranks)
-        return self.constants.collective_latency * MICRO + size * share / bandwidth
+        given, hosts = self.constants, self._hosts(ranks)
+        bandwidth = self._between(ranks, given.collective_bandwidth)
+        moving = size * (len(ranks) - 1) / len(ranks) / bandwidth
+        inside, across = len(ranks) - hosts, hosts - 1
+        large = (inside * given.hop_latency + across * given.network_hop_latency) * MICRO
+        short = inside * given.short_hop_latency + across * given.short_network_hop_latency
+        return given.collective_latency * MICRO + min(
+            large + moving, short * MICRO + moving / _SHORT_BANDWIDTH
+        )
+
+    def totals(self, num_ranks: int) -> float:
+        """Return the seconds of an all-reduce of a few numbers over the first ranks of a job.
+
+        They go up a tree of hosts and down again, and through all ranks of a host.
+        """
+        per_host = min(num_ranks, self.spec.nodes.gpus if self.spec.nodes else num_ranks)
+        across = log2(ceil(num_ranks / per_host)) * self.constants.network_hop_latency
+        hops = 2 * ((per_host - 1) * self.constants.short_hop_latency + across)
+        return (self.constants.collective_latency + hops) * MICRO
 
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the seconds of a transfer of `size` bytes between two of these ranks."""
         bandwidth = self._between(ranks, self.constants.p2p_bandwidth)
-        return self.constants.p2p_latency * MICRO + size / bandwidth
+        hop = self.constants.network_hop_latency if self._hosts(ranks) > 1 else 0.0
+        return (self.constants.p2p_latency + hop) * MICRO + size / bandwidth
+
+    def _hosts(self, ranks: tuple[int, ...]) -> int:
+        return _num_hosts(ranks, self.spec.nodes.gpus if self.spec.nodes else None)
 
     def _between(self, ranks: tuple[int, ...], inside: float) -> float:
         """Return the bytes per second between increasing ranks; `inside` is GB/s on one host."""
-        nodes = self.spec.nodes
-        crosses = nodes is not None and ranks[0] // nodes.gpus != ranks[-1] // nodes.gpus
+        crosses = self._hosts(ranks) > 1
         return (self.constants.network_bandwidth if crosses else inside) * GIGA
+
+
+@lru_cache(maxsize=64)
+def _num_hosts(ranks: tuple[int, ...], per_host: int | None) -> int:
+    """Return the number of hosts of ranks; all are on one if `per_host` is unknown.
+
+    Kept: the stages of a plan ask for the same groups of thousands of ranks again and again.
+    """
+    return 1 if per_host is None else len({rank // per_host for rank in ranks})
 
 
 @dataclass(frozen=True)

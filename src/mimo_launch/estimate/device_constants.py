@@ -34,6 +34,8 @@ _HOST = (
 )
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
+_NCCL = "of NCCL's own model (src/graph/tuning.cc); not measured here"
+_EPYC = "one core of an AMD EPYC of 2023 at 2.6 GHz, Python 3.11 (docs/performance.md)"
 
 
 # Separates the name of a device from the part of its memory that a spec gives a rank.
@@ -111,7 +113,21 @@ class Calibration:
     network_bandwidth: float = _constant(
         50.0, "GB/s", "per rank between hosts", "400 Gbit/s per GPU, line rate; not measured"
     )
-    collective_latency: float = _constant(30.0, "us", "start of one collective", _OPEN)
+    collective_latency: float = _constant(
+        20.0, "us", "start of one collective, without its hops", _OPEN
+    )
+    hop_latency: float = _constant(
+        3.4, "us", "one hop of a ring in a host, for large messages", f"protocol Simple {_NCCL}"
+    )
+    short_hop_latency: float = _constant(
+        0.5, "us", "one hop of a ring in a host, for short messages", f"protocol LL {_NCCL}"
+    )
+    network_hop_latency: float = _constant(
+        9.6, "us", "one hop between hosts, for large messages", f"protocol Simple {_NCCL}"
+    )
+    short_network_hop_latency: float = _constant(
+        2.7, "us", "one hop between hosts, for short messages", f"protocol LL {_NCCL}"
+    )
     p2p_latency: float = _constant(20.0, "us", "start of one transfer between ranks", _OPEN)
     action_overhead: float = _constant(
         200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
@@ -124,6 +140,37 @@ class Calibration:
     )
     step_overhead: float = _constant(
         10.0, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _OPEN
+    )
+
+    record_overhead: float = _constant(
+        35.0, "us", "Python of every rank for each record of a step: described, dealt out", _EPYC
+    )
+    agreement_latency: float = _constant(
+        40.0, "us", "one of the 2 (ranks - 1) hops in which hosts agree on unreadable data", _OPEN
+    )
+    import_time: float = _constant(
+        10.0, "s", "processes, imports and rendezvous before groups are made", _OPEN
+    )
+    group_time: float = _constant(
+        40.0,
+        "us",
+        "each rank's part of making a group, in which all ranks meet: 4 requests to one store",
+        "10 us of a TCPStore for a request, measured on one core of an AMD EPYC, torch 2.11",
+    )
+    communicator_time: float = _constant(
+        0.5, "s", "first use of one NCCL communicator of a rank", _OPEN
+    )
+    storage_bandwidth: float = _constant(
+        2.0, "GB/s", "of one host to the storage of checkpoints, in each direction", _OPEN
+    )
+    storage_limit: float = _constant(
+        100.0, "GB/s", "of all hosts together to that storage, in each direction", _OPEN
+    )
+    box_overhead: float = _constant(
+        25.0, "us", "Python of the first rank for each part of a tensor in a checkpoint", _EPYC
+    )
+    copy_bandwidth: float = _constant(
+        25.0, "GB/s", "of one GPU to the memory of its host, for a checkpoint", _OPEN
     )
 
     context_memory: float = _constant(

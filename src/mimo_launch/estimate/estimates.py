@@ -1,20 +1,27 @@
 """The estimates of a step: memory, FLOPs and time, once per class of ranks.
 
 Decides: which ranks form a class, which rank represents it, and what time follows the schedule.
-Relies on: `cost_model` for seconds, `memory_peak` for bytes, `schedule.deadlock_proof` for the
-course of a step.
+Relies on: `cost_model` for seconds, `host_costs` for those of hosts, `memory_peak` for bytes,
+`schedule.deadlock_proof` for the course of a step.
 Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import product
 
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.communication_times import MICRO, TERA
+from mimo_launch.estimate.communication_times import TERA
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration, constants_for
+from mimo_launch.estimate.host_costs import (
+    HostCosts,
+    agreeing_seconds,
+    host_costs,
+    num_boxes,
+    python_seconds,
+)
 from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
@@ -212,8 +219,9 @@ class Estimator:
         simulation, constants, costs = self.simulation, self.constants, self.model.stages
         finish = {alike: self._finish(alike) for alike in self.classes}
         update = {alike: sum(costs[stage].update for stage in alike.role) for alike in self.classes}
-        after = constants.collective_latency * MICRO + constants.step_overhead * _MILLI
-        total = max(finish.values()) + max(update.values()) + after
+        after = self.model.links.totals(self.layout.world_size) + constants.step_overhead * _MILLI
+        present = max(finish.values()) + max(update.values()) + after
+        total = max(present, self._reading)
         tflop = {alike: self._tflop(alike) for alike in self.classes}
         busy = [(len(alike.ranks), simulation.bubble(alike.ranks[0])) for alike in self.classes]
         world, step_tflop = (
@@ -232,10 +240,51 @@ class Estimator:
             bubble=sum(n * bubble for n, bubble in busy) / sum(n for n, _ in busy),
             not_counted=self._not_counted(),
             ranks=tuple(
-                self._row(alike, total, finish[alike], update[alike] + after, tflop[alike])
+                replace(
+                    self._row(alike, total, finish[alike], update[alike] + after, tflop[alike]),
+                    reading=1 - present / total,
+                )
                 for alike in self.classes
                 if rank is None or rank in alike.ranks
             ),
+        )
+
+    @property
+    def _records(self) -> int:
+        """The number of records in a step."""
+        return self.layout.samples.global_batch * len(self.sample.records)
+
+    @property
+    def _reading(self) -> float:
+        """The seconds that a rank needs to read the next step, beside the present one.
+
+        The thread that describes it and the thread that starts kernels take turns in Python.
+        """
+        model, python = self.model, python_seconds(self.constants, self._records)
+        starting = max(
+            sum(
+                model.work[name].forwards * sum(model.stages[name, stage].starting)
+                for name, stage in alike.role
+            )
+            for alike in self.classes
+        )
+        return python + max(starting, agreeing_seconds(self.constants, self.layout.world_size))
+
+    @property
+    def host_costs(self) -> HostCosts:
+        """What hosts and storage take."""
+        most = max(self.communicators(alike.ranks[0]) for alike in self.classes)
+        boxes = sum(
+            len(alike.ranks) * num_boxes(self.layout[name], weights)
+            for alike in self.classes
+            for (name, _), weights in zip(alike.role, alike.weights, strict=True)
+        )
+        return host_costs(
+            self.plan,
+            self.constants,
+            records=self._records,
+            communicators=most,
+            boxes=boxes,
         )
 
     def _not_counted(self) -> dict[str, tuple[str, ...]]:
@@ -306,6 +355,7 @@ class Estimator:
             recomputing=sum(stage.recomputing for stage in stages),
             starting=sum(costs[stage].starts for stage in alike.role) / total,
             waiting=max(0.0, 1 - computing - reducing - updating),
+            reading=0.0,
             reducing=reducing,
             updating=updating,
         )

@@ -77,7 +77,8 @@ class RankEstimate:
     last backward) and `updating` (all that follows the schedule). `computing` includes
     `communicating` (exchanges with other ranks inside forwards and backwards), `recomputing`
     (forwards that run again) and `starting` (time of the host). `communicating` includes
-    `all_to_all` (tokens of experts) and `sharding` (weights and gradients of replicas).
+    `all_to_all` (tokens of experts) and `sharding` (weights and gradients of replicas). `waiting`
+    includes `reading` (for hosts that describe the samples of the next step).
     """
 
     role: tuple[str, ...]
@@ -96,6 +97,7 @@ class RankEstimate:
     recomputing: float
     starting: float
     waiting: float
+    reading: float
     reducing: float
     updating: float
 

@@ -25,8 +25,9 @@ LEAST_PART = 0.2
 class TimeShares:
     """Seconds of a step, mean over all ranks: `computing` without `communicating`.
 
-    `waiting` is for others and for transfers, and all the time of idle ranks; `updating` is all
-    time after the schedule. The parts of `communicating`: `between_layers` over tp and cp,
+    `waiting` is for others and for transfers, and all the time of idle ranks; in `reading`, a part
+    of it, all wait for hosts to describe the next samples. `updating` is all time after the
+    schedule. The parts of `communicating`: `between_layers` over tp and cp,
     `of_experts` for their tokens, `of_replicas` for weights and gradients. Parts of `computing`:
     in `recomputing` forwards run again, in `starting` kernels wait for the host to start them.
     """
@@ -40,6 +41,7 @@ class TimeShares:
     of_replicas: float
     recomputing: float
     starting: float
+    reading: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ def time_shares(estimates: Estimates, world_size: int) -> TimeShares:
         **EXCHANGES,
         "recomputing": lambda row: row.recomputing,
         "starting": lambda row: row.starting,
+        "reading": lambda row: row.reading,
     }
     found = {
         name: seconds * sum(len(row.ranks) * share(row) for row in estimates.ranks) / world_size
@@ -117,7 +120,7 @@ class _Holders:
 
     def kinds(self, all_holders: Iterable["_Holders"]) -> Iterator[_Kind]:
         """Yield what these ranks can lose; they may wait for ranks of `all_holders`."""
-        yield "waits", SHARES["waiting"], self.waiting(all_holders)
+        yield "waits", lambda row: row.waiting - row.reading, self.waiting(all_holders)
         yield "communicates", SHARES["communicating"], self.exchanging()
         again = {name: self.mean_of(name, lambda stage: stage.recomputing) for name in self.modules}
         text = f"{_does(_largest(again), 'compute')} forwards again"
@@ -206,6 +209,7 @@ def wastes(spec: Spec, estimates: Estimates, constants: Calibration, world: int)
 def _of_all(spec: Spec, constants: Calibration) -> Iterator[_Kind]:
     """Yield what all ranks can lose for the same reason."""
     yield "updates", SHARES["updating"], "the update and the end of a step take"
+    yield "reads", lambda row: row.reading, "all wait for Python to describe the next samples"
     speed = constants.speed(spec.train.numbers)
     if not spec.train.numbers.is_mixed:
 

@@ -1,0 +1,103 @@
+"""What hosts and storage take besides the work of GPUs: much of it grows with ranks and samples.
+
+Decides: which parts are counted: Python of every rank for the samples of a step, the start of a
+job, its checkpoints.
+Relies on: `device_constants` for rates; the groups of the plan; `memory.checkpoint_bytes`.
+Leaves: compiling, and the weights that a run starts from, which are not counted; how a step waits
+for its hosts to `estimates`.
+
+Every rank describes all samples of every step and deals them out, in a thread that reads a step
+ahead. In the end of it all ranks agree on unreadable samples: gloo passes a few numbers around a
+ring of all ranks, twice. All ranks meet at one store for every group that any of them is in. The
+first rank makes the index of a checkpoint alone, and every rank reads it.
+"""
+
+from dataclasses import dataclass
+
+from mimo_launch.estimate.communication_times import GIGA, MICRO
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.memory import checkpoint_bytes
+from mimo_launch.estimate.parameters import StageWeights
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.optimizers import rule_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCosts:
+    """Seconds and bytes; of a checkpoint None if the spec saves nothing.
+
+    `python_seconds` is what a rank's thread takes to describe and deal out the samples of a step,
+    `agreeing_seconds` what it then waits for all others. `start_seconds` is the time until all
+    ranks have their `groups`; a rank opens at most so many `communicators`. While a checkpoint is
+    saved, training waits for `stall_seconds`; `save_seconds` and `resume_seconds` are the whole.
+    """
+
+    python_seconds: float
+    agreeing_seconds: float
+    start_seconds: float
+    groups: int
+    communicators: int
+    checkpoint_bytes: int | None
+    stall_seconds: float | None
+    save_seconds: float | None
+    resume_seconds: float | None
+
+
+def python_seconds(constants: Calibration, records: float) -> float:
+    """Return the seconds in which a rank describes and deals out the records of a step."""
+    return records * constants.record_overhead * MICRO
+
+
+def agreeing_seconds(constants: Calibration, num_ranks: int) -> float:
+    """Return the seconds in which all ranks agree on the samples of a step."""
+    return 2 * (num_ranks - 1) * constants.agreement_latency * MICRO
+
+
+def num_boxes(module: ModuleLayout, weights: StageWeights) -> int:
+    """Return the parts of tensors that a rank with a stage of a module writes: of state, too.
+
+    Weights that share a parameter count once: the shard of a rank is rarely part of several.
+    """
+    kept = (
+        len(rule_for(module.rules, is_matrix=each.matrix).state) if each.trains else 0
+        for each in weights.all()
+    )
+    return sum(1 + state for state in kept)
+
+
+def host_costs(
+    plan: Plan, constants: Calibration, *, records: float, communicators: int, boxes: int
+) -> HostCosts:
+    """Return the costs of a plan whose steps have so many records.
+
+    A checkpoint has so many `boxes`, the parts that ranks write of its tensors.
+    """
+    world = plan.layout.world_size
+    several = {group.ranks for group in plan.groups if len(group.ranks) > 1}
+    # One of all ranks, one for reading, one for saving.
+    groups = len(several) + len(plan.p2p_groups) + (3 if world > 1 else 0)
+    meeting = groups * world * constants.group_time * MICRO
+    size = stall = save = resume = None
+    if (saving := plan.spec.saving) is not None:
+        size, nodes = checkpoint_bytes(plan.spec), plan.spec.nodes
+        hosts = -(-world // nodes.gpus) if nodes else 1
+        rate = min(hosts * constants.storage_bandwidth, constants.storage_limit) * GIGA
+        index = boxes * constants.box_overhead * MICRO
+        resume = index + size / rate
+        stall = size / world / constants.copy_bandwidth / GIGA
+        # Written, and read back for its checksums.
+        save = stall + index + 2 * size / rate
+        if not saving.asynchronous:
+            stall = save
+    return HostCosts(
+        python_seconds=python_seconds(constants, records),
+        agreeing_seconds=agreeing_seconds(constants, world),
+        start_seconds=constants.import_time + meeting + communicators * constants.communicator_time,
+        groups=groups,
+        communicators=communicators,
+        checkpoint_bytes=size,
+        stall_seconds=stall,
+        save_seconds=save,
+        resume_seconds=resume,
+    )
