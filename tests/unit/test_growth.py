@@ -63,8 +63,8 @@ def test_a_message_takes_the_protocol_that_is_faster_for_its_size() -> None:
     assert max(steps[:10]) == pytest.approx(4 * steps[-1])
 
 
-def test_totals_go_up_a_tree_of_hosts_and_down() -> None:
-    seconds = {ranks: LinkTimes(made(64), GIVEN).totals(ranks) for ranks in (8, 16, 1024)}
+def test_metrics_go_up_a_tree_of_hosts_and_down() -> None:
+    seconds = {ranks: LinkTimes(made(64), GIVEN).sum_of_metrics(ranks) for ranks in (8, 16, 1024)}
     inside = 2 * 7 * GIVEN.short_hop_latency + GIVEN.collective_latency
     for ranks, found in seconds.items():
         wanted = inside + 2 * log2(ranks // 8) * GIVEN.network_hop_latency

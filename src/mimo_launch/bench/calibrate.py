@@ -209,7 +209,7 @@ class _Measurements:
             updates = [step.sections.get(Section.UPDATE, (0.0, 0.0)) for step in steps]
             rest.append(seconds - program - max(end - start for start, end in updates))
         links = LinkTimes(self.session.spec, constants)
-        after = statistics.median(rest) - links.totals(len(self.by_rank))
+        after = statistics.median(rest) - links.sum_of_metrics(len(self.by_rank))
         return {
             "layer_overhead": layer_overhead,
             "action_overhead": (_median(beyond) or 0.0) / _MICRO,

@@ -52,7 +52,7 @@ class LinkTimes:
             large + moving, short * MICRO + moving / _SHORT_BANDWIDTH
         )
 
-    def totals(self, num_ranks: int) -> float:
+    def sum_of_metrics(self, num_ranks: int) -> float:
         """Return the seconds of an all-reduce of a few numbers over the first ranks of a job.
 
         They go up a tree of hosts and down again, and through all ranks of a host.

@@ -219,7 +219,8 @@ class Estimator:
         simulation, constants, costs = self.simulation, self.constants, self.model.stages
         finish = {alike: self._finish(alike) for alike in self.classes}
         update = {alike: sum(costs[stage].update for stage in alike.role) for alike in self.classes}
-        after = self.model.links.totals(self.layout.world_size) + constants.step_overhead * _MILLI
+        metrics = self.model.links.sum_of_metrics(self.layout.world_size)
+        after = metrics + constants.step_overhead * _MILLI
         present = max(finish.values()) + max(update.values()) + after
         total = max(present, self._reading)
         tflop = {alike: self._tflop(alike) for alike in self.classes}
