@@ -147,3 +147,26 @@ def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) ->
     code, _, err = run_cli(f"data {SPEC} --records 10 --steps 1 --html {tmp_path}/no/page.html")
     assert code == 1
     assert "No such file or directory" in err
+
+
+def test_statistics_stand_for_shards_that_are_away(run_cli: Cli, tmp_path: Path) -> None:
+    write_shard(tmp_path / "000.tar", [(f"{n:03d}", sample(n)) for n in range(40)])
+    tokenizer_folder(tmp_path / "tokenizer")
+    made = yaml.safe_load((Path(__file__).parent / SPEC).resolve().read_text())
+    made["modules"]["vision"]["model"].update(channels=3)
+    made["modules"]["language"]["model"]["vocab"] = 400
+    made["batch"]["seq"] = 256
+    made["data"] = shard_data(tmp_path)
+    del made["eval"]
+    file, stats = tmp_path / "spec.yaml", tmp_path / "stats.json"
+    file.write_text(yaml.safe_dump(made))
+    code, _, err = run_cli(f"data {file} --steps 1 --show 0 --stats {stats}")
+    assert code == 0, err
+    assert f"`expect: {stats}` in `data`" in err
+    assert json.loads(stats.read_text())["samples"] == 40
+    (tmp_path / "000.tar").unlink()
+    away = f"--set data.expect={stats}"
+    assert run_cli(f"validate {file} {away}")[0] == 2
+    code, _, err = run_cli(f"plan {file} {away}")
+    assert code == 0, err
+    assert "warning[shards-not-found]" in err
