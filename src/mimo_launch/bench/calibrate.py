@@ -28,7 +28,7 @@ from mimo_launch.bench.time_shares import Measured, RankStep, align, step_second
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
-from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.communication_times import LinkTimes
 from mimo_launch.estimate.cost_model import CostModel, StageCost
@@ -241,7 +241,7 @@ class _Measurements:
     def costs(self, constants: Calibration) -> Iterator[list[tuple[StageCost, int]]]:
         """Yield for each rank the costs of its stages, and how often they run."""
         session = self.session
-        sample = nominal_step_data(session.spec).samples[0]
+        sample = expected_steps(session.spec, session.layout).typical
         model = CostModel(session.spec, session.layout, sample, constants)
         for stages in session.layout.roles:
             yield [(model.stages[stage], model.work[stage[0]].forwards) for stage in stages]

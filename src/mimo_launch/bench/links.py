@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mimo_launch.bench.measure_device import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.step_clock import Section, StepClock
-from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import workload
@@ -70,7 +70,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Ax
     model = spec.modules[module.name].model
     kind = kind_of(model)
     gathered = max(kind.layer_widths(number).gathers for number in range(model.layers))
-    held = workload(layout, module, nominal_step_data(session.spec).samples[0]).held
+    held = workload(layout, module, expected_steps(session.spec, layout).typical).held
     tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units()[0]
@@ -90,8 +90,8 @@ def channels(session: RankSession) -> list[MeasuredLink]:
     found, spec, layout = [], session.spec, session.layout
     number = spec.train.numbers.computed.bytes
     for channel in session.mine.channels:
-        # The size of one message in a nominal step.
-        sample = nominal_step_data(spec).samples[0]
+        # The size of one message of typical samples.
+        sample = expected_steps(spec, layout).typical
         if channel.is_bridge:
             size = max(row_bytes(spec, layout, layout.bridges[channel.module], sample))
         else:

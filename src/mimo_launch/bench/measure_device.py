@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.torch_internals import hold_back
-from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.estimate.workload import forward_flops, workload
 from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
@@ -256,7 +256,7 @@ def _vit_block(session: RankSession, module: RankModule) -> float | None:
     if kind_of(spec.modules[module.name].model).is_custom:
         return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
-    sample = nominal_step_data(spec).samples[0]
+    sample = expected_steps(spec, layout).typical
     spans = list(workload(layout, module.layout, sample).spans.elements())
     if not spans:
         return None

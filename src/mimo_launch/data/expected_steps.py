@@ -7,8 +7,8 @@ run, `heaviest_steps` for the largest step; `nominal_samples` for the guess.
 Leaves: what a step costs to `estimate`, dealing samples to replicas to `layout`.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,14 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.packing import best_fit
 from mimo_launch.data.run_records import DrawnRecords, Int64s, Records, Source, records_like
 from mimo_launch.data.sample_order import CHUNK
-from mimo_launch.layout.layout import Layout, build_layout, cached_in_layout
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # Steps that stand for the run.
 MOST_SAMPLED = 8
+# Samples of which one is typical.
+_SOME = 256
 GUESS_BASIS = (
     "a guess: there are no shards, and `data.expect` does not say what samples hold; write "
     "`expect: {images: 1.5, rows: 240, text: 400}` in `data`"
@@ -73,6 +75,19 @@ class ExpectedSteps:
         """The share of positions that hold no token."""
         return 1 - self.tokens / self.positions
 
+    @property
+    def typical(self) -> SampleData:
+        """A sample of the first step with a median number of rows, where one stands for all.
+
+        It has an image if any of them has.
+        """
+        some = sorted(
+            self.sampled[0].samples[:_SOME],
+            key=lambda sample: sum(map(sample.rows, sample.spans)),
+        )
+        some = [each for each in some if each.spans] or some
+        return some[len(some) // 2]
+
     @cached_property
     def heaviest(self) -> tuple[StepData, ...]:
         """For every module, the known step with the most rows or tokens of a replica at once.
@@ -101,52 +116,50 @@ class ExpectedSteps:
         sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
         return float(1 - lengths.sum() / (sequences * seq))
 
-    def on(self, spec: Spec, layout: Layout) -> "ExpectedSteps":
-        """Return the steps of a spec with other settings on another layout, of the same data."""
-        if self.order is None or _data_of(spec) != _data_of(self.spec):
-            return expected_steps(spec, layout)
-        if _order_of(spec) != _order_of(self.spec):
-            return _steps_of(spec, layout, self.order.records)
-        return replace(self, spec=spec, layout=layout)
-
-
-def _data_of(spec: Spec) -> object:
-    """Return the settings on which the records of a spec depend."""
-    models = {name: (module.model, spec.sources_of(name)) for name, module in spec.modules.items()}
-    return spec.data.model_copy(update={"packing": False}), spec.batch.seq, models
-
-
-def _order_of(spec: Spec) -> object:
-    """Return the settings on which, besides, the order of records depends."""
-    return spec.data.packing, spec.batch.global_, spec.train.steps, spec.train.seed
-
 
 def expected_steps(spec: Spec, layout: Layout | None = None) -> ExpectedSteps:
-    """Return the steps of a checked spec on a layout, by default its own; the layout keeps them."""
-    return _expected(layout or build_layout(spec), _Same(spec))
+    """Return the steps of a checked spec on a layout, by default its own.
+
+    Other layouts of the same data take no time: a process looks at data once, until `look_again`.
+    """
+    return replace(_expected(_Key.of(spec)), spec=spec, layout=layout or build_layout(spec))
 
 
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """A spec as a key: equal to itself alone."""
-
-    spec: Spec
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.spec is self.spec
-
-    def __hash__(self) -> int:
-        return id(self.spec)
+def look_again() -> None:
+    """Forget what is known of data, because an index has been made."""
+    _expected.cache_clear()
+    _records.cache_clear()
 
 
-@cached_in_layout
-def _expected(layout: Layout, of: _Same) -> ExpectedSteps:
-    records = _records(of.spec)
-    return _guess(of.spec, layout) if records is None else _steps_of(of.spec, layout, records)
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A spec as a key of what follows from its data, models and seed, on any layout."""
+
+    spec: Spec = field(compare=False)
+    data: str
+    order: str = ""
+
+    @classmethod
+    def of(cls, spec: Spec) -> "_Key":
+        data, train = spec.data.model_copy(update={"packing": False}), spec.train
+        modules = [
+            (name, module.model, module.init_from, module.placeholder, *spec.sources_of(name))
+            for name, module in spec.modules.items()
+        ]
+        order = spec.data.packing, spec.batch.global_, train.steps
+        return cls(spec, repr((data, modules, spec.batch.seq, train.seed)), repr(order))
 
 
-def _records(spec: Spec) -> Records | None:
+@lru_cache(maxsize=4)
+def _expected(key: _Key) -> ExpectedSteps:
+    records = _records(replace(key, order=""))
+    return _guess(key.spec) if records is None else _steps_of(key.spec, records)
+
+
+@lru_cache(maxsize=2)
+def _records(key: _Key) -> Records | None:
     """Return the records of a spec from the best source there is; None for a guess."""
+    spec = key.spec
     if not isinstance(spec.data, WebdatasetData):
         return DrawnRecords(build_dataset(spec))
     # Imported here because other specs need no shards.
@@ -175,7 +188,7 @@ def expected_records(spec: Spec, data: WebdatasetData) -> Records | None:
     return records_like(Source.EXPECT, basis, samples, data.expect.samples)
 
 
-def _steps_of(spec: Spec, layout: Layout, records: Records) -> ExpectedSteps:
+def _steps_of(spec: Spec, records: Records) -> ExpectedSteps:
     """Return the steps of a run over these records."""
     order = known_order(spec, records)
     sampled = {round(each) for each in np.linspace(0, order.num_steps - 1, MOST_SAMPLED)}
@@ -184,7 +197,7 @@ def _steps_of(spec: Spec, layout: Layout, records: Records) -> ExpectedSteps:
     tokens = records.tokens(order.ids[: records.most]).mean() * len(order.ids)
     return ExpectedSteps(
         spec=spec,
-        layout=layout,
+        layout=build_layout(spec),
         order=order,
         sampled=tuple(map(order.step, sorted(sampled))),
         tokens=round(tokens * positions / known),
@@ -192,12 +205,12 @@ def _steps_of(spec: Spec, layout: Layout, records: Records) -> ExpectedSteps:
     )
 
 
-def _guess(spec: Spec, layout: Layout) -> ExpectedSteps:
+def _guess(spec: Spec) -> ExpectedSteps:
     step = nominal_step_data(spec)
     sequences = spec.train.steps * spec.batch.global_
     return ExpectedSteps(
         spec=spec,
-        layout=layout,
+        layout=build_layout(spec),
         order=None,
         sampled=(step,),
         tokens=sequences * step.samples[0].num_tokens,

@@ -92,6 +92,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     if not isinstance(spec.data, WebdatasetData):
         return
+    from mimo_launch.data.expected_steps import look_again
     from mimo_launch.data.samples.template_program import TemplateRefused
     from mimo_launch.data.shard_samples import ShardSamples
 
@@ -104,6 +105,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
             whose = f"the chat template in {spec.data.tokenizer} cannot be used: "
             console.note(f"error: {whose if isinstance(error, TemplateRefused) else ''}{error}")
         raise typer.Exit(1) from error
+    look_again()
     if speaks:
         for note in found.notes:
             console.note(f"warning: {note}")
