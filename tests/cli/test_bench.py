@@ -182,38 +182,19 @@ def test_constants_that_cannot_be_written_are_shown_nevertheless(tmp_path: Path)
     few = (TINY, "--steps", "1", "--warmup", "0")
     code, out, err = bench(tmp_path, *few, "--calibrate", "/dev/full").finish()
     assert code == 1
-    assert "language_linear" in out
+    assert "memory_bandwidth" in out
     assert "wrote" not in out
     assert "said:    NotWritten: /dev/full cannot be written: no space left on device" in err
     assert "during:  step 1, writing its results" in err
     assert "again:   the same command would end in the same way" in err
 
 
-def test_without_images_nothing_is_said_of_an_encoder(tmp_path: Path) -> None:
+def test_a_spec_without_images_can_be_calibrated(tmp_path: Path) -> None:
     few = (TINY, "--steps", "1", "--warmup", "0", "--set", "data.text_only=1")
     code, out, err = bench(tmp_path, *few, "--calibrate", "made.json").finish()
     assert code == 0, err
-    assert "language_linear" in out
-    assert "vision" not in out
-    assert load(tmp_path / "made.json").vision_linear == Calibration().vision_linear
-
-
-def test_layers_of_mamba_and_of_experts_have_constants_of_their_own(tmp_path: Path) -> None:
-    """Each rank measures the two experts that it holds, with nobody to send tokens to."""
-    grid = "{tp: 2, cp: 1, pp: 1, dp: 1}"
-    sparse = (
-        str(ROOT / "topologies" / "hybrid.yaml"), *TWO_RANKS[:4],
-        "--set", "modules.language.ranks=0-1", "--set", f"modules.language.grid={grid}",
-        "--set", "modules.language.model.pattern=ME*", "--set", "modules.language.experts={ep: 2}",
-        "--set", "modules.language.model.moe={experts: 4, top_k: 3, width: 32, shared: 32}",
-        "--steps", "1", "--warmup", "0", "--calibrate", "made.json",
-    )  # fmt: skip
-    code, out, err = bench(tmp_path, *sparse).finish()
-    assert code == 0, err
-    made, default = load(tmp_path / "made.json"), Calibration()
-    for name in ("language_linear", "mamba", "experts"):
-        assert name in out
-        assert 0 < getattr(made, name) < getattr(default, name)
+    assert "memory_bandwidth" in out
+    assert load(tmp_path / "made.json").dynamic_starts == Calibration().dynamic_starts
 
 
 def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
@@ -226,14 +207,17 @@ def test_calibrated_constants_are_those_of_the_machine(tmp_path: Path) -> None:
         r"^step: .* measured \(median\), .* estimated with these constants, [+-]", out, re.M
     )
     made, default = load(tmp_path / "made.json"), Calibration()
-    for name in ("language_linear", "vision_linear", "head", "matmul", "memory_bandwidth"):
-        assert name in out
-        assert 0 < getattr(made, name) < getattr(default, name)
-    assert made.language_attention == made.language_linear
+    assert "memory_bandwidth" in out
+    assert 0 < made.memory_bandwidth < default.memory_bandwidth
+    assert made.kernels.device == made.device
+    assert made.kernels.grids["product"] != default.kernels.grids["product"]
+    # A processor has no attention over lists.
+    documents = "documents attention forward"
+    assert made.kernels.grids[documents] == default.kernels.grids[documents]
     assert made.p2p_latency > 0
     assert made.action_overhead > 0
-    # Nothing was gathered, there was one host, and all layers are blocks.
-    for name in ("mamba", "experts", "collective_bandwidth", "network_bandwidth", "context_memory"):
+    # Nothing was gathered, there was one host, and a processor starts no kernels.
+    for name in ("experts_starts", "collective_bandwidth", "network_bandwidth", "context_memory"):
         assert name not in out
         assert getattr(made, name) == getattr(default, name)
 

@@ -97,6 +97,13 @@ def test_a_product_adds_to_a_sum_of_a_wider_type() -> None:
     assert torch.equal(total, torch.full((2, 3), 0.5 + 4 * 1.0078125**2))
 
 
+def test_a_product_of_two_matrices_in_8_bits() -> None:
+    left, right = (torch.randn(n, 64).to(torch.float8_e4m3fn) for n in (32, 48))
+    made = torch_internals.scaled_product(left, right, is_fast=False)
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.float(), left.float() @ right.float().t(), rtol=0.01, atol=0.1)
+
+
 def test_the_backward_of_attention_over_lists_takes_another_log_sum_exp() -> None:
     """Its kernel needs a GPU, so only shapes are computed here."""
     with FakeTensorMode():

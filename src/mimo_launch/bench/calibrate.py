@@ -1,8 +1,8 @@
 """Measures the constants of `plan`'s estimates, on this machine and at the sizes of a spec.
 
 Decides: which measurement becomes which constant; medians over ranks, groups and channels.
-Relies on: `measure_device` and `links` for the parts, steps of `measure_steps` for the time that
-these do not explain.
+Relies on: `measure_kernels`, `measure_device` and `links` for the parts, steps of `measure_steps`
+for the time that these do not explain.
 Leaves: the formulas that use the constants to `estimate.cost_model`.
 
 Constants that this spec cannot measure (the network on one host, transfers without a pipeline) keep
@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.bench.links import MeasuredLink, channels, collectives
-from mimo_launch.bench.measure_device import compute_rates
+from mimo_launch.bench.measure_device import Started, compute_rates, host_starts
+from mimo_launch.bench.measure_kernels import measured_table
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.time_shares import Measured, RankStep, align, step_seconds
@@ -34,6 +35,8 @@ from mimo_launch.estimate.communication_times import LinkTimes
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.kernel_table import KernelTable
+from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase
 from mimo_launch.spec.values import BF16_PEAKS, PRECISIONS
@@ -65,6 +68,7 @@ class _Parts:
 
     host: str
     rates: dict[str, float]
+    starts: dict[str, Started]
     collectives: list[MeasuredLink]
     channels: list[MeasuredLink]
 
@@ -88,11 +92,14 @@ def calibrate(
     dist.barrier()
     session.progress.beat()
     parts: list[_Parts] = gather_objects(
-        _Parts(platform.node(), rates, collectives(session), channels(session))
+        _Parts(
+            platform.node(), rates, host_starts(session), collectives(session), channels(session)
+        )
     )
+    kernels = _kernels(session, options.calibration)
     of_ranks = _Measurements(session, parts, measured)
-    found: dict[str, Any] = dict(of_ranks.constants(options.calibration))
-    constants = replace(options.calibration, **found)
+    found: dict[str, Any] = dict(of_ranks.constants())
+    constants = replace(options.calibration, **found, kernels=kernels)
     found |= of_ranks.overheads(constants)
     # A CUDA context takes the GPU memory in use that neither the allocator nor NCCL holds.
     plan = Plan.of(session.spec)
@@ -108,7 +115,8 @@ def calibrate(
     made = replace(
         options.calibration,
         device=device_name(session.device),
-        date=datetime.now(UTC).date().isoformat(),
+        date=_today(),
+        kernels=kernels,
         **found,
     )
     return Calibrated(
@@ -117,6 +125,21 @@ def calibrate(
         step_seconds=statistics.median(step_seconds(of_ranks.by_rank)),
         estimated_seconds=Estimator.of(plan, made).estimates().step_seconds,
     )
+
+
+def _kernels(session: RankSession, given: Calibration) -> KernelTable:
+    """Return the table of kernels, which rank 0 measures while the others wait."""
+    made = given.kernels
+    if session.rank == 0:
+        name = device_name(session.device)
+        measured = measured_table(session.device, name, _today(), session.progress.beat)
+        made = measured.over(made)
+    table: KernelTable = gather_objects(made)[0]
+    return table
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 @dataclass(frozen=True)
@@ -132,39 +155,44 @@ class _Measurements:
         """The steps of all ranks, aligned to one clock."""
         return align(self.measured)
 
-    def constants(self, given: Calibration) -> Iterator[tuple[str, float]]:
-        """Yield every constant that does not depend on other constants.
-
-        The speed of FP8 is relative to a block in bf16: the measured rate, or else the `given` one.
-        """
+    def constants(self) -> Iterator[tuple[str, float]]:
+        """Yield every constant that does not depend on other constants."""
 
         def rate(name: str) -> float | None:
             return _median(part.rates[name] for part in self.parts if name in part.rates)
 
         matmul = {p: rate(f"matmul_{p}") or 1.0 for p in PRECISIONS}
-        speeds = {precision: value / matmul["bf16"] for precision, value in matmul.items()}
-        here = speeds[self.session.spec.train.precision]
-        for name in ("language_linear", "mamba", "deltanet", "experts", "vision_linear", "head"):
-            value = rate(name)
-            if value is not None:
-                # Constants are for bf16; their users scale them by the speed of the precision.
-                yield name, value / here
-                if name.endswith("_linear"):
-                    yield name.replace("linear", "attention"), value / here
-        for name, linear in (("language", given.language_linear), ("vision", given.vision_linear)):
-            value = rate(f"{name}_fp8")
-            if value is not None:
-                yield f"{name}_fp8_speed", value / (rate(f"{name}_linear") or linear)
-        yield "matmul", matmul["bf16"]
         for name, precision in PRECISIONS.items():
             if precision.speed is not None:
-                yield precision.speed, speeds[name]
+                yield precision.speed, matmul[name] / matmul["bf16"]
         yield "peak", BF16_PEAKS.get(device_name(self.session.device), matmul["bf16"])
         yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
         yield from self.links()
+        if self.session.device.type == "cuda":
+            yield from self.starts()
         held = [each.allocated for each in self.measured if each.allocated is not None]
         if held:
             yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
+
+    def starts(self) -> Iterator[tuple[str, float]]:
+        """Yield how much longer than a block the host takes for other layers, and for the first."""
+
+        def again(name: str) -> float | None:
+            return _median(part.starts[name].again for part in self.parts if name in part.starts)
+
+        encoder = again("encoder")
+        block = again(LayerKind.BLOCK) or encoder
+        for name, of, plain in (
+            ("experts_starts", again(LayerKind.EXPERTS), block),
+            ("recurrent_starts", again(LayerKind.DELTANET) or again(LayerKind.MAMBA), block),
+            ("engine_starts", again("engine"), block),
+            ("dynamic_starts", again("dynamic"), encoder),
+        ):
+            if of is not None and plain:
+                yield name, of / plain
+        first = _median(each.first for part in self.parts for each in part.starts.values())
+        if first is not None:
+            yield "compiling", first
 
     def links(self) -> Iterator[tuple[str, float]]:
         """Yield the constants of links inside a host and between hosts."""

@@ -1,32 +1,30 @@
-"""Times one device alone: a layer of each kind, the head, plain passes over memory.
+"""Times one rank alone: its host starting a layer of each kind, products, passes over memory.
 
 Decides: which work to time: one layer of each kind in the shapes of the spec, as one tp rank
 holds it, on the tokens of one microbatch on one cp rank, forward and backward; that weights and
 inputs are random numbers; that the median of repeats counts.
 Relies on: the layers of `models`, built again without sharding and without other ranks;
 `comm.step_clock` for device times.
-Leaves: transfers to `links`, the constants to `calibrate`.
+Leaves: kernels by size to `measure_kernels`, transfers to `links`, the constants to `calibrate`.
 """
 
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.torch_internals import hold_back
 from mimo_launch.data.expected_steps import expected_steps
-from mimo_launch.estimate.workload import forward_flops, workload
-from mimo_launch.kinds.layer import LayerKind, Workload
+from mimo_launch.diag.installed import ENGINE, is_installed
+from mimo_launch.estimate.workload import workload
+from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import local_tensor
@@ -44,13 +42,6 @@ from mimo_launch.train.rank_session import RankSession
 REPEATS, WARM_UP = 10, 3
 # The device is held back before a call for the call's time on the host times this factor.
 _LEAD = 1.5
-# The constant of `Calibration` for each kind of layer.
-CONSTANTS = {
-    LayerKind.BLOCK: "language_linear",
-    LayerKind.MAMBA: "mamba",
-    LayerKind.DELTANET: "deltanet",
-    LayerKind.EXPERTS: "experts",
-}
 _TERA, _GIGA = 1e12, 1e9
 _MOST_WEIGHTS = {"cuda": 1 << 27, "cpu": 1 << 22}
 _MATMUL_ROWS = {"cuda": 8192, "cpu": 256}
@@ -129,32 +120,68 @@ def noise(context: ParallelContext, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=context.compute_dtype, device=context.device)
 
 
-def tflops(flops: float, tp: Group, run: Callable[[], object], device: torch.device) -> float:
-    """Return the TFLOP/s of a call that runs one tp rank's part of forward and backward."""
-    return 3 * flops / tp.size / seconds_of(run, device) / _TERA
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Seconds of the host for a forward and a backward of a layer, first and again."""
+
+    first: float
+    again: float
 
 
-def language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, float]]:
-    """Yield the constant and the rate of the first layer of each kind."""
+def started(runs: Sequence[Callable[[], object]], device: torch.device) -> Started:
+    """Return the seconds of the host for calls in turn; each waits until the device is idle."""
+    times = []
+    for number in range(len(runs) * (WARM_UP + REPEATS)):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        runs[number % len(runs)]()
+        times.append(time.perf_counter() - began)
+    return Started(sum(times[: len(runs)]), statistics.median(times[len(runs) * WARM_UP :]))
+
+
+def host_starts(session: RankSession) -> dict[str, Started]:
+    """Return the host's time for a layer of each kind of this rank's modules.
+
+    `engine` is a block of Transformer Engine, if it is installed and can be one of the model's;
+    `dynamic` a block of an encoder whose number of tokens changes from call to call. Ranks: local.
+    """
+    found: dict[str, Started] = {}
+    for name, module in session.modules.items():
+        own = kind_of(session.spec.modules[name].model)
+        if name == LANGUAGE:
+            found |= dict(_language_layers(session, module))
+        elif not own.is_custom:
+            found |= dict(_encoder_block(session, module))
+    return found
+
+
+def _language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, Started]]:
+    """Yield the first layer of each kind, and the first block by Transformer Engine."""
     model = session.spec.language.model
-    seen: set[LayerKind] = set()
+    kind, seen = kind_of(model), set[LayerKind]()
     for number in range(model.layers):
-        kind = kind_of(model).layer_kind(number)
-        if kind in seen:
+        layer = kind.layer_kind(number)
+        if layer in seen:
             continue
-        seen.add(kind)
+        seen.add(layer)
         context, spec, shards = alone(module), keep_activations(session.spec), 1
-        if kind is LayerKind.EXPERTS:
+        if layer is LayerKind.EXPERTS:
             spec, shards = _own_experts(spec), context.tp.size
             context = replace(context, tp=SINGLE)
         stage = Stage(LANGUAGE, 1, number, 1, is_first=False, is_last=False)
-        network = randomise(build_network(spec, stage, context), context)
-        work, batch = _tokens(session, module, labels=None, shards=shards)
-        hidden = noise(context, work.tokens, spec.language.model.hidden).requires_grad_()
-        flops = forward_flops(spec, stage, work).total
-        run = there_and_back(network, hidden, batch)
-        name = CONSTANTS[kind] if module.context.fp8 is None else "language_fp8"
-        yield name, tflops(flops, context.tp, run, context.device)
+        batch = _tokens(session, module, shards=shards)
+        tokens = batch.num_sequences * len(batch.positions)
+        hidden = noise(context, tokens, model.hidden).requires_grad_()
+
+        is_engine = context.backend == "transformer_engine"
+        contexts = {"engine" if is_engine else layer.value: context}
+        can = kind.torch_only is not None and not tuple(kind.torch_only)
+        if layer is LayerKind.BLOCK and not is_engine and can and is_installed(ENGINE):
+            contexts["engine"] = replace(context, backend="transformer_engine", tp=SINGLE)
+        for name, each in contexts.items():
+            network = randomise(build_network(spec, stage, each), each)
+            yield name, started([there_and_back(network, hidden, batch)], each.device)
 
 
 def _own_experts(spec: Spec) -> Spec:
@@ -175,55 +202,30 @@ def _own_experts(spec: Spec) -> Spec:
     return spec.replace(modules={**spec.modules, LANGUAGE: changed})
 
 
-def head_rate(session: RankSession, module: RankModule) -> float:
-    """Return the rate of the vocabulary head and the loss."""
-    context, stage = alone(module), Stage(LANGUAGE, 1, 0, 0, is_first=False, is_last=True)
-    network = randomise(build_network(keep_activations(session.spec), stage, context), context)
-    vocab = vocab_size(session.spec)
-    work, batch = _tokens(session, module, labels=vocab)
-    hidden = noise(context, work.tokens, session.spec.language.model.hidden).requires_grad_()
-    flops = forward_flops(session.spec, stage, work).total
-    return tflops(flops, context.tp, there_and_back(network, hidden, batch), context.device)
-
-
-def _tokens(
-    session: RankSession, module: RankModule, *, labels: int | None, shards: int = 1
-) -> tuple[Workload, LanguageInput]:
-    """Return one microbatch of one cp rank, with random labels below `labels` if it is given.
+def _tokens(session: RankSession, module: RankModule, *, shards: int = 1) -> LanguageInput:
+    """Return one microbatch of one cp rank, without labels.
 
     Each sequence is cut into `shards` parts; the microbatch has one part of each.
     """
     layout, device = session.layout, session.device
     seq = layout.seq // module.context.cp.size // shards
-    count = layout.samples.microbatch_size
-    batch = LanguageInput(
-        num_sequences=count,
+    return LanguageInput(
+        num_sequences=layout.samples.microbatch_size,
         tokens=None,
         positions=torch.arange(seq, device=device),
         documents=None,
-        labels=None if labels is None else torch.randint(labels, (count, seq), device=device),
+        labels=None,
         rows={},
         row_places={},
     )
-    return Workload(spans=Counter({seq: count}), held=seq * count, rows=0, forwards=1), batch
 
 
 def compute_rates(session: RankSession) -> dict[str, float]:
-    """Return the rates of this rank's modules, in TFLOP/s and GB/s, by names of `Calibration`.
+    """Return the rates of products in each precision (TFLOP/s) and of the optimizer (GB/s).
 
-    Blocks and the head run in the precision of the spec; the rate of FP8 blocks is `language_fp8`.
     Ranks: local.
     """
     rates: dict[str, float] = {}
-    for name, module in session.modules.items():
-        if name == LANGUAGE:
-            rates.update(language_layers(session, module))
-            rates["head"] = head_rate(session, module)
-            continue
-        kind = "vision_linear" if module.context.fp8 is None else "vision_fp8"
-        achieved = None if kind in rates else _vit_block(session, module)
-        if achieved is not None:
-            rates[kind] = achieved
     if session.modules:
         device, width = session.device, session.spec.language.model.hidden
         for name, precision in PRECISIONS.items():
@@ -247,37 +249,34 @@ def _adamw(session: RankSession) -> float:
     return (ADAMW.passes - 1) * size * weight.element_size() / seconds / _GIGA
 
 
-def _vit_block(session: RankSession, module: RankModule) -> float | None:
-    """Return the rate on one cp rank's images or clips; None without any, or for custom models.
-
-    Encoders with windows attend to whole images in some layers, too.
-    """
+def _encoder_block(session: RankSession, module: RankModule) -> Iterator[tuple[str, Started]]:
+    """Yield a block on one cp rank's images, and on fewer and more of their tokens in turn."""
     spec, layout, context = session.spec, session.layout, alone(module)
-    if kind_of(spec.modules[module.name].model).is_custom:
-        return None
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
     sample = expected_steps(spec, layout).typical
     spans = list(workload(layout, module.layout, sample).spans.elements())
-    if not spans:
-        return None
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
-    counted = Counter(spans)
-    work = Workload(spans=counted, held=sum(spans), rows=0, forwards=1, windows=counted)
+    if not spans:
+        return
     network: Any = randomise(build_network(keep_activations(spec), stage, context), context)
-    # Padded as in `layout.row_owners`.
-    tokens = work.tokens if context.fp8 is None else -(-work.tokens // FP8_STEP) * FP8_STEP
-    mask = image_context(spans, range(tokens), context.device, alone=True)
-    if module.layout.is_causal:
-        beside = [0] * len(spans)
-        mask = two_list_context(
-            spans, beside, (tokens, 0), range(1), context.device, alone=True, causal=True
-        )
     width = spec.modules[module.name].model.hidden
-    hidden = noise(context, tokens, width).requires_grad_()
-    flops = forward_flops(spec, stage, work).total
-    return tflops(
-        flops,
-        context.tp,
-        there_and_back(network, hidden, network.between(mask, tokens)),
-        context.device,
-    )
+
+    def of(lengths: list[int]) -> Callable[[], None]:
+        tokens = sum(lengths)
+        if context.fp8 is not None:  # Padded as in `layout.row_owners`.
+            tokens = -(-tokens // FP8_STEP) * FP8_STEP
+        mask = image_context(lengths, range(tokens), context.device, alone=True)
+        if module.layout.is_causal:
+            beside = [0] * len(lengths)
+            mask = two_list_context(
+                lengths, beside, (tokens, 0), range(1), context.device, alone=True, causal=True
+            )
+        hidden = noise(context, tokens, width).requires_grad_()
+        return there_and_back(network, hidden, network.between(mask, tokens))
+
+    is_engine = context.backend == "transformer_engine"
+    same = of(spans)
+    yield "engine" if is_engine else "encoder", started([same], context.device)
+    if not is_engine:
+        longer = [[*spans, spans[-1] * part // 4] for part in (1, 2, 3)]
+        yield "dynamic", started([of(lengths) for lengths in longer], context.device)

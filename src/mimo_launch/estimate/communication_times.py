@@ -7,6 +7,7 @@ and its FSDP units.
 Leaves: the bytes of activations, and which times overlap, to `cost_model`.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, log2
@@ -125,14 +126,12 @@ class WeightTimes:
         if forwards == 1:
             return 0.0
         numbers = self.spec.train.numbers
-        stored, computed = numbers.stored.bytes, numbers.computed.bytes
         fused = 0
         if adds_in_products(self.spec, self.module.name):
+            # The rates of products for gradients of weights include it.
             fused = sum(each.numel for each in weights.all() if each.trains and each.in_product)
-        # A separate pass reads the sum and the gradient and writes the sum. A product that
-        # accumulates reads the sum and writes it instead of the gradient.
-        size = (weights.trained - fused) * (2 * stored + computed)
-        size += fused * (2 * stored - computed)
+        # A separate pass reads the sum and the gradient and writes the sum.
+        size = (weights.trained - fused) * (2 * numbers.stored.bytes + numbers.computed.bytes)
         return size / self.constants.memory_bandwidth / GIGA
 
     def update(self, weights: StageWeights) -> float:
@@ -162,12 +161,14 @@ class WeightTimes:
         size = sum(each.numel for each in own) * self.spec.train.numbers.computed.bytes
         travel = self.links.collective(shards, size / len(shards))
         travel += self.links.collective(cut, size / len(shards))
-        flops = 0.0
-        if rule.flops is not None:
-            shapes = [shape for each in own for shape in each.matrices]
-            flops = sum(rule.flops(self.spec.optimizer, *shape) for shape in shapes)
-        rate = self.constants.matmul * self.constants.speed(self.spec.train.numbers) * TERA
-        return 2 * travel + flops / rate / len(shards) / len(cut)
+        seconds = 0.0
+        for shape, times in Counter(shape for each in own for shape in each.matrices).items():
+            if rule.flops is not None:
+                flops = times * rule.flops(self.spec.optimizer, *shape)
+                small, large = sorted(shape)
+                seconds += self.constants.kernels.seconds("product", flops, small, large, small)
+        speed = self.constants.speed(self.spec.train.numbers)
+        return 2 * travel + seconds / speed / len(shards) / len(cut)
 
     def _rule(self, weight: Parameter) -> UpdateRule:
         return rule_for(self.module.rules, is_matrix=weight.matrix)

@@ -1,18 +1,18 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
 Decides: which times overlap and which do not (listed in docs/estimates.md).
-Relies on: `parameters` and `workload` for amounts, `device_constants` for rates,
+Relies on: `parameters` and `workload` for amounts, `kernel_times` for computing,
 `communication_times` for collectives and for the operations on weights.
 Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mimo_launch.estimate.communication_times import GIGA, MICRO, TERA, LinkTimes, WeightTimes
+from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_waits import Starts, host_waits
+from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.workload import (
@@ -21,7 +21,7 @@ from mimo_launch.estimate.workload import (
     gathered_patches,
     workload,
 )
-from mimo_launch.kinds.layer import Flops, LayerKind, Workload
+from mimo_launch.kinds.layer import LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
@@ -145,16 +145,15 @@ class CostModel:
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage)
         between = self._layers(module, stage) + travel
-        ahead = self._computing(module, forward) + between
-        back, travels, again = self._computing(module, backward), 1, 0.0
+        kernels = StageKernels(
+            self.spec, self.layout, module, stage, self.work[module.name], self.constants
+        )
+        ahead = kernels.forward() + between
+        back, travels, again = kernels.backward(), 1, 0.0
         if any(flops.linear for flops in backward.values()):
             back, travels = back + between, 2
             if self.spec.modules[module.name].recomputes:
-                repeated = {
-                    kind: Flops(linear=flops.linear, attention=flops.attention)
-                    for kind, flops in forward.items()
-                }
-                again = self._computing(module, repeated)
+                again = kernels.repeated()
                 back, travels = back + again + between, 3
         ahead, back = ahead + overhead, back + overhead
         trains = any(each.total for each in backward.values())
@@ -190,35 +189,18 @@ class CostModel:
             flops=flops / _parts(module),
         )
 
-    def _computing(self, module: ModuleLayout, flops: Mapping[LayerKind, Flops]) -> float:
-        rates = self.constants
-        if module.is_language:
-            of_blocks, fp8 = (
-                (rates.language_linear, rates.language_attention),
-                rates.language_fp8_speed,
-            )
-        else:
-            of_blocks, fp8 = (rates.vision_linear, rates.vision_attention), rates.vision_fp8_speed
-        if module.fp8:
-            of_blocks = of_blocks[0] * fp8, of_blocks[1]
-        of_layers = {
-            LayerKind.BLOCK: of_blocks,
-            LayerKind.MAMBA: (rates.mamba, rates.mamba),
-            LayerKind.DELTANET: (rates.deltanet, rates.deltanet),
-            LayerKind.EXPERTS: (rates.experts, rates.experts),
-        }
-        seconds = 0.0
-        for kind, each in flops.items():
-            linear, attention = of_layers[kind]
-            seconds += each.linear / linear + each.attention / attention + each.head / rates.head
-            seconds += (each.patch + each.projector) / rates.matmul
-        return seconds / rates.speed(self.spec.train.numbers) / TERA / _parts(module)
-
-    def _started(self, module: ModuleLayout, stage: Stage) -> int:
-        """Return the layers that the host starts; a layer with experts counts twice."""
-        kind = kind_of(self.spec.modules[module.name].model)
+    def _started(self, module: ModuleLayout, stage: Stage) -> float:
+        """Return how many passes of a block take the host as long as one of these layers."""
+        own, rates = self.spec.modules[module.name], self.constants
+        kind, factors = kind_of(own.model), dict.fromkeys(LayerKind, rates.recurrent_starts)
+        factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        return sum(1 + (kind.has_experts(each)) for each in numbers)
+        found = sum(factors[kind.layer_kind(each)] for each in numbers)
+        if own.backend != "torch":
+            found *= rates.engine_starts
+        # Sequences are filled up to the same length, images are not.
+        changes = not module.is_language and len(self.work[module.name].spans) > 1
+        return found * (rates.dynamic_starts if changes else 1.0)
 
     def _layers(self, module: ModuleLayout, stage: Stage) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""

@@ -1,33 +1,34 @@
 """The rates and sizes of a device: every constant of the estimates, in one table.
 
 Decides: names, units, defaults and sources of the constants; the form of a calibration file.
-Relies on: nothing.
+Relies on: `kernel_table` for rates that depend on sizes.
 Leaves: the formulas to `cost_model` and its siblings, measuring to `mimo-launch bench --calibrate`.
 
-Rates are achieved rates in bf16; only `peak` is from a data sheet. GB and GB/s are powers of ten.
+Only `peak` is from a data sheet. GB and GB/s are powers of ten.
 """
 
 import json
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.quantities import bytes_text
+from mimo_launch.estimate.kernel_table import KernelTable, table_of
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.values import GPUS, MEASURED, Precision, network_bandwidth
 from mimo_launch.spec.wording import did_you_mean, found
 
-VERSION = 1
+VERSION = 2
+# Constants of files of version 1.
+ROUGH_RATES = frozenset(
+    f"{name}_{what}"
+    for name in ("language", "vision")
+    for what in ("linear", "attention", "fp8_speed")
+) | {"mamba", "deltanet", "experts", "head", "matmul"}
 
-_R1 = (
-    "from steps of `bench` on topologies/bench/r1_*.yaml, 4 H200, torch 2.11 (docs/performance.md)"
-)
-_FP8 = "from steps of `bench` on topologies/bench/r1_colocated_dp2_fp8.yaml, 2 H200"
-_NANO = (
-    "from steps of `bench` on topologies/bench/nano20_ep2_dp2.yaml, 2 H200, which do not tell "
-    "`mamba` and `experts` apart"
-)
 _HOST = (
     "one value for the steps of docs/performance.md that wait for the host, which need 1.3 to 3.7 "
     "ms on different hosts with H100 and H200"
@@ -42,6 +43,13 @@ _EPYC = "one core of an AMD EPYC of 2023 at 2.6 GHz, Python 3.11 (docs/performan
 _LIMIT = " limited to "
 
 
+@cache
+def _shipped() -> KernelTable:
+    """Return the table of the package, of the GPU `MEASURED`."""
+    text = resources.files(__package__).joinpath("kernels_h200.json").read_text(encoding="utf-8")
+    return table_of(json.loads(text))
+
+
 class CalibrationError(ValueError):
     """A calibration file cannot be used; the message says which one, and why."""
 
@@ -52,54 +60,21 @@ def _constant(default: float, unit: str, meaning: str, source: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The constants of one kind of device; the defaults are for an H200 with NVLink."""
+    """The constants of one kind of device; the defaults are for an H200 with NVLink.
+
+    `kernels` has the rates of its kernels by size, in bf16.
+    """
 
     device: str = "NVIDIA H200"
     date: str = ""
 
-    language_linear: float = _constant(
-        602.0, "TFLOP/s", "matmuls of a decoder block, everything between them included", _R1
-    )
-    language_attention: float = _constant(
-        602.0, "TFLOP/s", "scores and values of causal attention", f"as its block: {_R1}"
-    )
-    vision_linear: float = _constant(
-        408.0, "TFLOP/s", "matmuls of a ViT block, everything between them included", _R1
-    )
-    vision_attention: float = _constant(
-        408.0, "TFLOP/s", "scores and values of attention within images", f"as its block: {_R1}"
-    )
-    mamba: float = _constant(
-        255.0, "TFLOP/s", "a Mamba-2 layer: products, convolution, recurrence, norm", _NANO
-    )
-    deltanet: float = _constant(
-        47.0,
-        "TFLOP/s",
-        "a Gated DeltaNet layer: products, convolution, recurrence in fp32, norm",
-        "measured on one H200 with topologies/bench/qwen3_5_4b.yaml",
-    )
-    experts: float = _constant(
-        340.0, "TFLOP/s", "a layer with experts, but for the way of tokens to other ranks", _NANO
-    )
-    head: float = _constant(560.0, "TFLOP/s", "vocabulary head and cross-entropy", _R1)
-    matmul: float = _constant(
-        790.0, "TFLOP/s", "any other matmul: patch embedding, projector", "measured on one H200"
-    )
+    kernels: KernelTable = field(default_factory=_shipped, hash=False)
+
     peak: float = _constant(
         989.0, "TFLOP/s", "what `bench` gives MFU as a share of", "NVIDIA's H200 data sheet, dense"
     )
     fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
     fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
-
-    language_fp8_speed: float = _constant(
-        1.48, "x bf16", "matmuls of a decoder block in FP8, casts and all between included", _FP8
-    )
-    vision_fp8_speed: float = _constant(
-        1.13,
-        "x bf16",
-        "matmuls of a ViT block in FP8, casts and all between included",
-        "one layer of ViT-H on one H200, transformer-engine 2.20",
-    )
 
     memory_bandwidth: float = _constant(
         4300.0, "GB/s", "reads and writes of a device's own memory", "measured on one H200"
@@ -135,8 +110,30 @@ class Calibration:
     layer_overhead: float = _constant(
         2250.0,
         "us",
-        "host and launch time of one pass of a layer: a forward is one, a backward another",
+        "host and launch time of one pass of a block: a forward is one, a backward another",
         _HOST,
+    )
+    experts_starts: float = _constant(
+        2.0,
+        "x block",
+        "the same of a layer with experts",
+        "kernels counted in a profile on one H200",
+    )
+    recurrent_starts: float = _constant(2.0, "x block", "the same of a recurrent layer", _OPEN)
+    engine_starts: float = _constant(
+        1.6,
+        "x block",
+        "the same of a block of Transformer Engine",
+        "steps in FP8 against steps of small blocks, on two hosts with an H200",
+    )
+    dynamic_starts: float = _constant(
+        1.0, "x block", "the same where the number of tokens changes from forward to forward", _OPEN
+    )
+    compiling: float = _constant(
+        15.0,
+        "s",
+        "compiling and tuning the kernels of a kind of layer, in the first steps",
+        "the first two steps of Qwen3-VL-4B on 4 H200, with two kinds of layers",
     )
     step_overhead: float = _constant(
         10.0, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _OPEN
@@ -200,16 +197,19 @@ class Calibration:
 
         Raises: OSError if the file cannot be written.
         """
-        values = asdict(self)
-        head = {"version": VERSION, "device": values.pop("device"), "date": values.pop("date")}
-        text = json.dumps({**head, "constants": values}, indent=2)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        head = {"version": VERSION, "device": self.device, "date": self.date}
+        values = {each.name: getattr(self, each.name) for each in constants()}
+        # A line for each constant, and for each key of a kernel.
+        texts = [f'"{name}": {json.dumps(value)}' for name, value in head.items()]
+        texts += [f'"constants": {json.dumps(values, indent=2)}']
+        texts += [f'"kernels": {self.kernels.dumped()}']
+        Path(path).write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
 
 
 def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> Calibration:
     """Return the constants of the GPUs and network that a spec names; `given` takes precedence.
 
-    Rates of compute, memory and links are measured on an H200 and scaled by the ratio of the data
+    Rates of kernels, memory and links are measured on an H200 and scaled by the ratio of the data
     sheets.
     """
     if given is not None or nodes is None:
@@ -223,11 +223,17 @@ def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> 
             gpu.memory_bandwidth / measured.memory_bandwidth,
             gpu.links / measured.links,
         )
-        factors = dict.fromkeys(_RATES, compute)
-        factors |= {"memory_bandwidth": memory}
-        factors |= {"collective_bandwidth": links, "p2p_bandwidth": links}
-        values = {name: getattr(made, name) * factor for name, factor in factors.items()}
-        values |= {"fp32_speed": gpu.fp32 / gpu.bf16, "fp64_speed": gpu.fp64 / gpu.bf16}
+        values: dict[str, Any] = {
+            "peak": made.peak * compute,
+            "memory_bandwidth": made.memory_bandwidth * memory,
+            "collective_bandwidth": made.collective_bandwidth * links,
+            "p2p_bandwidth": made.p2p_bandwidth * links,
+            "fp32_speed": gpu.fp32 / gpu.bf16,
+            "fp64_speed": gpu.fp64 / gpu.bf16,
+        }
+        if nodes.gpu != MEASURED:
+            kernels = made.kernels.scaled(gpu.name, compute=compute, memory=memory)
+            made = replace(made, kernels=kernels)
         is_part = nodes.memory is not None and nodes.memory < 0.9 * gpu.memory
         limit = f"{_LIMIT}{bytes_text(nodes.memory)}" if nodes.memory and is_part else ""
         made = replace(made, device=f"{gpu.name}{limit}", **values)
@@ -238,21 +244,6 @@ def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> 
     if nodes.network is not None:
         made = replace(made, network_bandwidth=network_bandwidth(nodes.network))
     return made
-
-
-# Constants in TFLOP/s.
-_RATES = (
-    "language_linear",
-    "language_attention",
-    "vision_linear",
-    "vision_attention",
-    "mamba",
-    "deltanet",
-    "experts",
-    "head",
-    "matmul",
-    "peak",
-)
 
 
 def constants() -> tuple[Field[Any], ...]:
@@ -280,9 +271,9 @@ def load(path: str | Path) -> Calibration:
 def _calibration(data: Any) -> Calibration:
     if not isinstance(data, dict):
         raise ValueError(f"a calibration is a JSON object, not {found(data)}")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         raise ValueError(f"`version` is {found(data.get('version'))}, and this reads {VERSION}")
-    _only_known(data, ("version", "device", "date", "constants"))
+    _only_known(data, ("version", "device", "date", "constants", "kernels"))
     for key in ("device", "date"):
         if not isinstance(data.get(key, ""), str):
             raise ValueError(f"`{key}` is {found(data[key])}; it must be text")
@@ -290,6 +281,11 @@ def _calibration(data: Any) -> Calibration:
     if not isinstance(values, dict):
         raise ValueError(f"`constants` is {found(values)}; it must be an object")
     known = {each.name: each for each in constants()}
+    for name in ROUGH_RATES & values.keys():
+        raise ValueError(
+            f"`{name}` is one rate for all sizes, which estimates no longer use: they need "
+            "`kernels`, which `bench --calibrate` measures"
+        )
     _only_known(values, known)
     for name, value in values.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -300,7 +296,10 @@ def _calibration(data: Any) -> Calibration:
             raise ValueError(f"`{name}` is 0 {known[name].metadata['unit']}: it divides")
     changes: dict[str, Any] = {key: data[key] for key in ("device", "date") if key in data}
     changes |= {name: float(value) for name, value in values.items()}
-    return replace(Calibration(), **changes)
+    made = replace(Calibration(), **changes)
+    if "kernels" not in data:
+        return made
+    return replace(made, kernels=table_of(data["kernels"]).over(made.kernels))
 
 
 def _only_known(values: dict[str, Any], known: Any) -> None:

@@ -116,6 +116,14 @@ def saved_by_layers(
     return _Activations(spec, layout, module, stage, work, tp).saved_by_layers()
 
 
+def layer_tensors(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+) -> int:
+    """Return the bytes of all tensors that a stage's layers make in a forward, kept or not."""
+    made = _Activations(spec, layout, module, stage, work, tp)
+    return sum(made.of_layer(number) for number in made.layers)
+
+
 class _Activations:
     """Bytes of the activations of one forward of a stage."""
 
@@ -198,6 +206,10 @@ class _Activations:
         ends = self.logits() + self.tiles() + self.stream
         return max(*(self._layer_backward(each) for each in self.layers), ends)
 
+    def of_layer(self, number: int) -> int:
+        """Return the bytes of the tensors that a layer saves if it is not run again."""
+        return self._sum(self.kind.saved_activations(number, self.passes), number)
+
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
             return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
@@ -206,7 +218,7 @@ class _Activations:
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self.kind.temporary_activations(number).backward, number)
         if self.recomputes:
-            total += self._sum(self.kind.saved_activations(number, self.passes), number)
+            total += self.of_layer(number)
             total -= self._sum(self._of_layer(number), number)
         return total
 

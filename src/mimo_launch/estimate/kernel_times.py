@@ -1,0 +1,256 @@
+"""Seconds of the kernels of a stage: of a forward, a backward, and a forward that is repeated.
+
+Decides: which kernels a layer needs, at which sizes: products from its weights, attention and
+recurrences from its widths, passes over memory from the tensors that lie between them.
+Relies on: `kinds` for shapes and widths, `kernel_table` for rates, `memory` for these tensors.
+Leaves: exchanges between ranks and the time of the host to `cost_model`.
+
+A forward of a tensor between products writes it and reads it, and some are read twice; counted on a
+block of Llama, a forward moves 1.25 times its tensors, a backward 1.75 times.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.memory import layer_tensors
+from mimo_launch.estimate.workload import goes_through_layers
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.language import CausalKind
+from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import ends_of
+from mimo_launch.kinds.weights import LayerShape, Parameter, Share, parameters
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.schedule.data_flow import needs_backward
+from mimo_launch.spec.base import Axis
+from mimo_launch.spec.spec import ExpertGrid, Spec
+
+_FORWARD, _BACKWARD = 1.25, 1.75
+# A cast to 8 bits reads a tensor, and writes it in two orders.
+_CAST = 2 + 1 + 1
+_MEGA = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of a forward; of the gradients of its inputs, and of its weights."""
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        """Return the seconds of both."""
+        return Seconds(
+            self.forward + other.forward, self.inputs + other.inputs, self.weights + other.weights
+        )
+
+    def times(self, number: float) -> "Seconds":
+        """Return the seconds of several."""
+        return Seconds(number * self.forward, number * self.inputs, number * self.weights)
+
+
+@dataclass(frozen=True)
+class StageKernels:
+    """The kernels of one stage in one forward with this work, on the tp rank with most of it."""
+
+    spec: Spec
+    layout: Layout
+    module: ModuleLayout
+    stage: Stage
+    work: Workload
+    constants: Calibration
+
+    def forward(self) -> float:
+        """Return the seconds of one forward."""
+        return self.layers.forward + self.ends[0].forward + self.ends[1].forward
+
+    def repeated(self) -> float:
+        """Return the seconds of a forward that is run again before the backward."""
+        return self.layers.forward
+
+    def backward(self) -> float:
+        """Return the seconds of one backward, without a repeated forward.
+
+        A frozen module has only gradients of inputs, and only if it reads modules that train.
+        """
+        if not needs_backward(self.layout, self.module, self.stage.index):
+            return 0.0
+        around, projector = self.ends
+        total = projector.inputs + (0.0 if self.module.frozen else projector.weights)
+        if goes_through_layers(self.spec, self.layout, self.module, self.stage):
+            inside = self.layers + around
+            trains = self.spec.modules[self.module.name].frozen is False
+            total += inside.inputs + (inside.weights if trains else 0.0)
+        return total
+
+    @cached_property
+    def layers(self) -> Seconds:
+        """The seconds of the stage's layers; equal layers are counted together."""
+        kind, total = self._kind, Seconds()
+        numbers = kind.numbers(self.stage.layers, is_last=self.stage.is_last)
+        alike = Counter((kind.layer(n), kind.attending.in_windows(n)) for n in numbers)
+        first = {(kind.layer(n), kind.attending.in_windows(n)): n for n in reversed(numbers)}
+        for each, times in alike.items():
+            shape, number = each[0], first[each]
+            one = sum(self._products(shape), self._between(number))
+            total += one.times(times)
+        if kind.is_custom:
+            ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
+            flops = sum(f.linear for f in kind.forward_flops(numbers, ends, self.work).values())
+            total += self._product(flops / self._parts, self._tokens, self._width, self._width)
+        size = layer_tensors(
+            self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
+        )
+        moved = self._pass(size, self._tokens * self._width * self._number)
+        return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
+
+    @cached_property
+    def ends(self) -> tuple[Seconds, Seconds]:
+        """The seconds around the layers: of embedding and head, and of the projector."""
+        kind, width, stage = self._kind, self._width, self.stage
+        ends = ends_of(self.spec, self.module.name, is_first=stage.is_first, is_last=stage.is_last)
+        flops = kind.end_flops(ends, self.work)
+        words = len(even_cut(ends.vocab, self._tp, self._tp - 1))
+        around = self._product(flops.patch / self._parts, self._tokens, width, width)
+        outputs = words if kind.reads_tokens else width
+        around += self._product(flops.head / self._parts, self._tokens, width, outputs)
+        if flops.head and kind.reads_tokens:
+            logits = float(self._tokens * (1 + kind.depths) * words)
+            # The gradient is made in the forward; the backward scales it.
+            loss = self.constants.kernels.seconds("loss", logits, logits / _MEGA)
+            around += Seconds(2 / 3 * loss, 1 / 3 * loss)
+        rows = max(1.0, self.work.rows / self.module.grid.size(Axis.CP))
+        return around, self._product(flops.projector / self._parts, rows, width, ends.row_width)
+
+    def _products(self, shape: LayerShape) -> Iterator[Seconds]:
+        """Yield the products of one layer with its weights."""
+        for weight in parameters(shape, self._share):
+            if not weight.matrix:
+                continue
+            if weight.role == "experts":
+                yield self._experts(weight)
+                continue
+            outputs, inputs = weight.shape
+            flops = 2.0 * self._tokens * inputs * outputs
+            one = self._product(flops, self._tokens, inputs, outputs, is_fp8=self.module.fp8)
+            yield one + self._casts(inputs, outputs)
+
+    def _product(
+        self, flops: float, rows: float, inputs: int, outputs: int, *, is_fp8: bool = False
+    ) -> Seconds:
+        """Return the seconds of products of rows and a matrix."""
+        names = ("product", "product, gradient of inputs", "product, gradient of weights")
+        if is_fp8:
+            names = ("fp8 product", "fp8 product, gradients", "fp8 product, gradients")
+        speed = self.constants.speed(self.spec.train.numbers)
+        return Seconds(
+            *(
+                self.constants.kernels.seconds(name, flops, rows, inputs, outputs) / speed
+                for name in names
+            )
+        )
+
+    def _casts(self, inputs: int, outputs: int) -> Seconds:
+        """Return the seconds in which the factors of a product become 8 bits."""
+        if not self.module.fp8:
+            return Seconds()
+        given, made = (self._tokens * width for width in (inputs, outputs))
+        forward = self._pass(_CAST * (given + inputs * outputs), self._number * given)
+        return Seconds(forward, self._pass(_CAST * made, self._number * made))
+
+    def _experts(self, weight: Parameter) -> Seconds:
+        """Return the seconds of the experts of a rank, with balanced loads."""
+        moe, experts = self._kind.moe, self.module.experts
+        if moe is None:
+            raise ValueError(f"{self.module.name} has weights of experts and no experts")
+        split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
+        own = len(even_cut(moe.experts, self._share.ep, self._share.ep_index))
+        outputs, inputs = weight.shape[0] // own, weight.shape[1]
+        # A rank gets as many tokens as it sends, and those of the ranks that split its experts.
+        rows = moe.top_k * self._tokens / self._tp * split / own
+        flops = 2.0 * rows * own * inputs * outputs
+        speed, table = self.constants.speed(self.spec.train.numbers), self.constants.kernels
+        forward, backward = (
+            times * table.seconds(f"grouped product {way}", flops, rows, inputs, outputs) / speed
+            for times, way in ((1, "forward"), (2, "backward"))
+        )
+        return Seconds(forward, backward / 2, backward / 2)
+
+    def _between(self, number: int) -> Seconds:
+        """Return the seconds of attention or of a recurrence in a layer."""
+        kind, work, table = self._kind, self.work, self.constants.kernels
+        widths, speed = kind.layer_widths(number), self.constants.speed(self.spec.train.numbers)
+        total = Seconds()
+        if widths.scored and work.tokens:
+            pairs = kind.pairs(number, work)
+            flops = 2.0 * pairs * widths.scored / self._parts
+            mask = self._mask(number)
+            length = pairs / work.tokens * (2 if isinstance(kind, CausalKind) else 1)
+            forward, backward = (
+                times * table.seconds(f"{mask} attention {way}", flops, length, widths.unit) / speed
+                for times, way in ((1, "forward"), (2, "backward"))
+            )
+            total += Seconds(forward, backward)
+        if widths.between:
+            name = kind.layer_kind(number)
+            flops = widths.between * work.tokens / self._parts
+            forward, backward = (
+                times * table.seconds(f"{name} {way}", flops, self._tokens)
+                for times, way in ((1, "forward"), (2, "backward"))
+            )
+            # A Gated DeltaNet runs its recurrence again.
+            total += Seconds(forward, backward + forward * (name == LayerKind.DELTANET))
+        return total
+
+    def _mask(self, number: int) -> str:
+        """Return which kernels of attention a layer takes, as `layers.attention` does."""
+        kind, work = self._kind, self.work
+        cp, windows = self.module.grid.size(Axis.CP), kind.attending.in_windows(number)
+        if not kind.reads_tokens:
+            is_list = windows or len(work.spans) > 1 or cp > 1
+            whole = "causal" if self.module.is_causal else "whole"
+            return ("documents" if self.module.is_causal else "images") if is_list else whole
+        sequences = self._tokens * cp / self.layout.seq
+        if work.blocks:
+            return "masked"
+        if windows or work.spans.total() > sequences:
+            return "documents"
+        return "causal" if cp == 1 else "masked"
+
+    def _pass(self, size: float, tensor: float) -> float:
+        """Return the seconds to move so many bytes, in tensors of so many."""
+        return self.constants.kernels.seconds("pass", size, max(1.0, tensor) / _MEGA)
+
+    @cached_property
+    def _kind(self) -> ModelKind:
+        return kind_of(self.spec.modules[self.module.name].model)
+
+    @cached_property
+    def _share(self) -> Share:
+        experts = self.spec.modules[self.module.name].experts or ExpertGrid()
+        return Share(self._tp, self._tp - 1, experts.ep, experts.tp)
+
+    @property
+    def _tp(self) -> int:
+        return self.module.grid.size(Axis.TP)
+
+    @property
+    def _parts(self) -> int:
+        return self._tp * self.module.grid.size(Axis.CP)
+
+    @property
+    def _tokens(self) -> int:
+        return max(1, self.work.held)
+
+    @property
+    def _width(self) -> int:
+        return self.spec.modules[self.module.name].model.hidden
+
+    @property
+    def _number(self) -> int:
+        return self.spec.train.numbers.computed.bytes

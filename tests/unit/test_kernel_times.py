@@ -1,0 +1,126 @@
+"""The kernels that a stage needs: which, of which sizes, and how often."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support.kernels import flat
+from tests.support.specs import box, spec
+
+from mimo_launch.estimate.cost_model import CostModel
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.kernel_table import KernelTable
+from mimo_launch.estimate.kernel_times import StageKernels
+from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.spec import Spec
+
+MODEL = {"kind": "decoder", "layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "mlp": 128}
+MODEL |= {"vocab": 256}
+VIT = {"kind": "vit", "layers": 2, "hidden": 64, "heads": 4, "patch": 4}
+
+
+def made(language: dict[str, Any], vision: dict[str, Any] | None = None, **more: Any) -> Spec:
+    modules = {"language": language} if vision is None else {"vision": vision, "language": language}
+    return spec(modules, seq=256, train={"precision": "bf16"}, **more)
+
+
+class Watched(KernelTable):
+    """A table that remembers what it was asked."""
+
+    __slots__ = ("asked",)
+
+    def seconds(self, kernel: str, amount: float, *sizes: float) -> float:
+        if amount:
+            self.asked.append((kernel, amount, *sizes))
+        return KernelTable.seconds(self, kernel, amount, *sizes)
+
+
+def kernels_of(of: Spec, module: str = "language") -> StageKernels:
+    model: CostModel = Estimator.of(Plan.of(of), Calibration()).model
+    own = model.layout[module]
+    return StageKernels(of, model.layout, own, own.stages[0], model.work[module], model.constants)
+
+
+def asked(mine: StageKernels) -> list[tuple[Any, ...]]:
+    """Return the kernels of one forward, and of the backward of its layers, with their sizes."""
+    table = Watched(device="", source="", grids=flat().grids)
+    object.__setattr__(table, "asked", [])
+    replace(mine, constants=Calibration(kernels=table)).forward()
+    return table.asked
+
+
+def attention_of(mine: StageKernels) -> set[tuple[Any, ...]]:
+    return {
+        (name.removesuffix(" attention forward"), *sizes)
+        for name, _, *sizes in asked(mine)
+        if name.endswith("attention forward")
+    }
+
+
+def test_products_have_the_sizes_of_the_parameters_that_a_rank_holds() -> None:
+    found = {tuple(sizes) for name, _, *sizes in asked(kernels_of(made(box(0, model=MODEL, tp=2))))
+             if name == "product"}  # fmt: skip
+    qkv, out, up, down, head = (64, 96), (32, 64), (64, 128), (64, 64), (64, 128)
+    assert found == {(256, *each) for each in (qkv, out, up, down, head)}
+
+
+def test_a_layer_counts_as_often_as_it_is_there() -> None:
+    one, two = (asked(kernels_of(made(box(0, model=MODEL | {"layers": n})))) for n in (1, 2))
+    assert [name for name, *_ in one] == [name for name, *_ in two]
+    seconds = [kernels_of(made(box(0, model=MODEL | {"layers": n}))).layers.forward for n in (1, 2)]
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("language", "more", "wanted"),
+    [
+        ({}, {}, ("causal", 256, 16)),
+        ({"model": MODEL | {"sliding_window": {"size": 64}}}, {}, ("documents", 112, 16)),
+        ({"cp": 2}, {}, ("masked", 256, 16)),
+    ],
+)
+def test_language_attends_by_the_kernels_of_its_mask(
+    language: dict[str, Any], more: dict[str, Any], wanted: tuple[Any, ...]
+) -> None:
+    of = made(box(0, **{"model": MODEL, **language}), **more)
+    (found,) = attention_of(kernels_of(of))
+    assert found == pytest.approx(wanted)
+
+
+def test_records_packed_in_a_sequence_attend_as_documents() -> None:
+    mine = kernels_of(made(box(0, model=MODEL)))
+    packed = replace(mine, work=replace(mine.work, spans=Counter({64: 2, 128: 1})))
+    (found,) = attention_of(packed)
+    # The length of a sequence in which a token sees as many others.
+    assert found == pytest.approx(("documents", (2 * 64**2 + 128**2) / 256, 16))
+
+
+def test_images_of_one_size_attend_without_lists() -> None:
+    data = {"kind": "synthetic", "image": [8, 8], "text_only": 0.0}
+    of = made(box(0, model=MODEL), box(0, model=VIT), data=data)
+    assert attention_of(kernels_of(of, "vision")) == {("whole", 64, 16)}
+
+
+def test_experts_have_the_rows_of_a_balanced_load() -> None:
+    moe = {"experts": 8, "top_k": 2, "width": 32}
+    of = made(box(0, model=MODEL | {"moe": moe}, dp=2, experts={"ep": 2}), microbatches=1, mbs=2)
+    rows = {
+        (rows, flops) for name, flops, rows, *_ in asked(kernels_of(of)) if name[:7] == "grouped"
+    }
+    # 512 tokens with two choices of 8 experts; a rank has 4, and as many tokens as it sends.
+    assert {each for each, _ in rows} == {2 * 2 * 256 / 4}
+    assert max(flops for _, flops in rows) == 2 * 1024 * 64 * 64
+
+
+def test_a_frozen_tower_has_no_backward_and_a_frozen_language_only_that_of_inputs() -> None:
+    data = {"kind": "synthetic", "image": [8, 8], "text_only": 0.0}
+    of = made(box(0, model=MODEL, frozen=True), box(0, model=VIT, frozen=True), data=data)
+    assert kernels_of(of, "vision").backward() == 0
+    trains = made(box(0, model=MODEL), box(0, model=VIT), data=data)
+    frozen = made(box(0, model=MODEL, frozen=True), box(0, model=VIT), data=data)
+    gone = kernels_of(trains).layers.weights + sum(each.weights for each in kernels_of(trains).ends)
+    both = kernels_of(trains).backward() - kernels_of(frozen).backward()
+    assert both > 0
+    assert both == pytest.approx(gone, rel=0.2)
