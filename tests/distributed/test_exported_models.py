@@ -1,6 +1,7 @@
 """Whole models and encoders come back from a run as `transformers` wrote them, or trained."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from tests.support.hugging_face import ids_of, joined, logits_on_rank, save, tok
 from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
-from mimo_launch.export.export_plan import CannotExport
+from mimo_launch.checkpoint.index import open_checkpoint
+from mimo_launch.export.adapter_folder import adapter_plan, write_adapter
+from mimo_launch.export.export_plan import CannotExport, Exporter
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
@@ -39,6 +42,16 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert bits(found[name]) == bits(tensor), name
+
+
+def with_adapter(model: Any, folder: Path) -> Any:
+    """Return a model of transformers with an adapter that peft loads, each tensor of it."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        return PeftModel.from_pretrained(model, str(folder))
 
 
 def wanted_logits(model: Any, made: Spec) -> Tensor:
@@ -116,7 +129,13 @@ def test_a_trained_adapter_is_merged_into_the_weights(tmp_path: Path) -> None:
     }  # fmt: skip
     model = load("AutoModelForImageTextToText", tmp_path / "out")
     parts = run_on_running_ranks(logits_on_rank, adapted, run, world_size=world_size(adapted))
-    assert_close(joined(adapted, parts, llava.VOCAB), wanted_logits(model, adapted))
+    merged = joined(adapted, parts, llava.VOCAB)
+    assert_close(merged, wanted_logits(model, adapted))
+    checkpoint = open_checkpoint(run, None)
+    plan = adapter_plan(checkpoint.spec, Exporter(checkpoint, in_memory=True).folders(()))
+    write_adapter(checkpoint, plan, tmp_path / "adapter", force=False)
+    beside = with_adapter(load("AutoModelForImageTextToText", folder), tmp_path / "adapter")
+    assert_close(merged, wanted_logits(beside, adapted))
 
 
 def test_what_came_from_no_folder_has_the_type_of_training(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from mimo_launch.checkpoint.adapter_folder import load_adapter
 from mimo_launch.checkpoint.boxes import (
     FP8,
     WEIGHTS,
@@ -255,6 +256,9 @@ def start_run(
         # The same rule as in `checks`: our checkpoints have no config.json.
         if from_first(is_hugging_face(start), group):
             emit(load_hugging_face(session, name, start, group))
+            adapter = spec.modules[name].adapter
+            if adapter is not None and adapter.init_from is not None:
+                emit(load_adapter(session, name, Path(adapter.init_from), start, group))
             continue
         usable = newest_usable(start, group, emit, session.progress.beat, own=False)
         if usable is None:

@@ -1,14 +1,17 @@
 """Checks of adapters: what can have one, and which maps its targets name.
 
-Decides: that every target must name a map that the module has.
-Relies on: `kinds` for the maps of each layer.
+Decides: that every target must name a map that the module has, and where an adapter may start.
+Relies on: `kinds` for the maps of each layer, `hugging_face` for folders of peft.
 Leaves: values that are wrong by themselves to `spec`.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.hugging_face.adapter_config import read_adapter_config
+from mimo_launch.hugging_face.folder import FilesError, is_hugging_face
 from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
@@ -75,6 +78,44 @@ def targets_are_maps(spec: Spec, name: str) -> Findings:
         if all(meant.values())
         else did_you_mean(wrong[0], known) or "delete the target, or name one of these",
     )
+
+
+def start_is_an_adapter(spec: Spec, name: str) -> Findings:
+    """`adapter.init_from` is a folder of peft beside a Hugging Face folder, of the same rank."""
+    module = spec.modules[name]
+    if module.adapter is None or module.adapter.init_from is None:
+        return
+    path, folder = ("modules", name, "adapter", "init_from"), Path(module.adapter.init_from)
+    if module.init_from is None or not is_hugging_face(Path(module.init_from)):
+        yield _bad_start(
+            path,
+            f"the adapter of `{name}` starts without the weights that it is for",
+            "its names are those of a Hugging Face folder",
+            f"write `init_from` of `{name}`, with the folder that the adapter was trained on",
+        )
+        return
+    try:
+        config = read_adapter_config(folder)
+    except FilesError as error:
+        why = "peft writes both, and so does `mimo-launch export --adapter`"
+        yield _bad_start(path, str(error), why, "name another folder, or delete the line")
+        return
+    for setting in config.refusals():
+        headline = f"{folder} has an adapter with `{setting}`"
+        why, help_ = "its update would be another one", "merge it into the weights with peft"
+        yield _bad_start(path, headline, why, help_)
+    if not config.settings.get("rank_pattern") and config.rank != module.adapter.rank:
+        yield _bad_start(
+            path,
+            f"the adapter in {folder} has rank {config.rank}, and `rank` is {module.adapter.rank}",
+            "a matrix of another rank has another shape",
+            f"write `rank: {config.rank}`",
+        )
+
+
+def _bad_start(path: YamlPath, headline: str, why: str, help_: str) -> Diagnostic:
+    code = "adapter-start-unlike"
+    return Diagnostic(code=code, headline=headline, path=path, why=why, help=help_)
 
 
 def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:

@@ -182,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.something_trains),
     ModuleRule(training_settings.losses_have_no_projector),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
+    ModuleRule(adapters.start_is_an_adapter),
     ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),
     ModuleRule(training_settings.loss_weight_used, needs=_ROLE),
     ModuleRule(training_settings.balance_used, needs=("no-language-module",)),

@@ -29,11 +29,12 @@ Examples:
   mimo-launch export runs/quickstart --to exported
   mimo-launch export runs/llava --to llava-tuned --checkpoint 2000 --dtype bf16
   mimo-launch export runs/llava --to only-language --module language
+  mimo-launch export runs/lora --to lora-adapter --adapter
 
 Write the weights of a checkpoint, saved on any layout, as Hugging Face folders: safetensors and
 config.json, with the tokenizer and processor files of the folder that the weights came from. The
 result is a whole model if transformers has one of this shape, otherwise one folder per module. It
-appears only once it is complete. Exits with 0, with 2 when the run cannot be read or is no model of
+appears only once it is complete. The updates of adapters are added to their weights. Exits with 0, with 2 when the run cannot be read or is no model of
 transformers, or with 1 when the files cannot be written.
 """
 
@@ -71,6 +72,10 @@ class ExportCommand:
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest size of a file of weights.")
     ] = "5GB"
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Only the adapters, as a folder that peft loads."),
+    ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False
 
     def __call__(self) -> None:
@@ -79,6 +84,7 @@ class ExportCommand:
         from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
         from mimo_launch.checkpoint.storage import CheckpointError
         from mimo_launch.diag.quantities import bytes_text
+        from mimo_launch.export.adapter_folder import adapter_plan, write_adapter
         from mimo_launch.export.export import InTheWay, check_place, write_export
         from mimo_launch.export.export_plan import CannotExport, Exporter
 
@@ -86,7 +92,14 @@ class ExportCommand:
         try:
             found = open_checkpoint(self.run, self.checkpoint)
             check_place(self.to, force=self.force)
-            plans = Exporter(found, self.dtype.value).folders(self.modules or ())
+            plans = Exporter(found, self.dtype.value, in_memory=self.adapter).folders(
+                self.modules or ()
+            )
+            if self.adapter:
+                made = adapter_plan(found.spec, plans)
+                write_adapter(found, made, self.to, force=self.force)
+                console.answer(f"wrote {self.to}: updates of {len(made.maps)} maps, for peft")
+                return
             with _progress(found, plans, console) as progress:
                 write_export(
                     found, plans, self.to, max_bytes=max_bytes, force=self.force, progress=progress

@@ -80,10 +80,11 @@ class FolderPlan:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Plans the folders of one checkpoint."""
+    """Plans the folders of one checkpoint; with `in_memory`, names are those of loaded models."""
 
     checkpoint: Checkpoint
     dtype: DType = "auto"
+    in_memory: bool = False
 
     @property
     def spec(self) -> Spec:
@@ -203,8 +204,8 @@ class Exporter:
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
 
         def place(key: str) -> Place:
-            at = places[key]
-            return Place(key) if at is None else replace(at, name=part.file_name(at.name))
+            at, named = places[key], part.module_name if self.in_memory else part.file_name
+            return Place(key) if at is None else replace(at, name=named(at.name))
 
         dtype_of = self._dtypes(name, places)
         made = [

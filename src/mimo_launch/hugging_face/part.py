@@ -131,6 +131,20 @@ class Part:
         prefix, stands_for = max(found, key=lambda pair: len(pair[1]))
         return prefix + inner.removeprefix(stands_for)
 
+    def file_names(self, inner: str) -> list[str]:
+        """Return all names that versions of transformers have given a tensor."""
+        found = (pair for pair in self.prefixes if inner.startswith(pair[1]))
+        return [theirs + inner.removeprefix(ours) for theirs, ours in found]
+
+    def module_name(self, inner: str) -> str:
+        """Return the name of a tensor in a loaded model, whose parts are inside `model` today."""
+        nested = (
+            theirs + inner.removeprefix(ours)
+            for theirs, ours in self.prefixes
+            if theirs.startswith("model.") and theirs.count(".") == 2 and inner.startswith(ours)
+        )
+        return next(nested, self.file_name(inner))
+
     def is_ignored(self, name: str, model: Any) -> bool:
         """Return whether a tensor of the files is left out by rule."""
         inner = self.inner_name(name)

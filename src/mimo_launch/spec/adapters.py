@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Strict
+from mimo_launch.spec.base import Count, LocalPath, Strict
 
 
 class AdapterSpec(Strict):
@@ -29,6 +29,12 @@ class AdapterSpec(Strict):
         "(`q`, `k`, `v`, `o`, `gate`, `up`, `down`). Experts have none.",
         examples=[["q", "v"]],
         strict=False,
+    )
+
+    init_from: LocalPath | None = Field(
+        None,
+        description="Folder of peft with an adapter for the folder in the module's `init_from`, to "
+        "start from.",
     )
 
     @property

@@ -1,0 +1,154 @@
+"""Loads the adapter of a module from a folder of peft.
+
+Decides: that every update of the module is in the folder and every update there belongs to a map
+with an adapter; that a map that files fuse, as q, k and v, gives each of ours its rows; that a
+different factor goes into B.
+Relies on: `hugging_face` for names; safetensors, of which each rank reads what it holds.
+Leaves: the weights below the adapter to `hugging_face`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mimo_launch.checkpoint.boxes import (
+    WEIGHTS,
+    Box,
+    WeightsDoNotFit,
+    differences,
+    plain,
+    weight_boxes,
+)
+from mimo_launch.checkpoint.storage import CheckpointError
+from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.hugging_face import adapter_config as theirs
+from mimo_launch.hugging_face.adapter_config import AdapterConfig, read_adapter_config
+from mimo_launch.hugging_face.folder import FilesError, read_config
+from mimo_launch.hugging_face.part import Part
+from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.tensors import Place
+from mimo_launch.kinds.adapters import DOWN, UP, is_adapter
+from mimo_launch.train.events import WeightsLoaded
+from mimo_launch.train.rank_session import RankSession
+
+
+def load_adapter(
+    session: RankSession, name: str, folder: Path, base: Path, group: dist.ProcessGroup
+) -> WeightsLoaded:
+    """Fill the adapter of a module; `base` is the folder of the weights below it.
+
+    Ranks: collective over the world. Raises: WeightsDoNotFit; CheckpointError if a file cannot be
+    read.
+    """
+    module, problem, missing, used = session.modules.get(name), "", list[str](), set[str]()
+    known: set[str] = set()
+    try:
+        part = part_of(read_config(base), session.spec.modules[name].model.kind)
+        config = read_adapter_config(folder)
+        with safe_open(folder / theirs.ADAPTER_WEIGHTS, framework="pt") as file:
+            known = set(file.keys())
+            for box in [] if module is None else weight_boxes(module):
+                if not is_adapter(box.name):
+                    continue
+                found = _Update.of(session, name, box, part, known)
+                if found is None:
+                    missing.append(plain(box.name))
+                    continue
+                used |= {found.module + theirs.DOWN, found.module + theirs.UP}
+                found.fill(box, file, config)
+        mine = {key for key in known if _belongs(part, key)}
+    except (OSError, ValueError, FilesError, SafetensorError) as error:
+        problem, mine = str(error), set()
+    answers = gather_objects((problem, missing, used, mine), group)
+    for rank, (text, *_) in enumerate(answers):
+        if text:
+            raise CheckpointError(f"`adapter.init_from` of `{name}`: rank {rank}: {text}")
+    lacking = sorted({each for _, absent, _, _ in answers for each in absent})
+    read = {each for _, _, some, _ in answers for each in some}
+    unread = sorted({each for *_, own in answers for each in own} - read)
+    if lacking or unread:
+        raise WeightsDoNotFit(
+            f"`adapter.init_from` of `{name}`: {folder} does not fit: "
+            + differences(missing_there=lacking, there_only=unread)
+            + "; `targets` must name the maps that have an update there"
+        )
+    return WeightsLoaded(
+        module=name,
+        checkpoint=str(folder),
+        num_loaded=len(read),
+        missing=(),
+        misfits=(),
+        unused=tuple(sorted(known - read)),
+    )
+
+
+def _belongs(part: Part, key: str) -> bool:
+    """Return whether a tensor of an adapter is of a part of the model."""
+    return part.inner_name(key.removeprefix(theirs.PREFIX)) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The update of one of our maps in the files: its module there, and the rows of B."""
+
+    module: str
+    place: Place
+    rank: int
+    scale: float
+
+    @classmethod
+    def of(
+        cls, session: RankSession, name: str, box: Box, part: Part, known: set[str]
+    ) -> "_Update | None":
+        """Return the update of which a box is A or B; None if the files lack it."""
+        spec, key = session.spec.modules[name], box.name.removeprefix(f"{WEIGHTS}/{name}.")
+        start = key.removesuffix(DOWN).removesuffix(UP)
+        place = part.place(f"{start}weight", spec.model)
+        if place is None or spec.adapter is None or place.stacked or place.transposed:
+            return None
+        for each in (part.module_name(place.name), *part.file_names(place.name)):
+            module = theirs.PREFIX + each.removesuffix(".weight")
+            if module + theirs.DOWN in known:
+                return cls(module, place, spec.adapter.rank, spec.adapter.scale)
+        return None
+
+    def fill(self, box: Box, file: Any, config: AdapterConfig) -> None:
+        """Fill a box of A or B. Raises: ValueError if the rank differs."""
+        down: Tensor = file.get_tensor(self.module + theirs.DOWN)
+        up: Tensor = file.get_tensor(self.module + theirs.UP)
+        mine = self._rows(up)
+        columns = self._columns(mine)
+        factor = config.scale(self.module.removeprefix(theirs.PREFIX)) / self.scale
+        whole = factor * mine[:, columns] if box.name.endswith(UP) else down[columns]
+        spans = (slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True))
+        box.tensor.copy_(whole[tuple(spans)])
+
+    def _rows(self, up: Tensor) -> Tensor:
+        """Return the rows of B that are of our map."""
+        place = self.place
+        if place.num_rows is None:
+            return up
+        if place.runs is None:
+            return up[place.first_row : place.first_row + place.num_rows]
+        pieces = place.runs.pieces(place.first_row, range(place.num_rows))
+        return torch.cat([up[there] for _, there in pieces])
+
+    def _columns(self, up: Tensor) -> slice:
+        """Return the part of the rank that is of our map: all, or its block on the diagonal.
+
+        Raises: ValueError if the rank differs.
+        """
+        there = up.shape[1]
+        if there == self.rank:
+            return slice(None)
+        if there % self.rank == 0:
+            blocks = [i for i, each in enumerate(up.split(self.rank, dim=1)) if each.any()]
+            if len(blocks) < 2:
+                first = self.rank * (blocks[0] if blocks else 0)
+                return slice(first, first + self.rank)
+        raise ValueError(f"{self.module} has rank {there}, and `adapter.rank` is {self.rank}")

@@ -1,0 +1,74 @@
+"""The settings of an adapter in a folder of peft (https://huggingface.co/docs/peft).
+
+Decides: which adapters we compute; the rank and the factor of the update of each map.
+Relies on: the names of modules in a loaded model, by which peft names maps.
+Leaves: the tensors to `checkpoint.adapter_folder`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mimo_launch.hugging_face.folder import ADAPTER, FilesError
+from mimo_launch.spec.files import read_json
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+# Settings that would compute something else, and the values with which they do not.
+_ELSE: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "lora_bias": (False, None),
+    "bias": ("none", None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, []),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """An `adapter_config.json`."""
+
+    settings: Mapping[str, Any]
+
+    def refusals(self) -> Iterator[str]:
+        """Yield what we do not compute, such as `use_dora: True`."""
+        kind = self.settings.get("peft_type")
+        if kind != "LORA":
+            yield f"peft_type: {kind}"
+        for key, values in _ELSE.items():
+            if (value := self.settings.get(key)) not in values:
+                yield f"{key}: {value}"
+
+    @property
+    def rank(self) -> int:
+        """The rank of maps without one of their own."""
+        return int(self.settings.get("r", 8))
+
+    def scale(self, module: str) -> float:
+        """Return the factor of the update of a map, by the name of its module."""
+        rank = self._of("rank_pattern", module, self.rank)
+        alpha = self._of("alpha_pattern", module, self.settings.get("lora_alpha", 8))
+        return float(alpha / (rank**0.5 if self.settings.get("use_rslora") else rank))
+
+    def _of(self, pattern: str, module: str, usual: float) -> float:
+        """Return the value of the first pattern that ends the name of a module, as in peft."""
+        for key, value in (self.settings.get(pattern) or {}).items():
+            if re.match(rf"(.*\.)?({key})$", module):
+                return float(value)
+        return usual
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Return the settings of a folder. Raises: FilesError if it holds no adapter."""
+    try:
+        found = read_json(folder / ADAPTER)
+    except (OSError, ValueError) as error:
+        raise FilesError(f"{folder / ADAPTER} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not (folder / ADAPTER_WEIGHTS).is_file():
+        raise FilesError(f"{folder} holds no adapter: it needs {ADAPTER} and {ADAPTER_WEIGHTS}")
+    return AdapterConfig(found)
