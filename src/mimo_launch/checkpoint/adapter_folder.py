@@ -147,7 +147,7 @@ class _Update:
         if there == self.rank:
             return slice(None)
         if there % self.rank == 0:
-            blocks = [i for i, each in enumerate(up.split(self.rank, dim=1)) if each.any()]
+            blocks = [i for i, each in enumerate(torch.split(up, self.rank, dim=1)) if each.any()]
             if len(blocks) < 2:
                 first = self.rank * (blocks[0] if blocks else 0)
                 return slice(first, first + self.rank)

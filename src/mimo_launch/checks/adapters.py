@@ -114,8 +114,9 @@ def start_is_an_adapter(spec: Spec, name: str) -> Findings:
 
 
 def _bad_start(path: YamlPath, headline: str, why: str, help_: str) -> Diagnostic:
-    code = "adapter-start-unlike"
-    return Diagnostic(code=code, headline=headline, path=path, why=why, help=help_)
+    return Diagnostic(
+        code="adapter-start-unlike", headline=headline, path=path, why=why, help=help_
+    )
 
 
 def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
