@@ -124,8 +124,7 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
         raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")
     if found and "language" not in found:
         raise CannotDraft("there is no language model", "give --language or --model")
-    order = [name for name in NAMES.values() if name != "language"] + ["language"]
-    return {name: found[name] for name in order if name in found}
+    return {name: found[name] for name in dict.fromkeys(NAMES.values()) if name in found}
 
 
 def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def with_unused(
     `dtype_of` maps their names in the source's family to dtypes, and None to the usual dtype.
     """
     part = found.parts[name]
-    if part.family.kind != "vit" or len(found.where.get(name, ())) > 1:
+    if not part.family.is_vision or len(found.where.get(name, ())) > 1:
         return found, []
     if source is not None and source.part.family == part.family:
         whole = _as_in_source(found, source)

@@ -112,6 +112,6 @@ def _obstacles(family: Family, model: Model) -> Iterator[str]:
     """Yield the settings of a model that a stand-alone architecture does not have."""
     yield from family.differences(model)
     has_norm = kind_of(model).has_final_norm
-    decides = family.kind != "vit" or "final_norm" in family.keys(family.config(model))
+    decides = not family.is_vision or "final_norm" in family.keys(family.config(model))
     if not decides and has_norm != family.norms_patches:
         yield f"`final_norm: {text_of(has_norm)}`"

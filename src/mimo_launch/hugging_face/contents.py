@@ -147,7 +147,7 @@ class _Folder:
             reads=tuple(dict.fromkeys(reads)),
             video=None if not_computed else part.video(),
             depths=depths,
-            images=self.images if keys and family.kind == "vit" else None,
+            images=self.images if keys and family.is_vision else None,
             untied=part.untied,
             missing=() if model is None else tuple(accounts.lacking(part, model, self.headers)),
         )

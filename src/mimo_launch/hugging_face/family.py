@@ -14,6 +14,8 @@ from mimo_launch.hugging_face.refusals import NOTHING, Refusals, off
 from mimo_launch.hugging_face.settings import NO_SETTINGS, Settings, value_of
 from mimo_launch.hugging_face.tensors import Place, Tensors
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.module import MODELS
+from mimo_launch.spec.spec import VitModel
 from mimo_launch.spec.wording import text_of
 
 Prefixes = tuple[tuple[str, str], ...]
@@ -150,6 +152,11 @@ class Family:
     def refusals(self) -> Refusals:
         """All settings of its configurations that are refused."""
         return self.refused.after(self.whole) + Refusals(tuple(map(off, self.random)))
+
+    @property
+    def is_vision(self) -> bool:
+        """Whether its models are vision transformers."""
+        return issubclass(MODELS[self.kind], VitModel)
 
     @property
     def of_experts(self) -> bool:

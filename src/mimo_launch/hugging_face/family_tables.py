@@ -21,14 +21,9 @@ from mimo_launch.hugging_face.tensors import (
     Reshaped,
     Rows,
 )
-from mimo_launch.spec.base import Strict
-from mimo_launch.spec.spec import AudioModel, DecoderModel, HybridModel, TalkerModel, VitModel
+from mimo_launch.spec.module import MODELS
 from mimo_launch.spec.wording import text_of
 
-_MODELS: dict[str, type[Strict]] = {
-    "vit": VitModel, "audio": AudioModel, "decoder": DecoderModel, "hybrid": HybridModel,
-    "talker": TalkerModel,
-}  # fmt: skip
 _LLAMA = decoders.decoder(decoders.sizes())
 Row = tuple[str, str, str]
 
@@ -79,7 +74,7 @@ def _always(family: Family) -> Iterator[str]:
     """Yield the keys that are the same in every configuration, unless it is our default."""
     table = family.settings.entries.items()
     fixed = {ours: entry.value for ours, entry in table if isinstance(entry, Fixed)}
-    fields = _MODELS[family.kind].model_fields
+    fields = MODELS[family.kind].model_fields
     for key, value in {**family.settings.rest, **fixed}.items():
         is_read = key in family.settings.table and key not in fixed
         if not is_read and fields[key].default != value:

@@ -11,9 +11,18 @@ from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import FAMILIES, KINDS, WHOLES, part_of, parts_of
+from mimo_launch.spec.module import MODELS
+from mimo_launch.spec.spec import AudioModel, LanguageModel, VitModel
 from mimo_launch.spec.wording import close_matches, listing
 
-NAMES = {"decoder": "language", "hybrid": "language", "vit": "vision", "audio": "audio"}
+_NAMES = {VitModel: "vision", AudioModel: "audio", LanguageModel: "language"}
+# The name of a module that is read from a folder, by its kind.
+NAMES = {
+    kind: name
+    for base, name in _NAMES.items()
+    for kind, model in MODELS.items()
+    if issubclass(model, base)
+}
 _LIKE = 3
 _ALL = "`mimo-launch inspect --families` lists all types"
 

@@ -8,13 +8,14 @@ Leaves: the meaning of their configurations to these files.
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, get_args
 
 from mimo_launch.hugging_face import families, quantized
-from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.part import NoSuchPart, Part, Whole, alone
+from mimo_launch.spec.encoders import GeneratorKinds
+from mimo_launch.spec.module import MODELS
 
 
 def _found() -> tuple[dict[str, Family], dict[str, Whole]]:
@@ -36,7 +37,8 @@ def _ordered(each: dict[str, Any]) -> dict[str, Any]:
 
 
 FAMILIES, WHOLES = _found()
-KINDS = ("vit", "audio", "decoder", "hybrid", *(each.kind for each in own.FAMILIES))
+# Encoders, language models, generators.
+KINDS = tuple(sorted(MODELS, key=lambda kind: MODELS[kind] in get_args(GeneratorKinds)))
 
 
 def part_of(config: Config, kind: str) -> Part:

@@ -8,7 +8,8 @@ to `models.custom_stages`.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -117,6 +118,10 @@ Balance = Literal["none", "linked", "all"]
 EncoderKinds = VitModel | AudioModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
+# The class of each kind, encoders first.
+MODELS: Mapping[str, type[Kinds]] = {
+    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(Kinds)
+}
 
 
 class ModuleSpec(Strict):
