@@ -92,8 +92,8 @@ def rows_turn_as_columns() -> None:
     """Rows and columns of patches rotate at the same frequencies."""
     correct = vision_encoder.turned_by_place
 
-    def shared(*given: Any, in_turn: bool) -> Any:
-        return correct(*given)
+    def shared(*given: Any, in_turn: bool, theta: float) -> Any:
+        return correct(*given, theta=theta)
 
     vision_encoder.turned_by_place = shared
 

@@ -145,6 +145,7 @@ def turned_by_place(
     dtype: torch.dtype,
     *,
     in_turn: bool = False,
+    theta: float = ROPE2D_THETA,
 ) -> ImageContext:
     """Return the context with the angles of (y, x) of this rank's tokens (2-D RoPE).
 
@@ -156,7 +157,7 @@ def turned_by_place(
     exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
     if in_turn:
         exponent = torch.stack([exponent, exponent + 2 / head_size])
-    angle = (places_N2.to(wide).unsqueeze(-1) * ROPE2D_THETA**-exponent).flatten(1)
+    angle = (places_N2.to(wide).unsqueeze(-1) * theta**-exponent).flatten(1)
     angle = torch.cat([angle, angle], dim=-1)
     return replace(images, cos=angle.cos(), sin=angle.sin())
 

@@ -251,10 +251,14 @@ def parts_held(lengths: Iterable[int], held: range) -> Iterator[tuple[int, slice
         first += length
 
 
-def image_places(view: EncoderView, held: range) -> np.ndarray:
-    """Return the place (y, x) of each patch `held` in its image, int64 [N, 2]; 0 for padding."""
+def image_places(view: EncoderView, held: range, *, measured: bool = False) -> np.ndarray:
+    """Return the place (y, x) of each patch `held` in its image, int64 [N, 2]; 0 for padding.
+
+    If `measured`, append the height and width of the image, [N, 4].
+    """
     side = math.isqrt(view.module.patches_per_row)
-    places = np.zeros((len(held), 2), dtype=np.int64)
+    places = np.zeros((len(held), 4 if measured else 2), dtype=np.int64)
     for number, here, part in parts_held(view.lengths, held):
-        places[here] = patch_places(*view.sizes[number], side, pinned=False).numpy()[part]
+        found = patch_places(*view.sizes[number], side, pinned=False, measured=measured)
+        places[here] = found.numpy()[part]
     return places

@@ -13,6 +13,7 @@ width, L width of the language model.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.rotary_angles import ROPE2D_THETA
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.models.patches import Patches, image_places, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
@@ -82,7 +84,7 @@ class VisionStage(ModelStage):
         """Return the input of a forward."""
         stage, places = forward.stage, None
         if self.model.turns_patches:
-            places = to_device(image_places(forward.view, forward.held), self.context.device)
+            places = to_device(self.places(forward), self.context.device)
         return ImagesInput.of(
             forward,
             windows=forward.windows(),
@@ -90,6 +92,15 @@ class VisionStage(ModelStage):
             patches=forward.patches() if stage.is_first else None,
             row_sources=row_sources(forward.view, self.context) if stage.is_last else None,
         )
+
+    @property
+    def rope_theta(self) -> float:
+        """The base of 2-D RoPE."""
+        return ROPE2D_THETA
+
+    def places(self, forward: ListForward) -> np.ndarray:
+        """Return the (y, x) by which each patch of this cp rank rotates, [N, 2]."""
+        return image_places(forward.view, forward.held)
 
     def between(self, mask: ImageContext, tokens: int) -> ImagesInput:
         """Return the input of a stage between others; windows are whole images."""
@@ -158,7 +169,9 @@ class VisionStage(ModelStage):
                 raise ValueError("every stage with 2-D RoPE needs the places of patches")
             head_size = self.model.hidden // self.model.heads
             in_turn = self.model.rope_frequencies == "in_turn"
-            mask = turned_by_place(mask, packed.places, head_size, dtype, in_turn=in_turn)
+            mask = turned_by_place(
+                mask, packed.places, head_size, dtype, in_turn=in_turn, theta=self.rope_theta
+            )
         if self.model.windows is None:
             return {False: mask}
         if packed.windows is None:
