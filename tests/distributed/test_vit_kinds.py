@@ -29,9 +29,10 @@ CLIP: dict[str, Any] = {
     "norm_eps": 0.01, "class_token": True, "pre_norm": True, "patch_bias": False,
     "final_norm": False,
 }  # fmt: skip
-# Positions as in Qwen3-VL; images of one patch across are the hard ones.
+# Positions as in Qwen3-VL; images of one patch across are the hard ones. Learned tokens stay.
 TWICE: dict[str, Any] = {
     "layers": 2, "positions": "learned+rope2d", "image": [3, 2], "interpolation": "bilinear",
+    "class_token": True, "registers": 2,
 }  # fmt: skip
 # Two layers: what a class token has seen reaches patches in the second one only.
 # Images of random sizes, most of them not that of the table; some samples have none.

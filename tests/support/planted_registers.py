@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from tests.support.specs import box, spec
 
@@ -60,6 +61,18 @@ def registers_of_the_list() -> None:
     VisionStage._learned_tokens = by_kind  # type: ignore[method-assign]
 
 
+def learned_tokens_turned_as_patches() -> None:
+    """Learned tokens stand after all patches of a rank, not after those of each shard."""
+    correct = VisionStage._places_of_tokens
+
+    def at_end(self: Any, forward: Any) -> Any:
+        patches = self.places(forward)
+        learned = np.zeros_like(correct(self, forward)[len(patches) :])
+        return np.concatenate([patches, learned])
+
+    VisionStage._places_of_tokens = at_end  # type: ignore[method-assign]
+
+
 def table_cropped_by_no_side() -> None:
     """Height and width of the table are resized to those of the image, each by itself."""
     correct = LearnedPositions.forward
@@ -85,6 +98,10 @@ REGISTER_BUGS = {
     "relu not squared": (relu_not_squared, registered({"tp": 2}, **SQUARED)),
     "registers of the first shard": (registers_of_the_first_shard, registered(SPLIT)),
     "registers kind by kind": (registers_of_the_list, registered({})),
+    "learned tokens turned as patches": (
+        learned_tokens_turned_as_patches,
+        registered(SPLIT, positions="rope2d", image=None, interpolation="bicubic"),
+    ),
     "table cropped by no side": (table_cropped_by_no_side, registered({"cp": 2})),
     "corners of a cropped table": (corners_of_the_table_kept, registered({"tp": 2})),
 }

@@ -692,9 +692,9 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     positions = draw(st.sampled_from(["sincos", "rope2d", "learned", "learned+rope2d"]))
     is_learned, turns = "learned" in positions, "rope2d" in positions
     seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
-    has_class_token = not turns and draw(st.booleans())
+    has_class_token = draw(st.booleans())
     windows = None
-    registers = 0 if turns else draw(st.sampled_from([0, 0, 1, 3]))
+    registers = draw(st.sampled_from([0, 0, 1, 3]))
     if not has_class_token and not registers and draw(seldom):
         windows = {"side": draw(st.integers(1, 2)), "full": draw(st.sampled_from([[], [0]]))}
     return {

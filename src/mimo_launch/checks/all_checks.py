@@ -108,7 +108,6 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.hidden_holds_positions, needs=_HEADS),
     ModelRule(VitModel, positions.heads_hold_places, needs=_HEADS),
     ModelRule(VitModel, positions.learned_positions_have_grid),
-    ModelRule(VitModel, positions.class_token_has_place),
     ModelRule(VitModel, positions.chosen_layers_exist),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
     ModelRule(VitModel, tiles_and_videos.tiles_fit),

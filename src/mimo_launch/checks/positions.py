@@ -169,26 +169,6 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
     )
 
 
-def _learned_token(model: VitModel) -> tuple[str, str]:
-    """Return the key of a token besides the patches of an image, and its name in messages."""
-    return ("class_token", "a class token") if model.class_token else ("registers", "a register")
-
-
-def class_token_has_place(spec: Spec, name: str, model: VitModel) -> Findings:
-    """2-D rotary positions turn patches by their places, and learned tokens have none."""
-    if not model.learned_tokens or not model.turns_patches:
-        return
-    key, what = _learned_token(model)
-    yield Diagnostic(
-        code="class-token-without-place",
-        headline=f"`{name}`: {what} has no row and column to rotate it by",
-        path=("modules", name, "model", key),
-        why="2-D rotary positions rotate queries and keys by the row and column of a patch",
-        help=f"delete `{key}`, or write `positions: learned`",
-        related=(Related(("modules", name, "model", "positions"), model.positions),),
-    )
-
-
 def chosen_layers_exist(spec: Spec, name: str, model: VitModel | DecoderModel) -> Findings:
     """Every list of layers in a section names layers of the model."""
     for key, section in vars(model).items():
@@ -218,7 +198,9 @@ def windows_hold_all_tokens(spec: Spec, name: str, model: VitModel) -> Findings:
     """A learned token is in no window."""
     if model.windows is None or not model.learned_tokens:
         return
-    key, what = _learned_token(model)
+    key, what = "registers", "a register"
+    if model.class_token:
+        key, what = "class_token", "a class token"
     yield Diagnostic(
         code="class-token-without-window",
         headline=f"`{name}`: {what} belongs to no window",

@@ -26,6 +26,7 @@ from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.rotary_angles import ROPE2D_THETA
 from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.patches import Patches, image_places, own_share
 from mimo_launch.models.positions import LearnedPositions, sincos_positions
 from mimo_launch.models.projector import owned
@@ -56,8 +57,8 @@ class ImagesInput(ListInput):
     """The input of a ViT.
 
     `windows` is the mask of layers with windows; `places` [N, 2] are the (y, x) of each patch in
-    its image, for 2-D RoPE. The first stage gets `patches`, the last one the sources of the rows of
-    tiled images.
+    its image, for 2-D RoPE, and 0 for learned tokens. The first stage gets `patches`, the last one
+    the sources of the rows of tiled images.
     """
 
     windows: ImageContext | None = None
@@ -84,7 +85,7 @@ class VisionStage(ModelStage):
         """Return the input of a forward."""
         stage, places = forward.stage, None
         if self.model.turns_patches:
-            places = to_device(self.places(forward), self.context.device)
+            places = to_device(self._places_of_tokens(forward), self.context.device)
         return ImagesInput.of(
             forward,
             windows=forward.windows(),
@@ -101,6 +102,12 @@ class VisionStage(ModelStage):
     def places(self, forward: ListForward) -> np.ndarray:
         """Return the (y, x) by which each patch of this cp rank rotates, [N, 2]."""
         return image_places(forward.view, forward.held)
+
+    def _places_of_tokens(self, forward: ListForward) -> np.ndarray:
+        """Return the same for all tokens; learned ones follow the patches of a shard, unrotated."""
+        of_shards = self.places(forward).reshape(shards_of_cp_rank(forward.module), -1, 2)
+        learned = (0, forward.view.extra_tokens)
+        return np.pad(of_shards, ((0, 0), learned, (0, 0))).reshape(-1, 2)
 
     def between(self, mask: ImageContext, tokens: int) -> ImagesInput:
         """Return the input of a stage between others; windows are whole images."""

@@ -65,9 +65,11 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     """
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
     turn = None
-    if model.positions in ("rope2d", "learned+rope2d"):
+    if model.turns_patches:
         in_turn = model.rope_frequencies == "in_turn"
         turn = image_angles(height, width, model.hidden // model.heads, in_turn=in_turn)
+        # Learned tokens come first, and do not rotate.
+        turn = torch.cat([turn.new_zeros(len(x_ND) - len(turn), turn.shape[1]), turn])
     norm, deep = NORMS[model.norm], []
     if model.pre_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
@@ -148,7 +150,7 @@ def _embedded(
         x_ND = NORMS[model.norm](weights, x_ND, f"{encoder}.patch_norm", model.norm_eps)
     if model.positions == "sincos":
         x_ND = x_ND + sincos(height, width, model.hidden)
-    if model.positions in ("learned", "learned+rope2d"):
+    if model.has_table:
         if model.image is None:
             raise TypeError(f"no grid of positions for encoder {encoder}")
         # The table is resized as an image would be.
@@ -170,7 +172,7 @@ def _embedded(
         x_ND = x_ND + sized[0].flatten(1).T
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
-        if model.positions == "learned":
+        if model.has_table:
             token = token + weights[f"{encoder}.positions.weight"][0]
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
     if model.registers:
