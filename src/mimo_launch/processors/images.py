@@ -46,9 +46,9 @@ _FOLDER = "_folder"
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
-    `resample` is the number of a Pillow filter. If there are `grids`, given by height and width in
-    pixels, the only image of a sample is cut into tiles on one of them. With `cut`, each image
-    becomes several, and the other steps apply to each.
+    `resample` is the number of a Pillow filter; pixels are resized `as_floats`, or in 8 bits. If
+    there are `grids`, given by height and width in pixels, the only image of a sample is cut into
+    tiles on one of them. With `cut`, each image becomes several, and the other steps apply to each.
     """
 
     resize: Resize | None
@@ -60,6 +60,7 @@ class ImageRecipe:
     std: tuple[float, ...] = HALF
     grids: tuple[tuple[int, int], ...] = ()
     cut: Cut | None = None
+    as_floats: bool = False
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. Raises: ImageTooThin."""
@@ -164,7 +165,8 @@ class _ImageProcessor:
     """An image processor of transformers: its defaults, and how its settings are read.
 
     `cut` returns the rule by which one image becomes several, if there is one. `fixed` are settings
-    that hold whatever the file says. If it `pads`, an image becomes a square first.
+    that hold whatever the file says. If it `pads`, an image becomes a square first; `as_floats` is
+    as in `ImageRecipe`.
     """
 
     defaults: Config
@@ -173,6 +175,7 @@ class _ImageProcessor:
     fixed: Config = field(default_factory=dict)
     pads: bool = False
     has_tiles: bool = False
+    as_floats: bool = False
 
 
 _CLIP_NORM = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}
@@ -227,6 +230,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
             "max_num_patches": 13312, "max_model_len": 16384, **_CLIP_NORM,
         },
         resize=_patch_count,
+        as_floats=True,
     ),
     "Pixtral": _ImageProcessor(
         {
@@ -287,6 +291,7 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
         **pixels_of(config),
         grids=grids_of(config) if processor.has_tiles else (),
         cut=cut,
+        as_floats=processor.as_floats,
     )
 
 

@@ -1,8 +1,8 @@
 """Members of a sample as images, sound, codes: sizes from the header, contents, encoder inputs.
 
 Decides: that an image is turned upright and put on white; which files are refused, whatever their
-names; that resizing works on 8-bit pixels, and the arithmetic after it on float32, with the same
-results as transformers' Pillow processors.
+names; that resizing works on 8-bit pixels unless a recipe says otherwise, and the arithmetic after
+it on float32, with the same results as transformers' Pillow processors.
 Relies on: Pillow for images and soundfile for sound, each imported on first use;
 `processors.images` for sizes.
 Leaves: spectrograms of sound to `torch_media`.
@@ -31,7 +31,6 @@ from mimo_launch.data.sources.tar_files import (
 )
 from mimo_launch.processors.cut_rules import Cut, fitted
 from mimo_launch.processors.images import ImageRecipe
-from mimo_launch.processors.resize_rules import PatchCount
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -199,7 +198,7 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         image = square
     height, width = recipe.resized(image.height, image.width)
-    if isinstance(recipe.resize, PatchCount):
+    if recipe.as_floats:
         # As floats, without rounding: values may leave the range of a pixel.
         resample = Image.Resampling(recipe.resample)
         bands = [each.convert("F").resize((width, height), resample) for each in image.split()]
