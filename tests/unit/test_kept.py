@@ -23,6 +23,7 @@ from mimo_launch.layers.image_contexts import (
     AttentionContext,
     image_context,
     turned_by_place,
+    two_list_context,
     window_context,
 )
 from mimo_launch.layers.linear import GradAccumulator
@@ -36,6 +37,8 @@ from mimo_launch.models.transformer_block import Block, MtpDepth
 from mimo_launch.spec.layers import Mla
 from mimo_launch.spec.values import PRECISIONS
 
+# Learned tokens of an image.
+LEARNED = 8
 # The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
@@ -82,6 +85,13 @@ def turned(dtype: torch.dtype) -> AttentionContext:
     return turned_by_place(images(dtype), torch.ones(TOKENS, 2), 32, dtype)
 
 
+def beside_learned(dtype: torch.dtype) -> AttentionContext:
+    """Two images of 16 x 16 patches, each with LEARNED tokens."""
+    del dtype
+    held, cpu = (TOKENS, 2 * LEARNED), torch.device("cpu")
+    return two_list_context([256] * 2, [LEARNED] * 2, held, range(1), cpu, alone=True)
+
+
 def windows(dtype: torch.dtype) -> AttentionContext:
     """Two images of 16 x 16 patches, in windows of 8 x 8."""
     mask = window_context([(8, 8)] * 2, 4, 4, range(TOKENS), torch.device("cpu"), alone=True)
@@ -110,7 +120,11 @@ def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kept_by_block(
-    block: torch.nn.Module, mask: AttentionContext, dtype: torch.dtype, streams: int = 1
+    block: torch.nn.Module,
+    mask: AttentionContext,
+    dtype: torch.dtype,
+    streams: int = 1,
+    tokens: int = TOKENS,
 ) -> int:
     known = [*block.parameters(), *(x for x in (mask.cos, mask.sin) if x is not None)]
     left_out = {tensor.untyped_storage().data_ptr() for tensor in known}
@@ -119,11 +133,11 @@ def kept_by_block(
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         # A number per token or channel is a statistic of a norm, which the estimate leaves out.
-        if storage.data_ptr() not in left_out and tensor.numel() > 2 * TOKENS:
+        if storage.data_ptr() not in left_out and tensor.numel() > 2 * tokens:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    read = [torch.randn(TOKENS, WIDTH, dtype=dtype, requires_grad=True) for _ in range(streams)]
+    read = [torch.randn(tokens, WIDTH, dtype=dtype, requires_grad=True) for _ in range(streams)]
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = block(*read, mask)
     del out
@@ -139,6 +153,7 @@ class Row:
     shape: dict[str, Any] = field(default_factory=dict)
     context: Callable[[torch.dtype], AttentionContext] | None = None
     only_compiled: bool = False
+    learned: int = 0
 
 
 WINDOWS = {"positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"}
@@ -164,6 +179,13 @@ KEPT = {
     "of language that is frozen": Row("language", shape={"frozen": True}, only_compiled=True),
     "of vision": Row("vision"),
     "of patches turned by their places": Row("vision", {"positions": "rope2d"}, {}, turned),
+    "with class token and registers": Row(
+        "vision",
+        {"class_token": True, "registers": LEARNED - 1},
+        {},
+        beside_learned,
+        learned=LEARNED,
+    ),
     "with windows, RMSNorm and SwiGLU": Row(
         "vision",
         WINDOWS,
@@ -206,7 +228,8 @@ def test_a_block_keeps_what_the_table_says(name: str, how: str) -> None:
     row, (compiled, precision) = KEPT[name], PASSES[how]
     dtype = torch_type(PRECISIONS[precision].computed)
     block = block_of(row.name, dtype, compiled=compiled, **row.shape)
-    got = kept_by_block(block, (row.context or CONTEXTS[row.name])(dtype), dtype)
+    mask, tokens = (row.context or CONTEXTS[row.name])(dtype), TOKENS + 2 * row.learned
+    got = kept_by_block(block, mask, dtype, tokens=tokens)
     keys = {"vision" if row.name == "vision" else "decoder": row.keys}
     frozen = row.shape.get("frozen", False)
     made = model(compiled=compiled, precision=precision, frozen=frozen, **keys)

@@ -38,8 +38,8 @@ from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
 
 # Instead of queries, keys and values in their original order.
-IN_WINDOWS = (
-    Saved(name="queries, keys and values, by window", query=1, key=2),
+REORDERED = (
+    Saved(name="queries, keys and values, by image or window", query=1, key=2),
     Saved(name="attention output, in the order of tokens", query=1, for_weights=True),
 )
 SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
@@ -308,8 +308,8 @@ class VisionKind(TransformerEncoderKind):
         attention: tuple[Saved, ...] = (
             (QKV, ROTATED) if self.model.turns_patches or self.model.qk_norm else (QKV,)
         )
-        if self.attending.in_windows(number):
-            attention = (QKV, *IN_WINDOWS) if self.model.qk_norm else IN_WINDOWS
+        if self.attending.in_windows(number) or self.tokens.learned:
+            attention = (QKV, *REORDERED) if self.model.qk_norm else REORDERED
         inside = PLAIN if self.mlp().gate is None else GATED
         scaled = () if self.model.layer_scale is None else (SCALED,)
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
