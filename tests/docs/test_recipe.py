@@ -88,7 +88,7 @@ def edit(file: Path, before: str, after: str) -> None:
 
 def follow(sources: Path, scale: str) -> None:
     """Write the three files of the recipe, and the oracle, which multiplies by `scale`."""
-    union = "EncoderKinds = VitModel | AudioModel"
+    union = "EncoderKinds = VitModel | Dinov3Model"
     module = sources / "spec" / "module.py"
     edit(module, f"\n{union}", f"\n{union} | ScaledVitModel")
     imported = "from mimo_launch.spec.vit import VitModel\n"
@@ -97,7 +97,8 @@ def follow(sources: Path, scale: str) -> None:
     (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
     oracle = sources / "verify" / "oracle_encoders.py"
-    edit(oracle, '"vit": _encode_image}', '"vit": _encode_image, "scaled_vit": _encode_image}')
+    known = '"dinov3": _encode_image,'
+    edit(oracle, known, f'{known} "scaled_vit": _encode_image,')
     embedded = 'linear(weights, patches, f"{encoder}.patch")\n'
     place = "    if model.class_token:\n"
     assert embedded in oracle.read_text(encoding="utf-8")

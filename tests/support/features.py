@@ -5,7 +5,7 @@ from tests.support.specs import AXES
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import HybridModel, Spec
+from mimo_launch.spec.spec import HybridModel, Spec, VitModel
 
 LETTERS = {
     "M": "Mamba layers",
@@ -43,7 +43,8 @@ def _of_encoders(made: Spec) -> set[str]:
     found: set[str] = set()
     for encoder in made.encoders.values():
         model, joined = encoder.model, encoder.model.patches_per_row > 1
-        if model.kind == "vit":
+        if isinstance(model, VitModel):
+            found |= {model.kind}
             found |= {"pixel shuffle"} if joined else set()
             found |= {f"{model.positions} positions, {model.projector} projector"}
             found |= {"class token"} if model.class_token else set()

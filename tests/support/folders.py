@@ -237,7 +237,7 @@ FORMS: dict[str, Config] = {
     **{
         f"{kind}, bare": {"model_type": kind}
         for kind in (
-            "gemma2", "glm4", "ministral3", "gpt_oss", "radio",
+            "gemma2", "glm4", "ministral3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model",
         )
     },
@@ -458,6 +458,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "radio, bare": {"vit": {"registers": 10, "image": (128, 128), "mlp": 5120}},
+    "dinov3_vit, bare": {"dinov3": {"registers": 0, "class_token": True, "mlp": 1536}},
+    "dinov3-vit7b16": {
+        "dinov3": {
+            "activation": "swiglu", "qkv_bias": False, "block_bias": True, "registers": 4,
+            "layer_scale": 1.0, "rope_theta": 100.0, "positions": "rope2d",
+        },
+    },
 }  # fmt: skip
 AWQ: Config = {"quantization_config": {"quant_method": "awq"}}
 DYNAMIC = ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: dynamic")
@@ -590,6 +597,11 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("radio, bare", "vit", ""): [
         {"hidden_act": "relu"}, {"drop_path_rate": 0.1}, {"attention_probs_dropout_prob": 0.5},
         {"max_img_size": 15},
+    ],
+    ("dinov3_vit, bare", "dinov3", ""): [
+        {"hidden_act": "silu"}, ({"use_gated_mlp": True}, "hidden_act: gelu"), {"key_bias": True},
+        {"mlp_bias": False}, {"value_bias": False}, {"drop_path_rate": 0.1},
+        {"pos_embed_jitter": 1.5}, {"pos_embed_shift": 0.1}, {"attention_dropout": 0.1},
     ],
 }  # fmt: skip
 # Values of a spec that a folder contradicts, by our kind of module: the key that is named, and what

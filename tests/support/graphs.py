@@ -197,7 +197,7 @@ def _connect(modules: dict[str, Box], reads: Reads) -> None:
 
 
 def _is_vit(module: Box) -> bool:
-    return bool(module["model"].get("kind", "vit") == "vit")
+    return bool(module["model"].get("kind") != "audio")
 
 
 def _size(module: Box) -> Any:

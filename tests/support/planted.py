@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tests.support.planted_caps import CAP_BUGS
 from tests.support.planted_deepstack import STACK_BUGS
+from tests.support.planted_dinov3 import DINOV3_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_gates import GATE_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
@@ -617,7 +618,9 @@ def images_reversed() -> None:
 
 BUGS_OF_PARTS = HYBRID_BUGS | EXPERT_BUGS | GRAPH_BUGS | WINDOW_BUGS | STACK_BUGS
 BUGS_OF_PARTS |= SLIDING_BUGS | SCALE_BUGS | SINK_BUGS | IMAGE_BUGS | GATE_BUGS | LATENT_BUGS
-BUGS_OF_PARTS |= SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS | GROWTH_BUGS
+BUGS_OF_PARTS |= (
+    DINOV3_BUGS | SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS | GROWTH_BUGS
+)
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

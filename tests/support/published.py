@@ -432,6 +432,15 @@ ENCODERS: dict[str, tuple[str, Config]] = {
             "num_cls_tokens": 3, "num_registers": 7, "layerscale_value": 1.0, "qkv_bias": True,
         },
     ),
+    "dinov3-vit7b16": (
+        "vision",
+        {
+            "model_type": "dinov3_vit", "hidden_size": 4096, "intermediate_size": 8192,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "patch_size": 16,
+            "num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu",
+            "query_bias": False, "value_bias": False, "pos_embed_rescale": 2.0,
+        },
+    ),
     "whisper-large-v3": (
         "audio",
         {

@@ -27,6 +27,8 @@ KEYS: dict[str, Any] = {
     "patch_bias": False, "final_norm": False, "layer_scale": 1.0, "norm_eps": 1e-6,
 }  # fmt: skip
 # With gates: two thirds of the width, in steps of 8.
+# Of its input conditioner and of its summary.
+CONSTANT = r"conditioner|summary"
 GATED = ({"use_swiglu_ffn": True, "mlp_ratio": 1.7}, {"activation": "swiglu", "mlp": 40})
 
 
@@ -46,16 +48,17 @@ def made(
     folder: Path,
     precision: str = "fp32",
     text: dict[str, Any] | None = None,
+    keys: dict[str, Any] = KEYS,
     **model: Any,
 ) -> Spec:
     """Return a spec whose tower starts from a folder; images of several sizes, or none.
 
-    `text` are settings of the language module.
+    `text` are settings of the language module, `keys` those of the tower.
     """
     vision, language = (dict(each) for each in LAYOUTS[layout])
     modules = {
         "vision": box(
-            0, model=KEYS | model, init_from=str(folder), placeholder=TOKEN if text else None,
+            0, model=keys | model, init_from=str(folder), placeholder=TOKEN if text else None,
             **vision,
         ),
         "language": box(language.pop("first", 0), **(text or {}), **language),
@@ -87,20 +90,22 @@ def features_on_rank(made: Spec, run: Path) -> list[Seen]:
     return seen_on_rank(made, run, "vision", watch)[0]
 
 
-def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
+def deviations(
+    features: Callable[[np.ndarray], Tensor], made: Spec, parts: list[list[Seen]]
+) -> list[float]:
     """Return per group how far features are from those of each image alone, over the largest."""
     sizes = set()
 
-    def alone(image: Any) -> Tensor:
+    def alone(image: np.ndarray) -> Tensor:
         sizes.add(image.shape)
-        return features_of(model, image)
+        return features(image)
 
     found = deviations_of("vision", made, parts, alone)
     assert len(sizes) > 2
     return found
 
 
-def keep_positions_wide(model: Any) -> None:
+def widen(model: Any) -> None:
     """Resize tables in their own type: `transformers` does in fp32, whatever that is."""
 
     def resized(dims: tuple[int, int], dtype: torch.dtype) -> Tensor:

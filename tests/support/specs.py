@@ -238,6 +238,7 @@ def talker(grid: dict[str, int]) -> dict[str, Any]:
 
 ENCODER_MODELS = {
     "vit": vit,
+    "dinov3": vit,
     "audio": audio,
     "connector": connector,
     "flow": flow,
@@ -527,6 +528,10 @@ def one_module(
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
             **draw(_tower()),
         }
+        if draw(seldom):
+            turning = {"positions": "rope2d", "rope_frequencies": "shared", "windows": None}
+            without = {"image": None, "interpolation": "bicubic"}
+            model |= {"kind": "dinov3", "rope_theta": 30.0, **turning, **without}
     if name != "language":
         # Of three encoders each has its own.
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
@@ -734,7 +739,7 @@ def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any])
     Later layers of a decoder attend to them; those of a hybrid may not.
     """
     most = min(2, model["layers"], language["layers"] - 1)
-    if "pattern" in language or model.get("kind", "vit") != "vit" or most < 1:
+    if "pattern" in language or model.get("kind") == "audio" or most < 1:
         return []
     return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
 

@@ -29,6 +29,8 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"class_token": True}, []),
         ({"registers": 2}, []),
         ({"positions": "rope2d", "registers": 2, "hidden": 8, "heads": 1}, []),
+        ({"kind": "dinov3", "hidden": 6, "heads": 1}, ["head-not-multiple-of-4"]),
+        ({"kind": "dinov3", "windows": {"side": 4}}, ["class-token-without-window"]),
         ({"windows": {"side": 4}, "registers": 2}, ["class-token-without-window"]),
         ({"projector_activation": "quick_gelu"}, []),
         ({"layers": 2, "windows": {"side": 4, "full": [1]}}, []),

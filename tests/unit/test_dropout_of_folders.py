@@ -11,6 +11,8 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
 
 RANDOM = re.compile("drop|jitter")
+# A place is stretched by a factor of up to this; all others are probabilities.
+VALUES = {"pos_embed_jitter": 1.5}
 DECODER = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0,
@@ -34,6 +36,8 @@ SIZES = {
     **dict.fromkeys(("llama", "qwen2", "gemma2", "gemma3_text", "glm", "glm4"), (DECODER, TEXT)),
     "mixtral": ({**DECODER, "num_local_experts": 2}, TEXT),
     **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
+    # Of which the places of patches are stretched at random by default.
+    "dinov3_vit": ({**VISION, "pos_embed_rescale": None}, PICTURE),
     "internvl_vision": ({**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, PICTURE),
     "radio": (
         {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
@@ -49,7 +53,9 @@ SIZES = {
 def changes(model_type: str, setting: str) -> bool:
     """Return whether a model of transformers trains on other numbers in each of some forwards."""
     sizes, given = SIZES[model_type]
-    config = CONFIG_MAPPING[model_type](**sizes, **{setting: 0.5}, attn_implementation="eager")
+    config = CONFIG_MAPPING[model_type](
+        **sizes, **{setting: VALUES.get(setting, 0.5)}, attn_implementation="eager"
+    )
     torch.manual_seed(1)
     build = WhisperEncoder if model_type == "whisper" else AutoModel.from_config
     model = build(config).train()
@@ -67,6 +73,7 @@ def test_what_changes_training_at_random_is_refused(model_type: str) -> None:
     settings = [key for key in plain if RANDOM.search(key)]
     assert settings
     for key in settings:
-        found = part_of({**plain, key: 0.5}, kind).not_computed()
-        assert (f"{key}: 0.5" in found) == changes(model_type, key), key
+        value = VALUES.get(key, 0.5)
+        found = part_of({**plain, key: value}, kind).not_computed()
+        assert (f"{key}: {value}" in found) == changes(model_type, key), key
         assert not [each for each in part_of(plain, kind).not_computed() if key in each]

@@ -257,6 +257,25 @@ def test_tiles_cost_what_torch_counts() -> None:
     assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
 
+def test_learned_tokens_cost_what_torch_counts() -> None:
+    """Two images of 60 patches in a DINOv3, each with a class token and three registers."""
+    model = {**VIT, "kind": "dinov3", "registers": 3, "activation": "swiglu", "shuffle": 2}
+    data = {"kind": "synthetic", "image": [10, 6], "text_only": 0.0}
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
+    assert work_of(made, "vision").spans == {64: 2}
+    batch = ImagesInput(
+        mask=two_list_context([60, 60], [4, 4], (120, 8), range(1), CPU, alone=True),
+        sizes=(30,),
+        patches=patches(120, 12),
+        places=torch.zeros(128, 2),
+        extra_tokens=8,
+    )
+    ahead, back, forward, backward = costs(made, "vision", batch)
+    assert ahead["addmm"] + ahead["mm"] == matmuls(forward)
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
+
+
 def test_windows_cost_what_torch_counts() -> None:
     """Two images of 5 x 3 rows of four patches; windows at their ends are smaller."""
     model = {**VIT, "shuffle": 2, "projector": "merger", "positions": "rope2d", "norm": "rms",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.planted_dinov3 import MODEL as DINOV3
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import GATED, MERGED
@@ -192,6 +193,7 @@ def specs() -> dict[str, Spec]:
         "as a Mistral 3": one({}, MERGED, 2),
         "as a GLM-4.1V": one({}, GATED, 2),
         "as a RADIO": one({}, REGISTERED, 2),
+        "a DINOv3": one({}, DINOV3, 2),
         "as a Nemotron-H Omni": one({}, SQUARED, 2),
         "gated projector without biases": one(
             {}, {"projector": "gated", "projector_bias": False, "projector_mlp": 22}, 4

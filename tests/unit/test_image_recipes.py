@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN as IMAGENET_MEAN
+from transformers.image_utils import IMAGENET_DEFAULT_STD as IMAGENET_STD
 
 from mimo_launch.data.samples.decode_media import decode_image, process
 from mimo_launch.processors.files import ProcessorError
@@ -248,3 +252,17 @@ def test_no_aspect_makes_a_giant_of_an_image(recipe: ImageRecipe) -> None:
     with pytest.raises(ImageTooThin, match=r"20000 x 1 pixels become \d+ million while resizing"):
         recipe.size(1, 20_000)
     assert min(recipe.size(10, 2_000)) == 224
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_images_of_a_dinov3_are_resized_as_floats(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """By torch, as its processor does, which needs torchvision: scaled, resized, normalised."""
+    settings = {"image_processor_type": "DINOv3ViTImageProcessorFast"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (*shape, 3), dtype=np.uint8))
+    scaled = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255
+    resized = F.interpolate(scaled, (224, 224), mode="bilinear", antialias=True)
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (IMAGENET_MEAN, IMAGENET_STD))
+    found = process(image, read_recipe(tmp_path))
+    assert np.abs(found - ((resized[0] - mean) / std).numpy()).max() < 1e-4

@@ -92,6 +92,10 @@ def beside_learned(dtype: torch.dtype) -> AttentionContext:
     return two_list_context([256] * 2, [LEARNED] * 2, held, range(1), cpu, alone=True)
 
 
+def turned_beside_learned(dtype: torch.dtype) -> AttentionContext:
+    return turned_by_place(beside_learned(dtype), torch.ones(TOKENS + 2 * LEARNED, 2), 32, dtype)
+
+
 def windows(dtype: torch.dtype) -> AttentionContext:
     """Two images of 16 x 16 patches, in windows of 8 x 8."""
     mask = window_context([(8, 8)] * 2, 4, 4, range(TOKENS), torch.device("cpu"), alone=True)
@@ -179,6 +183,13 @@ KEPT = {
     "of language that is frozen": Row("language", shape={"frozen": True}, only_compiled=True),
     "of vision": Row("vision"),
     "of patches turned by their places": Row("vision", {"positions": "rope2d"}, {}, turned),
+    "of a DINOv3": Row(
+        "vision",
+        {"kind": "dinov3", "class_token": True, "registers": LEARNED - 1, "activation": "swiglu"},
+        {"key_bias": False, "layer_scale": 0.1, "of_mlp": {"activation": "gelu", "gate": "silu"}},
+        turned_beside_learned,
+        learned=LEARNED,
+    ),
     "with class token and registers": Row(
         "vision",
         {"class_token": True, "registers": LEARNED - 1},

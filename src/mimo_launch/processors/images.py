@@ -178,6 +178,7 @@ class _ImageProcessor:
     as_floats: bool = False
 
 
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 _CLIP_NORM = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 _HALF_NORM = {"image_mean": HALF, "image_std": HALF}
 _CLIP = {
@@ -206,6 +207,9 @@ _GLM = _ImageProcessor(
 # By name, without `ImageProcessor`.
 _PROCESSORS: dict[str, _ImageProcessor] = {
     "CLIP": _ImageProcessor(_CLIP),
+    "DINOv3ViT": _ImageProcessor(
+        {"size": {"height": 224, "width": 224}, "resample": BILINEAR, **_IMAGENET}, as_floats=True
+    ),
     "Llava": _ImageProcessor(_CLIP, pads=True),
     "Siglip": _ImageProcessor(_SIGLIP),
     "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),

@@ -27,6 +27,7 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
+from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
@@ -115,7 +116,7 @@ def looks_like_class_path(value: str, kinds: list[str]) -> bool:
 Balance = Literal["none", "linked", "all"]
 
 # Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | AudioModel | ConnectorModel
+EncoderKinds = VitModel | Dinov3Model | AudioModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 # The class of each kind, encoders first.

@@ -8,6 +8,7 @@ Leaves: where rows go, and what language computes from them, to `oracle`; genera
 Legend: N patches of an image or tokens of a clip, F frames, D width, r rows, L width of language.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -16,11 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.tiles import Frame, Shown
+from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
-from mimo_launch.verify.oracle_layers import Weights, image_angles, layer_norm, linear, rms_norm
+from mimo_launch.verify.oracle_layers import (
+    Weights,
+    frequencies,
+    image_angles,
+    layer_norm,
+    linear,
+    rms_norm,
+)
 
 
 def encode(
@@ -66,8 +75,7 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
     turn = None
     if model.turns_patches:
-        in_turn = model.rope_frequencies == "in_turn"
-        turn = image_angles(height, width, model.hidden // model.heads, in_turn=in_turn)
+        turn = _angles(model, height, width)
         # Learned tokens come first, and do not rotate.
         turn = torch.cat([turn.new_zeros(len(x_ND) - len(turn), turn.shape[1]), turn])
     norm, deep = NORMS[model.norm], []
@@ -94,6 +102,21 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
         y = activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
         rows.append(linear(weights, y, f"{layer}.mlp.down"))
     return torch.cat(rows, dim=1)
+
+
+def _angles(model: VitModel, height: int, width: int) -> Tensor:
+    """Return the angles of 2-D RoPE of each patch, [N, K/2]."""
+    size = model.hidden // model.heads
+    if not isinstance(model, Dinov3Model):
+        in_turn = model.rope_frequencies == "in_turn"
+        return image_angles(height, width, size, in_turn=in_turn)
+    turns, found = frequencies(size // 2, model.rope_theta), []
+    for y in range(height):
+        for x in range(width):
+            # The centre of a patch, from -1 at one edge of the image to 1 at the other.
+            centre = (y + 0.5) / height * 2 - 1, (x + 0.5) / width * 2 - 1
+            found.append([2 * math.pi * place * turn for place in centre for turn in turns])
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def _encode_tiles(
@@ -220,7 +243,9 @@ def connect(
     return project(weights, layer_norm(weights, made, f"{name}.norm", 1e-5), name, model)
 
 
-ENCODERS: dict[str, Callable[..., Tensor]] = {"audio": _encode_clip, "vit": _encode_image}
+ENCODERS: dict[str, Callable[..., Tensor]] = {
+    "audio": _encode_clip, "vit": _encode_image, "dinov3": _encode_image,
+}  # fmt: skip
 
 
 def patches_of(image: np.ndarray, side: int, frames: int = 1) -> tuple[Tensor, tuple[int, int]]:
