@@ -161,7 +161,6 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
         ("--vision {llama}", "holds no supported vision: its model type is llama"),
         ("--language {llama}/none", "config.json cannot be read"),
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
-        ("--language {llama} --data x/*.tar", "`x/*.tar` names no file"),
         ("--gpu-memory much --gpus 4", "unit"),
         ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`"),
         ("--gpu mine --gpus 4", "no GPU has the name mine"),
@@ -211,6 +210,27 @@ def test_the_image_token_of_a_tokenizer(
     assert spec.modules["vision"].placeholder == (384 if image_token else None)
     assert spec.language.model.vocab == vocab
     assert ("the tokenizer has no <image>" in file.read_text()) == (not image_token)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_shards_that_leave_much_padding_are_packed_and_absent_ones_are_guessed(
+    there: bool, llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    texts, shard, file = (
+        tokenizer_folder(tmp_path / "texts"),
+        tmp_path / "a.tar",
+        tmp_path / "a.yaml",
+    )
+    if there:
+        said = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "So."}]
+        records = ((f"{n:03d}", {"json": {"messages": said}}) for n in range(30))
+        write_shard(shard, records)
+    options = f"--language {llama} --tokenizer {texts} --data {shard} --gpus 1 --seq 128"
+    code, _, err = run_cli(f"init {file} {options}")
+    assert code == 0, err
+    assert ("packing: true" in file.read_text()) == there
+    assert ("sequences are 14% full; packed" in file.read_text()) == there
+    assert ("# Plans rest on a guess" in file.read_text()) != there
 
 
 def test_where_nothing_fits_help_names_the_fewest_gpus_that_do(

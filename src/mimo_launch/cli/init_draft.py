@@ -1,6 +1,7 @@
 """Turns answers into the spec that `init` writes.
 
-Decides: models, data, batch and steps, where `init` does not ask for them.
+Decides: models, data, batch and steps, where `init` does not ask for them; that sequences are
+packed if the shards are here and this makes them much fuller.
 Relies on: `hugging_face.contents` for models, `search.first_spec` for ranks, grids and schedule.
 Leaves: files and questions to `init`, other values and the text to `init_text`.
 """
@@ -14,6 +15,7 @@ from typing import Any
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_text import MARKERS, spec_text
 from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.diag.quantities import percent
 from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.families.siglip_clip import ALONE
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
@@ -36,6 +38,8 @@ GPUS_PER_NODE = 8
 BATCH = 32
 SEQ = 2048
 TEXT_ROOM = 256
+# Sequences are packed if they are then this much fuller; each step holds more samples then.
+LEAST_FULLER = 1.25
 
 
 class CannotDraft(Exception):
@@ -78,13 +82,16 @@ def draft(answers: Answers) -> str:
         raise CannotDraft(f"no GPU has the name {answers.gpu}", likely)
     parts = _parts(answers)
     data = _undecided(answers, parts)
+    packs, of_data = _packing(data)
+    if packs:
+        data["data"]["packing"] = True
     try:
         first = first_spec(data, answers.gpus)
     except NothingFits as error:
         raise CannotDraft(f"no layout on {answers.gpus} GPUs: {error}", error.help) from error
     except ValueError as error:
         raise CannotDraft(str(error), "mimo-launch init --help") from error
-    text = spec_text(first, answers.gpu_memory or answers.gpu)
+    text = spec_text(first, answers.gpu_memory or answers.gpu, of_data)
     wrong = [found for found in check_text(text, only_plans=True).diagnostics if found.is_error]
     if wrong:
         said = "; ".join(f"{found.headline}: {found.why}" for found in wrong)
@@ -176,6 +183,27 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         room = -(-(least + TEXT_ROOM) // SEQ) * SEQ
         data["batch"]["seq"] = room if parts else -(-least // 8) * 8
     return data
+
+
+def _packing(data: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return whether records should share sequences, and a comment on what plans know of shards."""
+    if data["data"]["kind"] != "webdataset":
+        return False, ""
+    # Imported here because other specs need no look at data.
+    from mimo_launch.data.expected_steps import expected_steps
+
+    # A faulty spec is refused later, with all of its faults.
+    with suppress(ValueError):
+        steps = expected_steps(spec_from_data(placed(data, on_all_ranks(data["modules"], Grid()))))
+        if not steps.looked_at:
+            return False, f"Plans rest on {steps.basis}."
+        alone, packed = (1 - steps.padding_with(packing=each) for each in (False, True))
+        words = f"With one sample in each, sequences are {percent(alone)} full"
+        packs = packed >= LEAST_FULLER * alone
+        if packs:
+            words += f"; packed, {percent(packed)}"
+        return packs, f"{words} ({steps.basis})."
+    return False, ""
 
 
 def _fit_vocab(modules: Mapping[str, dict[str, Any]], tokenizer: Path | None) -> None:

@@ -29,10 +29,15 @@ _COSTS = {
 Comments = dict[YamlPath, list[str]]
 
 
-def spec_text(first: FirstSpec, memory: str | None) -> str:
-    """Return the spec with comments; `memory` is a GPU's memory or name, if known."""
+def spec_text(first: FirstSpec, memory: str | None, of_data: str = "") -> str:
+    """Return the spec with comments.
+
+    `memory` is a GPU's memory or name, if known; `of_data` is the comment on the data, if any.
+    """
     data = _values(first.data)
     comments = _comments(data)
+    if of_data:
+        comments["data",] = wrap(of_data, _WIDTH)
     comments["version",] = [
         *wrap(_why(first, memory), _WIDTH),
         "What each key means: docs/spec-reference.md, or `mimo-launch schema` for your editor.",

@@ -116,6 +116,10 @@ class ExpectedSteps:
         sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
         return float(1 - lengths.sum() / (sequences * seq))
 
+    def on(self, spec: Spec, layout: Layout) -> "ExpectedSteps":
+        """Return the steps of a spec with other settings on another layout."""
+        return expected_steps(spec, layout)
+
 
 def expected_steps(spec: Spec, layout: Layout | None = None) -> ExpectedSteps:
     """Return the steps of a checked spec on a layout, by default its own.

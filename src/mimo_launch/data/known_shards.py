@@ -18,7 +18,6 @@ from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.run_records import ColumnRecords, Records, Source, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
-from mimo_launch.data.sources.tar_files import Member
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
@@ -53,27 +52,21 @@ def _looked_at(spec: Spec, data: WebdatasetData) -> Records | None:
     chosen = sorted({round(each) for each in np.linspace(0, len(shards) - 1, _SHARDS)})
     indexer = SampleIndexer(spec, data)
     rows, bad = ShardRows(0), list[Bad]()
-    seen_bytes = 0
+    seen_bytes, each = 0, _LOOKED_AT // len(chosen)
     for number in chosen:
-        rows.number = number
-        path = shards[number].path
-        members = read_shard(indexer, path, rows, bad)
-        seen = list(islice(members, _LOOKED_AT // len(chosen)))
-        seen_bytes += _bytes_of(path, seen, is_all=next(members, None) is None)
+        rows.number, shard = number, shards[number]
+        seen = list(islice(read_shard(indexer, shard.path, rows, bad), each))
+        # The bytes of the shard up to the last of them; of all of it, if that was its end.
+        ends = [place.offset + place.size for place in seen[-1].places.values()] if seen else []
+        covered = max(ends) if len(seen) == each else shard.path.stat().st_size
+        seen_bytes += shard.times * covered
     found = rows.index(bad)
     index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
     split = OpenSplit(spec, data, indexer.inputs, "train", index)
     given = [split.describe(sample) for sample in range(split.num_samples)]
     if not given:
         return None
-    in_all = sum(each.path.stat().st_size for each in shards)
-    number = max(1, round(len(given) * in_all / seen_bytes))
+    in_all = sum(shard.times * shard.path.stat().st_size for shard in shards)
+    number = max(len(given), round(len(given) * in_all / seen_bytes))
     basis = f"{len(given):,} of about {number:,} samples, looked at because there is no index yet"
     return records_like(Source.HEADERS, basis, given, number)
-
-
-def _bytes_of(path: Path, seen: list[Member], *, is_all: bool) -> int:
-    """Return the bytes of a shard up to the last of its records that were seen."""
-    if is_all or not seen:
-        return path.stat().st_size
-    return max(place.offset + place.size for place in seen[-1].places.values())
