@@ -3,16 +3,22 @@
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.faulty_train import Launcher
+from tests.support.shard_runs import shard_spec
+from tests.support.shards import write_shards
 
+from mimo_launch.data.random_draws import Split
+from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.estimate.device_constants import Calibration, load
 from mimo_launch.launcher import gpus
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.load import load_spec
+from mimo_launch.spec.load import dump_spec, load_spec
 
 ROOT = Path(__file__).parents[2]
 SPEC = str(ROOT / "topologies" / "colocated_one_to_one.yaml")
@@ -96,9 +102,75 @@ def test_tokens_that_travel_to_experts(tmp_path: Path) -> None:
         assert min(rank["shares"].values()) >= 0
 
 
+@pytest.fixture
+def read_from_shards(tmp_path: Path) -> list[str]:
+    """A bench of two ranks that reads 60 samples of two shards, 12 a step."""
+    write_shards(tmp_path, samples=60, bad=0, shards=2)
+    made = shard_spec(tmp_path, 2, placed="colocated", train={"steps": 1, "precision": "fp32"})
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(dump_spec(made)))
+    one_at_a_time = ["--set", "data.decode_threads=1"]
+    return ["spec.yaml", "--with-loader", "--steps", "2", "--warmup", "1", *one_at_a_time]
+
+
+def test_a_bench_with_the_loader_reports_how_long_steps_wait_for_samples(
+    tmp_path: Path, read_from_shards: list[str]
+) -> None:
+    """Each of a rank's 6 texts takes 150 ms longer than it should; steps take much less."""
+
+    def slow_texts() -> None:
+        text = ShardSamples.text
+
+        def slow(self: ShardSamples, split: Split, index: int) -> object:
+            time.sleep(0.15)
+            return text(self, split, index)
+
+        ShardSamples.text = slow  # type: ignore[assignment]
+
+    waited = {}
+    for name, enter in (("fast", lambda: None), ("slow", slow_texts)):
+        command = ("bench", *read_from_shards, *ON_CPU, "--json")
+        launcher = Launcher(tmp_path, "slow", 1, 0, *command, name=name, enter=enter)
+        code, out, err = launcher.finish()
+        assert code == 0, err
+        record = json.loads(out)
+        # More steps than the spec has, all of them read ahead.
+        assert (record["with_loader"], len(record["step_times_s"])) == (True, 2)
+        for rank in record["ranks"]:
+            loading = rank["loading"]
+            assert loading["read_s"]["minimum"] > 0
+            waits = loading["waited_s"]
+            assert 0 <= waits["minimum"] <= waits["median"] <= record["step_s"]["maximum"]
+            waited.setdefault(name, []).append(loading)
+    for fast, slow in zip(*waited.values(), strict=True):
+        assert slow["read_s"]["median"] > 0.9 > fast["read_s"]["median"]
+        assert slow["waited_s"]["median"] > 0.1 + fast["waited_s"]["median"]
+        assert slow["share"] > fast["share"]
+
+
+def test_a_bench_with_the_loader_says_what_it_cannot_read(
+    tmp_path: Path, read_from_shards: list[str]
+) -> None:
+    def truncated() -> None:
+        def gone(self: ShardSamples, split: Split, index: int) -> object:
+            raise EOFError("the shard ends early")
+
+        ShardSamples.text = gone  # type: ignore[assignment]
+
+    command = ("bench", *read_from_shards, *ON_CPU, "--set", "data.max_bad_samples=5")
+    code, out, err = Launcher(tmp_path, "slow", 1, 0, *command, enter=truncated).finish()
+    assert (code, out) == (1, "")
+    assert "12 samples could not be read, `data.max_bad_samples` allows 5" in err
+    assert "EOFError: the shard ends early" in err
+    for shard in tmp_path.glob("*.tar"):
+        shard.unlink()
+    code, out, err = bench(tmp_path, *read_from_shards).finish()
+    assert (code, out) == (2, "")
+    assert "error[shards-not-found]" in err
+
+
 def test_tables_and_a_comparison(tmp_path: Path) -> None:
     small = (TINY, "--steps", "2", "--warmup", "0")
-    code, out, err = bench(tmp_path, *small, "--json").finish()
+    code, out, err = bench(tmp_path, *small, "--json", "--with-loader").finish()
     assert code == 0, err
     (tmp_path / "old.json").write_text(out)
     launcher = Launcher(
@@ -110,6 +182,8 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
         assert words in out, words
     assert "plan, in all" not in out, "the plan counts memory of a GPU"
     assert "all-to-all" not in out, "there are no experts"
+    assert "waited for samples" not in out, "none was read"
+    assert "  samples read -> in memory" in out
     assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
 
 
@@ -146,6 +220,7 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench tiny_train.yaml --calibrate .", ". is a folder"),
         ("bench tiny_train.yaml --calibrate tiny_train.yaml", "would be written over the spec"),
         ("bench tiny_train.yaml --calibrate out.json --json", "instead of a result"),
+        ("bench tiny_train.yaml --calibrate out.json --with-loader", "samples in memory"),
         ("bench tiny_train.yaml --steps 0", "--steps"),
         ("bench tiny_train.yaml --nproc 3 --device cpu", "3"),
     ],

@@ -1,8 +1,8 @@
-"""Times steps of a spec: the same steps that `train` runs, on samples in memory.
+"""Times steps of a spec: the steps that `train` runs, on samples in memory or as they are read.
 
 Decides: what is timed and when timing begins; how many different steps there are: their samples are
-read once and used in turn, so that a bench never waits for storage or decoders; when an estimate of
-the plan can be compared with the measurement.
+read once and used in turn, so that a bench never waits for storage or decoders, unless it measures
+the loader, too; when an estimate of the plan can be compared with the measurement.
 Relies on: `step` for steps, `comm.step_clock` for times, `train.prefetch` for samples; `estimate`
 for FLOPs and estimates.
 Leaves: where the time went to `time_shares`, the constants of `plan` to `calibrate`.
@@ -10,14 +10,17 @@ Leaves: where the time went to `time_shares`, the constants of `plan` to `calibr
 
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Protocol
 
 import torch.distributed as dist
 
 from mimo_launch.bench.result import (
     BenchOptions,
     BenchResult,
+    Loading,
     Machine,
     Memory,
     RankResult,
@@ -53,16 +56,26 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.events import Listener
+from mimo_launch.train.events import Listener, Reading
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.loop import Hooks, step_flags, stop_signal
 from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.step import StepRunner
+from mimo_launch.train.step import StepRunner, StepSource
 
 # Steps differ in lengths and images. More steps would fill memory, and the warm-up would not cover
 # all of them.
 NUM_STEPS = 4
+
+
+class Samples(StepSource, Protocol):
+    """The samples of the steps of a bench."""
+
+    def data_of(self, step: int) -> StepData:
+        """Return the lengths and sizes of a step's samples."""
+
+    def readings(self, steps: range) -> list[Reading]:
+        """Return the reading of each of these steps; nothing if their samples are in memory."""
 
 
 class Rotation:
@@ -89,6 +102,37 @@ class Rotation:
 
     def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
         """Do nothing: all steps are in memory."""
+
+    def readings(self, steps: range) -> list[Reading]:
+        """Return nothing: no step is read."""
+        return []
+
+
+class Loader:
+    """Reads each step as training does, and keeps what it was and how long it took."""
+
+    def __init__(self, reader: StepReader) -> None:
+        self._reader = reader
+        self._read: list[tuple[StepData, Reading]] = []
+
+    def read(self, split: Split, ids: tuple[Sample, ...], step: int) -> ReadStep:
+        """Return the samples `ids` of a step. Ranks: collective. Raises: TooManyBadSamples."""
+        inputs = self._reader.read(split, ids, step)
+        if inputs.reading is not None:
+            self._read.append((inputs.data, inputs.reading))
+        return inputs
+
+    def data_of(self, step: int) -> StepData:
+        """Return the lengths and sizes of a step's samples."""
+        return self._read[step][0]
+
+    def read_ahead(self, ids: tuple[Sample, ...], step: int) -> None:
+        """Start to read the next step."""
+        self._reader.read_ahead(ids, step)
+
+    def readings(self, steps: range) -> list[Reading]:
+        """Return the reading of each of these steps."""
+        return [self._read[step][1] for step in steps]
 
 
 def bench(
@@ -128,6 +172,7 @@ def bench(
         warmup=options.warmup,
         steps=options.steps,
         skipped=measured[0].skipped,
+        with_loader=options.with_loader,
         step_s=spread(times),
         step_times_s=tuple(times),
         estimated_step_s=expected.step_seconds if known else None,
@@ -138,26 +183,32 @@ def bench(
 
 def measure(
     session: RankSession, options: BenchOptions, emit: Listener, stop: Callable[[], int]
-) -> int | tuple[list[Measured], Rotation]:
+) -> int | tuple[list[Measured], Samples]:
     """Run and time steps; return the measurements of all ranks, or the signal that ended them.
 
     Ranks: collective over the world. Raises: what `train` raises.
     """
     state, dataset = RunState(), build_dataset(session.spec)
     order = global_order(session.spec, dataset)
-    with StepReader(session, dataset, state, emit) as reader:
-        samples = Rotation(reader, order, session.progress)
-    runner, hooks = StepRunner(session, samples, order, state, emit), Hooks(stop=stop)
-    if ended_by := _run(session, runner, hooks, options.warmup):
-        return ended_by
-    skipped = state.skipped
-    reset_peak(session.device)
-    dist.barrier()
-    began = session.executor.clock.start()
-    ended_by = _run(session, runner, hooks, options.steps)
-    noted = session.executor.clock.stop()
-    if ended_by:
-        return ended_by
+    with ExitStack() as stack:
+        reader = stack.enter_context(StepReader(session, dataset, state, emit))
+        samples: Samples = Loader(reader)
+        if not options.with_loader:
+            samples = Rotation(reader, order, session.progress)
+            stack.close()  # Nothing else is read.
+        last = options.warmup + options.steps
+        runner = StepRunner(session, samples, order, state, emit, last=last)
+        hooks = Hooks(stop=stop)
+        if ended_by := _run(session, runner, hooks, options.warmup):
+            return ended_by
+        skipped = state.skipped
+        reset_peak(session.device)
+        dist.barrier()
+        began = session.executor.clock.start()
+        ended_by = _run(session, runner, hooks, options.steps)
+        noted = session.executor.clock.stop()
+        if ended_by:
+            return ended_by
     session.progress.enter(Phase.GATHERING)
     measured: list[Measured] = gather_objects(
         Measured(
@@ -168,6 +219,7 @@ def measure(
             used=used_of_device(session.device),
             resident=peak_resident(),
             skipped=state.skipped - skipped,
+            readings=samples.readings(range(options.warmup, last)),
         )
     )
     return measured, samples
@@ -237,6 +289,19 @@ def rank_results(
                     estimated_allocated=None if estimate is None else estimate.allocated_bytes,
                     estimated_total=None if estimate is None else estimate.total_bytes,
                 ),
+                loading=loading_of(own.readings, by_rank[rank]),
             )
         )
     return results
+
+
+def loading_of(readings: Sequence[Reading], steps: Sequence[RankStep]) -> Loading | None:
+    """Return how long the steps of a rank waited for their samples; None if none was read."""
+    if not readings:
+        return None
+    waited = [reading.waited_s for reading in readings]
+    return Loading(
+        waited_s=spread(waited),
+        read_s=spread([reading.read_s for reading in readings]),
+        share=sum(waited) / (steps[-1].span[1] - steps[0].span[0]),
+    )

@@ -17,10 +17,15 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Steps to warm up, steps to time, the constants of the device, the command to record."""
+    """Steps to warm up, steps to time, the constants of the device, the command to record.
+
+    `with_loader`, each step reads its own samples as training does; otherwise the samples of a few
+    steps are in memory.
+    """
 
     warmup: int
     steps: int
+    with_loader: bool = False
     calibration: Calibration
     command: str
 
@@ -103,10 +108,23 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How long the timed steps waited for their samples on one rank, and how long it read them.
+
+    `share` is the part of all steps in which they waited.
+    """
+
+    waited_s: Spread
+    read_s: Spread
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
     """One rank: shares of its time, and its memory. A rank without work has no bubble.
 
-    `estimated_bubble` is the plan's estimate, if it knows the device.
+    `estimated_bubble` is the plan's estimate, if it knows the device. There is no `loading` if the
+    samples are in memory.
     """
 
     rank: int
@@ -115,6 +133,7 @@ class RankResult:
     bubble: float | None
     estimated_bubble: float | None
     memory: Memory
+    loading: Loading | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +153,7 @@ class BenchResult:
     warmup: int
     steps: int
     skipped: int
+    with_loader: bool
     step_s: Spread
     step_times_s: tuple[float, ...]
     estimated_step_s: float | None

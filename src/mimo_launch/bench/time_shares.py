@@ -25,6 +25,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import groups_of
 from mimo_launch.schedule.actions import Slot
 from mimo_launch.schedule.channels import channels, component_of, message
+from mimo_launch.train.events import Reading
 
 Span = tuple[float, float]
 # An exchange of tokens, and its number among the exchanges of the same ranks in the step.
@@ -36,7 +37,7 @@ class Measured:
     """One rank's measurements; `began` is the time on its host when the timed steps began.
 
     `allocated` holds the peaks of the GPU's allocator, in tensors and reserved; `used` is all
-    memory of the GPU in use.
+    memory of the GPU in use. `readings` has the reading of each timed step, if any was read.
     """
 
     host: str
@@ -46,6 +47,7 @@ class Measured:
     used: int | None
     resident: int
     skipped: int
+    readings: Sequence[Reading] = ()
 
 
 @dataclass(slots=True)

@@ -16,20 +16,12 @@ from typing import Annotated
 
 import typer
 
+from mimo_launch.cli.launch.run_command import RunCommand
 from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import (
     CalibrationFile,
-    ConsoleRanks,
-    Device,
-    Endpoint,
-    JobName,
-    Nnodes,
-    NodeRank,
-    Nproc,
-    Overrides,
     ResultAsJson,
     Runs,
-    Where,
     constants_of,
     shown_ranks,
 )
@@ -41,30 +33,35 @@ Examples:
   mimo-launch bench spec.yaml --steps 50 --set schedule.microbatches=8
   mimo-launch bench spec.yaml --json > bench.json
   mimo-launch bench spec.yaml --compare bench.json
+  mimo-launch bench spec.yaml --with-loader
   mimo-launch bench spec.yaml --calibrate h200.json
   mimo-launch bench topologies/quickstart.yaml --device cpu
 
 Run steps of the spec as `train` does, on samples held in memory, and time them after a few warmup
 steps: step time, tokens/s, TFLOP/s and MFU; for each rank where the time goes and how much memory
-it needs, next to what the plan says. The run folder RUNS/NAME holds the same in bench.json, and the
-workers' logs. No weights are saved. With --calibrate the constants of `plan` are measured at the
-sizes of the spec, for `plan --calibration`.
+it needs, next to what the plan says. With --with-loader each step reads its own samples while the
+step before runs, as in training, and each rank reports how long its steps waited for them. The run
+folder RUNS/NAME holds the same in bench.json, and the workers' logs. No weights are saved. With
+--calibrate the constants of `plan` are measured at the sizes of the spec, for `plan --calibration`.
 Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 75 when a
 host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when interrupted.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchCommand:
+class BenchCommand(RunCommand):
     """Time steps of a spec and say where the time goes."""
 
-    ctx: typer.Context
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to measure.")]
-    nproc: Nproc = None
-    device: Where = Device.AUTO
-    overrides: Overrides = None
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 20
     warmup: Annotated[int, typer.Option(min=0, help="Warmup steps before those.")] = 5
+    with_loader: Annotated[
+        bool,
+        typer.Option(
+            "--with-loader",
+            help="Read the samples of every step as training does, and report how long steps wait "
+            "for them.",
+        ),
+    ] = False
     as_json: ResultAsJson = False
     compare: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
@@ -77,17 +74,11 @@ class BenchCommand:
         ),
     ] = None
     runs: Runs = Path("runs/bench")
-    console_ranks: ConsoleRanks = None
-    nnodes: Nnodes = None
-    node_rank: NodeRank = 0
-    rdzv_endpoint: Endpoint = None
-    rdzv_id: JobName = "run"
 
     def __call__(self) -> None:
         """Time steps. Raises: typer.Exit; typer.BadParameter."""
         from mimo_launch.bench.result import BenchOptions
         from mimo_launch.cli.bench_screen import BenchScreen, load_earlier
-        from mimo_launch.cli.launch.origin import asked_origin, checked_spec
         from mimo_launch.cli.launch.prepare import Start
         from mimo_launch.cli.launch.start import start
         from mimo_launch.estimate.device_constants import constants_for
@@ -100,23 +91,18 @@ class BenchCommand:
             _check_target(
                 self.file, self.calibrate, wants_result=self.as_json or self.compare is not None
             )
+            if self.with_loader:
+                raise typer.BadParameter(
+                    "constants are measured on samples in memory", param_hint="--with-loader"
+                )
         shown = shown_ranks(self.console_ranks)
         old = None if self.compare is None else load_earlier(self.compare)
         constants = constants_of(self.calibration)
-        origin = asked_origin(
-            self.nproc, self.nnodes, self.node_rank, self.rdzv_endpoint, self.rdzv_id
-        )
-        spec, origin = checked_spec(
-            self.file,
-            self.overrides or (),
-            origin,
-            console,
-            device=self.device,
-            constants=constants,
-        )
+        spec, origin = self.checked(console, constants=constants)
         options = BenchOptions(
             warmup=self.warmup,
             steps=self.steps,
+            with_loader=self.with_loader,
             calibration=constants_for(spec.nodes, constants),
             command=shlex.join(["mimo-launch", *sys.argv[1:]]),
         )

@@ -79,6 +79,8 @@ def _circumstances(record: Any) -> dict[str, Any]:
         "plan": _value(record, str, "plan_hash"),
         "device": _value(record, str, "machine", "device"),
         "hosts": _value(record, int, "machine", "hosts"),
+        # Results of earlier versions do not say.
+        "samples": "read" if record.get("with_loader") else "in memory",
         **_value(record, dict, "machine", "versions"),
     }
 
@@ -196,6 +198,15 @@ def _of_ranks(record: Record) -> Iterator[Table | str]:
     percents = (Column(name, path, "{:.1%}".format) for name, path in shares.items())
     yield ""
     yield _table((Column("rank"), *percents), shown)
+    if record["with_loader"]:
+        yield ""
+        waits = {"waited for samples": "waited_s.median", "at most": "waited_s.maximum"}
+        columns = [
+            *(Column(name, f"loading.{path}", _time) for name, path in waits.items()),
+            Column("of all steps", "loading.share", "{:.1%}".format),
+            Column("read a step", "loading.read_s.median", _time),
+        ]
+        yield _table((Column("rank"), *columns), shown)
     sizes = {"resident": "resident"}
     # The plan counts the memory of GPUs.
     if record["machine"]["device_kind"] == "cuda":

@@ -14,21 +14,9 @@ from typing import Annotated
 
 import typer
 
+from mimo_launch.cli.launch.run_command import RunCommand
 from mimo_launch.cli.shared.console import console_of, run_output
-from mimo_launch.cli.shared.options import (
-    ConsoleRanks,
-    Device,
-    Endpoint,
-    JobName,
-    Nnodes,
-    NodeRank,
-    Nproc,
-    Overrides,
-    Runs,
-    Where,
-    ranks_of,
-    shown_ranks,
-)
+from mimo_launch.cli.shared.options import Runs, ranks_of, shown_ranks
 from mimo_launch.diag.quantities import span_text
 
 HELP = """
@@ -58,14 +46,9 @@ host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainCommand:
+class TrainCommand(RunCommand):
     """Train a spec, one worker per rank."""
 
-    ctx: typer.Context
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec to train.")]
-    nproc: Nproc = None
-    device: Where = Device.AUTO
-    overrides: Overrides = None
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to run; short for --set train.steps=N.")
     ] = None
@@ -102,15 +85,9 @@ class TrainCommand:
         ),
     ] = None
     max_restarts: Annotated[int, typer.Option(min=0, help="Times to restart after a failure.")] = 0
-    console_ranks: ConsoleRanks = None
-    nnodes: Nnodes = None
-    node_rank: NodeRank = 0
-    rdzv_endpoint: Endpoint = None
-    rdzv_id: JobName = "run"
 
     def __call__(self) -> None:
         """Train. Raises: typer.Exit; typer.BadParameter."""
-        from mimo_launch.cli.launch.origin import asked_origin, checked_spec
         from mimo_launch.cli.launch.prepare import Start
         from mimo_launch.cli.launch.start import start
         from mimo_launch.cli.run_screens import progress_for
@@ -121,14 +98,8 @@ class TrainCommand:
         console = console_of(self.ctx)
         console.needs_no_reader = True
         shown = shown_ranks(self.console_ranks)
-        settings = [
-            *(self.overrides or ()),
-            *([f"train.steps={self.steps}"] if self.steps is not None else []),
-        ]
-        origin = asked_origin(
-            self.nproc, self.nnodes, self.node_rank, self.rdzv_endpoint, self.rdzv_id
-        )
-        spec, origin = checked_spec(self.file, settings, origin, console, device=self.device)
+        settings = [] if self.steps is None else [f"train.steps={self.steps}"]
+        spec, origin = self.checked(console, settings)
         plan = Plan.of(spec)
         profiled = profiled_steps(self.profile, spec.train.steps)
         traced = traced_ranks(

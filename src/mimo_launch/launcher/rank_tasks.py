@@ -112,6 +112,12 @@ class Benching(RankTask):
 
     options: "BenchOptions"
 
+    @property
+    def in_common(self) -> str:
+        """The steps, and whether they are read: all ranks meet in each of them."""
+        given = self.options
+        return repr((given.warmup, given.steps, given.with_loader))
+
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
     ) -> int:

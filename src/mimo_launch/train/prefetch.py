@@ -133,10 +133,12 @@ class StepReader:
         bad = agree(read.reasons, read.most, self._group)
         _, *memory = read.most.wait()
         names = (module.name for module in self._session.layout.modules)
-        inputs = replace(read.inputs, peak_memory=dict(zip(names, memory, strict=True)))
-        if self._decoders is not None:
-            waited = time.perf_counter() - begin
-            inputs = replace(inputs, reading=Reading(waited_s=waited, read_s=read.seconds))
+        waited = time.perf_counter() - begin
+        inputs = replace(
+            read.inputs,
+            peak_memory=dict(zip(names, memory, strict=True)),
+            reading=Reading(waited_s=waited, read_s=read.seconds),
+        )
         if not bad:
             return inputs
         named = {inputs.record(number).id: why for number, why in bad.items()}

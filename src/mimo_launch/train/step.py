@@ -28,6 +28,7 @@ from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.module_optimizers import rate_at
 from mimo_launch.optimizer.step_metrics import PendingMetrics, StepMetrics
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
+from mimo_launch.spec.spec import WebdatasetData
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, bad_weights, find_origin
@@ -87,13 +88,20 @@ class StepRunner:
         state: RunState,
         emit: Listener,
         profiler: StepWatch | None = None,
+        *,
+        last: int | None = None,
     ) -> None:
-        self.state = state
+        """Run steps of `order` from `state` on.
+
+        Nothing is read ahead after the `last` step, by default that of the spec.
+        """
+        self.state, self._last = state, session.spec.train.steps if last is None else last
         self._session, self._reader, self._order, self._emit = session, reader, order, emit
         self._profiler = profiler
         self._watch = NonFiniteWatch(session.spec.train.max_skipped, partial(bad_weights, session))
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
+        self._reads = isinstance(session.spec.data, WebdatasetData)
         self._peak = peak_tflops(device_name(session.device), session.spec.train.numbers)
 
     def start(self, flags: tuple[int, ...]) -> None:
@@ -111,7 +119,7 @@ class StepRunner:
             self.settle()
             raise
         after = order.after(state.samples)
-        if state.step + 1 < session.spec.train.steps:
+        if state.step + 1 < self._last:
             self._reader.read_ahead(order.take(after), state.step + 1)
         if self._profiler is not None:
             self._profiler.begin(state.step)
@@ -123,7 +131,8 @@ class StepRunner:
                 data=inputs.data,
                 left_out=len(inputs.left_out),
                 imbalance=inputs.imbalance,
-                reading=inputs.reading,
+                # Generated samples are not read.
+                reading=inputs.reading if self._reads else None,
                 peak_memory=inputs.peak_memory,
                 begin=begin,
                 end=Moment(session.device),

@@ -43,14 +43,6 @@ class Origin:
         return self.joined is None or self.joined.rank == 0
 
 
-def asked_origin(
-    nproc: int | None, nnodes: int | None, node_rank: int, endpoint: str | None, run_id: str
-) -> Origin:
-    """Return the role that the options give this process. Raises: typer.BadParameter."""
-    place = node_place(nnodes or 1, node_rank, endpoint, run_id)
-    return Origin(place=place, launches=nnodes is not None, nproc=nproc)
-
-
 def node_place(
     nnodes: int, node_rank: int, endpoint: str | None, run_id: str
 ) -> "NodePlace | None":
