@@ -1,0 +1,101 @@
+"""How far the estimates of steps were off that were measured: for `plan`, and for the docs.
+
+Decides: which measured steps are like a spec: those with the same traits, or else all.
+Relies on: `accuracy.json`, which `python -m tests.docs.accuracy_page` makes of the measured steps
+in docs/measured_steps.json by the constants as they ship.
+Leaves: showing it to `drawing`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from statistics import mean
+from typing import Any
+
+from mimo_launch.kinds.layer import LayerKind
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A measured step: how far its estimates were off, as shares of the measurement.
+
+    `memory` is the error of the stage that is off most, None if memory was not measured.
+    """
+
+    family: str
+    device: str
+    gpus: int
+    traits: frozenset[str]
+    step: float
+    memory: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """How far estimates of some measured steps were off, and on how many GPUs these ran."""
+
+    steps: int
+    alike: bool
+    mean: float
+    worst: float
+    devices: tuple[str, ...]
+    gpus: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        """The errors in a line."""
+        what = "like this one" if self.alike else "of other models"
+        first, last = self.gpus
+        number = f"{first}" if first == last else f"{first} to {last}"
+        return (
+            f"{self.steps} measured steps {what} were {self.mean:.0%} off on average, "
+            f"{self.worst:.0%} at most (on {number} {' and '.join(self.devices)})"
+        )
+
+
+def traits_of(spec: Spec) -> frozenset[str]:
+    """Return what decides how well a step can be estimated: kinds of layers, types, cuts."""
+    found = set[str]()
+    for module in spec.modules.values():
+        kind = kind_of(module.model)
+        kinds = {kind.layer_kind(number) for number in range(module.model.layers)}
+        found |= {each.value for each in kinds - {LayerKind.BLOCK}}
+        cuts = {"tp": module.grid.tp, "cp": module.grid.cp, "pp": module.grid.pp}
+        found |= {axis for axis, size in cuts.items() if size > 1}
+        found |= {"fp8"} if module.fp8 is not None else set()
+        found |= {"generator"} if kind.computes_loss and not kind.reads_tokens else set()
+    return frozenset(found)
+
+
+def accuracy_for(spec: Spec) -> Accuracy:
+    """Return how far estimates of steps like those of a spec were off."""
+    traits, rows = traits_of(spec), judged_steps()
+    alike = [row for row in rows if row.traits == traits]
+    return accuracy_of(alike or rows, alike=bool(alike))
+
+
+def accuracy_of(rows: Iterable[Judged], *, alike: bool) -> Accuracy:
+    """Return how far the estimates of one step or more were off."""
+    found = list(rows)
+    off = [abs(row.step) for row in found]
+    gpus = [row.gpus for row in found]
+    return Accuracy(
+        steps=len(found),
+        alike=alike,
+        mean=mean(off),
+        worst=max(off),
+        devices=tuple(sorted({row.device for row in found})),
+        gpus=(min(gpus), max(gpus)),
+    )
+
+
+@cache
+def judged_steps() -> tuple[Judged, ...]:
+    """Return the measured steps that are judged."""
+    text = resources.files(__package__).joinpath("accuracy.json").read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = json.loads(text)
+    return tuple(Judged(**{**row, "traits": frozenset(row["traits"])}) for row in rows)
