@@ -135,7 +135,7 @@ def towers_swapped() -> None:
     correct = RowReader.forward
 
     def swapped(self: Any, x_nD: Any, rows: Any, places: Any) -> Any:
-        names = [*self]
+        names = [name for name, _ in self.named_children()]
         rows = {name: rows[other] for name, other in zip(names, reversed(names), strict=True)}
         return correct(self, x_nD, rows, places)
 

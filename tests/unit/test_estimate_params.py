@@ -277,7 +277,7 @@ def test_trained_weights_are_those_that_the_spec_leaves_trainable(model: dict) -
         module = build_layout(made)["encoder"]
         (stage,) = module.stages
         network = build.build_network(made, stage, ParallelContext())
-        build._freeze(network, frozen)
+        build._freeze(network, made.modules["encoder"])
         got = stage_weights(made, stage, 0)
         assert got.trained == sum(p.numel() for p in network.parameters() if p.requires_grad)
 
