@@ -11,6 +11,7 @@ Every kernel, its sizes and its unit are in `KERNELS`.
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -92,7 +93,7 @@ class Grid:
 def _place(axis: tuple[float, ...], size: float) -> tuple[int, float]:
     """Return the last measured size up to this one, and how far it is to the next, 0 to 1."""
     inside = min(max(size, axis[0]), axis[-1])
-    first = max(index for index, each in enumerate(axis) if each <= inside)
+    first = bisect_right(axis, inside) - 1
     if first == len(axis) - 1:
         return first, 0.0
     return first, math.log(inside / axis[first]) / math.log(axis[first + 1] / axis[first])

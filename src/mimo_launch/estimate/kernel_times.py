@@ -10,9 +10,9 @@ block of Llama, a forward moves 1.25 times its tensors, a backward 1.75 times.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import layer_tensors
@@ -22,7 +22,7 @@ from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import LayerShape, Parameter, Share, parameters
+from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
@@ -93,18 +93,21 @@ class StageKernels:
         """The seconds of the stage's layers; equal layers are counted together."""
         kind, total = self._kind, Seconds()
         numbers = kind.numbers(self.stage.layers, is_last=self.stage.is_last)
-        alike = Counter((kind.layer(n), kind.attending.in_windows(n)) for n in numbers)
-        first = {(kind.layer(n), kind.attending.in_windows(n)): n for n in reversed(numbers)}
-        for each, times in alike.items():
-            shape, number = each[0], first[each]
-            one = sum(self._products(shape), self._between(number))
-            total += one.times(times)
+        alike = _alike(kind, numbers, self._share)
+        for number, times, held in alike:
+            total += sum(self._products(held), self._between(number)).times(times)
         if kind.is_custom:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
             flops = sum(f.linear for f in kind.forward_flops(numbers, ends, self.work).values())
             total += self._product(flops / self._parts, self._tokens, self._width, self._width)
         size = layer_tensors(
-            self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
+            self.spec,
+            self.layout,
+            self.module,
+            self.stage,
+            self.work,
+            self._tp - 1,
+            {number: times for number, times, _ in alike},
         )
         moved = self._pass(size, self._tokens * self._width * self._number)
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
@@ -127,9 +130,9 @@ class StageKernels:
         rows = max(1.0, self.work.rows / self.module.grid.size(Axis.CP))
         return around, self._product(flops.projector / self._parts, rows, width, ends.row_width)
 
-    def _products(self, shape: LayerShape) -> Iterator[Seconds]:
+    def _products(self, held: Iterable[Parameter]) -> Iterator[Seconds]:
         """Yield the products of one layer with its weights."""
-        for weight in parameters(shape, self._share):
+        for weight in held:
             if not weight.matrix:
                 continue
             if weight.role == "experts":
@@ -254,3 +257,13 @@ class StageKernels:
     @property
     def _number(self) -> int:
         return self.spec.train.numbers.computed.bytes
+
+
+@lru_cache(maxsize=256)
+def _alike(
+    kind: ModelKind, numbers: range, share: Share
+) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
+    """Return the first of equal layers, how many there are, and what a rank holds of one."""
+    found = {n: (kind.layer(n), kind.attending.in_windows(n)) for n in numbers}
+    times, first = Counter(found.values()), {each: n for n, each in reversed(found.items())}
+    return tuple((first[each], n, parameters(each[0], share)) for each, n in times.items())

@@ -8,7 +8,7 @@ Leaves: their sum during a step to `memory_peak`. A few kilobytes per rank that 
 checkpoint add are not counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
@@ -117,11 +117,20 @@ def saved_by_layers(
 
 
 def layer_tensors(
-    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+    spec: Spec,
+    layout: Layout,
+    module: ModuleLayout,
+    stage: Stage,
+    work: Workload,
+    tp: int,
+    numbers: Mapping[int, int],
 ) -> int:
-    """Return the bytes of all tensors that a stage's layers make in a forward, kept or not."""
+    """Return the bytes of all tensors that layers make in a forward, kept or not.
+
+    `numbers` has some layers of the stage, and how many are like each.
+    """
     made = _Activations(spec, layout, module, stage, work, tp)
-    return sum(made.of_layer(number) for number in made.layers)
+    return sum(times * made.of_layer(number) for number, times in numbers.items())
 
 
 class _Activations:

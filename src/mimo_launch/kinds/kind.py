@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mimo_launch.kinds.facts import (
     Attending,
@@ -220,7 +221,7 @@ class ModelKind(ABC):
 
     def layer_widths(self, number: int) -> Widths:
         """Return the sizes of what a layer computes."""
-        return widths_of(self.layer(number))
+        return _widths(self, number)
 
     def pairs(self, number: int, work: Workload) -> float:
         """Return the pairs of tokens that attend to each other in a layer; here in a span."""
@@ -282,3 +283,9 @@ class ModelKind(ABC):
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers that a rank saves before the layers and after them."""
+
+
+@lru_cache(maxsize=4096)
+def _widths(kind: ModelKind, number: int) -> Widths:
+    """Return the sizes of what a layer computes (cached: shapes take long to make)."""
+    return widths_of(kind.layer(number))
