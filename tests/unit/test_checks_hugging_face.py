@@ -161,15 +161,30 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
 
 def test_an_encoder_does_not_start_from_a_decoder(tmp_path: Path) -> None:
     assert found(tmp_path / "model", CONFIG) == ()
+    item = of_vision(tmp_path)
+    assert item.code == "init-from-not-supported"
+    assert "with `model_type: llama`" in item.headline
+    assert "siglip_vision_model" in item.why
+    assert item.help == "name another folder, or delete `init_from`"
+
+
+def test_the_kind_that_reads_a_folder_is_named(tmp_path: Path) -> None:
+    """If it has the same role as the kind that does not."""
+    found(tmp_path / "model", {"model_type": "dinov3_vit"})
+    item = of_vision(tmp_path)
+    assert item.code == "init-from-not-supported"
+    assert "write `kind: dinov3`" in item.help
+
+
+def of_vision(tmp_path: Path) -> Any:
+    """Return what is found of a ViT that starts from a folder."""
     text = TEXT.replace("    init_from: FOLDER\n", "").replace(
         "  language:",
         "  vision:\n    model: {kind: vit, layers: 2, hidden: 64, heads: 4, patch: 4}\n"
         f"    ranks: 0\n    init_from: {tmp_path / 'model'}\n  language:",
     )
     [item] = check_text(text).diagnostics
-    assert item.code == "init-from-not-supported"
-    assert "with `model_type: llama`" in item.headline
-    assert "siglip_vision_model" in item.why
+    return item
 
 
 def test_the_vocabulary_asked_for_has_room_for_placeholders(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Leaves: checkpoints to `init_from`; the shapes of tensors, and damaged files, to
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from mimo_launch.hugging_face.folder import (
     has_weights,
     read_config,
 )
+from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.quantized import read_tensors
-from mimo_launch.hugging_face.registry import model_types, part_of
+from mimo_launch.hugging_face.registry import model_types, part_of, parts_of
 from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
@@ -52,6 +54,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         return
     part: Part | None = None
     headers: dict[str, TensorHeader] = {}
+    helps: list[str] = []
     try:
         part = part_of(read_config(folder), model.kind)
         headers = read_tensors(folder)
@@ -61,12 +64,13 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         training = {} if settings else part.training()
     except NoSuchPart as error:
         settings = (error.setting,)
+        helps = _kinds_that_fit(folder, model.kind)
     except (ConfigError, FilesError) as error:
         yield _cannot(name, folder, "as it is", str(error))
         return
     for setting in settings:
         why = f"a `{model.kind}` has no such setting; it reads the model types {', '.join(types)}"
-        yield _cannot(name, folder, f"with `{setting}`", why)
+        yield _cannot(name, folder, f"with `{setting}`", why, *helps)
     if settings or part is None:
         return
     start = _Start(spec, name, folder, named_at, part, headers)
@@ -247,6 +251,16 @@ def _first_of(names: Sequence[str]) -> str:
     """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def _kinds_that_fit(folder: Path, kind: str) -> list[str]:
+    """Return how a module of a kind would read the folder: by another kind with the same role."""
+    with suppress(ConfigError):
+        for part in parts_of(read_config(folder)):
+            if kind in NAMES and NAMES.get(part.family.kind) == NAMES[kind]:
+                there = f"the keys that `mimo-launch inspect {folder}` prints"
+                return [f"write `kind: {part.family.kind}`, with {there}"]
+    return []
 
 
 def _cannot(
