@@ -14,6 +14,7 @@ from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.linear import RowLinear
@@ -194,3 +195,20 @@ def test_the_plan_counts_what_trains() -> None:
     for stage in alike.stages:
         planned[stage.module] += stage.trained_parameters
     assert planned == found
+
+
+def backward_seconds(**language: Any) -> float:
+    """Return the time of the kernels of language in a backward, in bf16."""
+    model = {"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64, "mlp": 4096}
+    made = spec({"vision": box(), "language": box(model=model, **language)}, seq=2048)
+    train = made.train.model_copy(update={"precision": "bf16"})
+    plan = Plan.of(made.model_copy(update={"train": train}))
+    costs, module = Estimator.of(plan).model, plan.layout.language
+    work, stage = costs.work["language"], module.stages[0]
+    return StageKernels(plan.spec, plan.layout, module, stage, work, costs.constants).backward()
+
+
+def test_an_adapter_costs_its_products_and_saves_gradients_of_weights() -> None:
+    small, large = (backward_seconds(adapter={"rank": rank}) for rank in (4, 512))
+    assert backward_seconds(frozen=True) < small < large
+    assert small < 0.8 * backward_seconds()

@@ -16,18 +16,20 @@ from functools import cached_property, lru_cache
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import layer_tensors
+from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import goes_through_layers
+from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Parameter, Share, parameters
+from mimo_launch.kinds.weights import Adapter, Parameter, Share
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import ExpertGrid, Spec
+from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 _FORWARD, _BACKWARD = 1.25, 1.75
 # A cast to 8 bits reads a tensor, and writes it in two orders.
@@ -81,11 +83,10 @@ class StageKernels:
         if not needs_backward(self.layout, self.module, self.stage.index):
             return 0.0
         around, projector = self.ends
-        total = projector.inputs + (0.0 if self.module.frozen else projector.weights)
+        total = projector.inputs + (projector.weights if self._written.projector_trains else 0.0)
         if goes_through_layers(self.spec, self.layout, self.module, self.stage):
             inside = self.layers + around
-            trains = self.spec.modules[self.module.name].frozen is False
-            total += inside.inputs + (inside.weights if trains else 0.0)
+            total += inside.inputs + (inside.weights if self._written.body_trains else 0.0)
         return total
 
     @cached_property
@@ -93,7 +94,7 @@ class StageKernels:
         """The seconds of the stage's layers; equal layers are counted together."""
         kind, total = self._kind, Seconds()
         numbers = kind.numbers(self.stage.layers, is_last=self.stage.is_last)
-        alike = _alike(kind, numbers, self._share)
+        alike = _alike(kind, numbers, self._share, adapter_of(self._written))
         for number, times, held in alike:
             total += sum(self._products(held), self._between(number)).times(times)
         if kind.is_custom:
@@ -133,6 +134,13 @@ class StageKernels:
     def _products(self, held: Iterable[Parameter]) -> Iterator[Seconds]:
         """Yield the products of one layer with its weights."""
         for weight in held:
+            if weight.role == "adapter":
+                outputs, inputs = weight.shape
+                flops = 2.0 * self._tokens * inputs * outputs
+                one = self._product(flops, self._tokens, inputs, outputs)
+                # It trains, whether or not the weights beside it do.
+                yield Seconds(one.forward, one.inputs + one.weights)
+                continue
             if not weight.matrix:
                 continue
             if weight.role == "experts":
@@ -239,6 +247,10 @@ class StageKernels:
         return Share(self._tp, self._tp - 1, experts.ep, experts.tp)
 
     @property
+    def _written(self) -> ModuleSpec:
+        return self.spec.modules[self.module.name]
+
+    @property
     def _tp(self) -> int:
         return self.module.grid.size(Axis.TP)
 
@@ -261,9 +273,12 @@ class StageKernels:
 
 @lru_cache(maxsize=256)
 def _alike(
-    kind: ModelKind, numbers: range, share: Share
+    kind: ModelKind, numbers: range, share: Share, adapter: Adapter | None
 ) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
     """Return the first of equal layers, how many there are, and what a rank holds of one."""
     found = {n: (kind.layer(n), kind.attending.in_windows(n)) for n in numbers}
     times, first = Counter(found.values()), {each: n for n, each in reversed(found.items())}
-    return tuple((first[each], n, parameters(each[0], share)) for each, n in times.items())
+    return tuple(
+        (number, times[each], layer_parameters(kind, number, share, adapter))
+        for each, number in ((each, first[each]) for each in times)
+    )

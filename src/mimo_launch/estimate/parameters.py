@@ -11,10 +11,11 @@ from functools import cached_property, lru_cache
 from itertools import chain
 
 from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Parameter, Share, parameters
+from mimo_launch.kinds.weights import Adapter, Parameter, Share, parameters
 from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
@@ -91,10 +92,7 @@ def _weights_of(
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
     body, adapter = module.body_trains, adapter_of(module)
     blocks = [
-        _trained(
-            parameters(kind.layer(number), share, None if kind.is_depth(number) else adapter),
-            trains=body,
-        )
+        _trained(layer_parameters(kind, number, share, adapter), trains=body)
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
     around = (
@@ -113,6 +111,13 @@ def _weights_of(
         units,
         tuple(blocks[len(layers) :]),
     )
+
+
+def layer_parameters(
+    kind: ModelKind, number: int, share: Share, adapter: Adapter | None
+) -> tuple[Parameter, ...]:
+    """Return the parameters of a layer; a depth of multi-token prediction has no adapter."""
+    return parameters(kind.layer(number), share, None if kind.is_depth(number) else adapter)
 
 
 def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:
