@@ -42,6 +42,7 @@ def losses(spec: Spec) -> list[float]:
 
 # Close to others in the default suite: these follow with `nox -s sweep`.
 LIKE_OTHERS = {
+    "adapters",
     "colocated_fan_out", "colocated_one_to_one", "colocated_pp2_dp_outermost",
     "colocated_pp2_fan_out", "cp2_fan_in", "cp2_fan_out", "cp2_fan_out_sequence_parallel",
     "cp2_sequence_parallel", "disjoint_fan_in_4_1", "disjoint_fan_out_1_3", "disjoint_one_to_one",
