@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
@@ -82,6 +83,18 @@ def test_drawn_steps_and_the_heaviest_of_any_layout_are_those_of_a_run(
     found = expected_steps(wanted)
     assert found.source is Source.DRAWN
     assert_is_true(wanted, found)
+
+
+def test_a_very_large_data_set_or_step_takes_no_time_to_expect() -> None:
+    digits = {"kind": "digits", "samples": 2**31 - 1}
+    made = with_steps(spec(TWO_ENCODERS, microbatches=4, mbs=4, seq=128, data=digits))
+    assert expected_steps(made).looked_at == STEPS
+    batch = made.batch.model_copy(update={"global_": 2**16})
+    large = expected_steps(made.model_copy(update={"batch": batch}))
+    assert (large.looked_at, len(large.sampled)) == (1, 1)
+    assert large.heaviest == large.sampled
+    assert large.sampled[0].samples[2**16 - 1].num_tokens > 0
+    assert large.padding == pytest.approx(expected_steps(made).padding, abs=0.02)
 
 
 def test_balanced_encoders_of_digits_have_their_heaviest_step() -> None:

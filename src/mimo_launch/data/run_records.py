@@ -69,7 +69,8 @@ class DrawnRecords(Records):
     basis = "the run's own steps"
 
     def __init__(self, dataset: Dataset) -> None:
-        self.number = dataset.num_samples("train")
+        # Records are independent of each other: a plan need not put more than these in order.
+        self.number = min(MOST, dataset.num_samples("train"))
         self._dataset = dataset
         self._known: dict[int, SampleData] = {}
 
@@ -129,7 +130,10 @@ class ColumnRecords(Records):
 
 
 def records_like(source: Source, basis: str, given: Sequence[SampleData], number: int) -> Records:
-    """Return an epoch of `number` records like the given ones, each as often as the others."""
+    """Return an epoch of records like the given ones, each as often as the others.
+
+    `number` is how many they stand for; a plan need not put more than `MOST` in order.
+    """
 
     def column(of: Callable[[SampleData], int]) -> Int64s:
         return np.array([of(record) for record in given], dtype=np.int64)
@@ -137,7 +141,7 @@ def records_like(source: Source, basis: str, given: Sequence[SampleData], number
     return ColumnRecords(
         source,
         basis,
-        number,
+        min(MOST, number),
         column(lambda record: record.num_tokens),
         lambda module: column(lambda record: record.rows(module)),
         given.__getitem__,
