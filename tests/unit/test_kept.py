@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from mimo_launch.kinds import saved_activations, transformer_encoder
 from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.kinds.layer import Ends, Rotary
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.saved_activations import HeldAtEnds
+from mimo_launch.kinds.saved_activations import HeldAtEnds, Passes
 from mimo_launch.layers import score_attention
 from mimo_launch.layers.image_contexts import (
     AttentionContext,
@@ -156,7 +157,6 @@ class Row:
     keys: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
     context: Callable[[torch.dtype], AttentionContext] | None = None
-    only_compiled: bool = False
     learned: int = 0
 
 
@@ -175,12 +175,12 @@ def latent(q_rank: int | None) -> Row:
     """Values are as large as keys: else attention on processors keeps all scores."""
     shape = Mla(kv_rank=16, q_rank=q_rank, rope_head_dim=8, v_head_dim=32)
     keys = {"mla": shape.model_dump(), "head_dim": 32, "kv_heads": 8}
-    return Row("language", keys, {"latent": shape, "kv_heads": 8}, partly_turned, True)
+    return Row("language", keys, {"latent": shape, "kv_heads": 8}, partly_turned)
 
 
 KEPT = {
     "of language": Row("language"),
-    "of language that is frozen": Row("language", shape={"frozen": True}, only_compiled=True),
+    "of language that is frozen": Row("language", shape={"frozen": True}),
     "of vision": Row("vision"),
     "of patches turned by their places": Row("vision", {"positions": "rope2d"}, {}, turned),
     "of a DINOv3": Row(
@@ -228,12 +228,7 @@ PASSES = {
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        (name, how)
-        for name in KEPT
-        for how in PASSES
-        if how == "compiled" or not KEPT[name].only_compiled
-    ],
+    list(product(KEPT, PASSES)),
 )
 def test_a_block_keeps_what_the_table_says(name: str, how: str) -> None:
     row, (compiled, precision) = KEPT[name], PASSES[how]
@@ -317,8 +312,9 @@ def test_capped_logits_are_kept_beside_their_gradient() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         vocab_cross_entropy(soft_capped(logits, 3.0), labels, range(words), ParallelContext()).sum()
     held = HeldAtEnds(
-        tp=1, tokens=tokens, patches=tokens, stream_tokens=tokens, sequence_parts=1, words=words,
-        through_layers=True, weights_train=False,
+        tp=1, tokens=tokens, patches=tokens, positions=tokens, stream_tokens=tokens,
+        sequence_parts=1, words=words, through_layers=False, layers=range(1),
+        passes=Passes(are_compiled=True, bytes=4, cp=1, weights_train=False),
     )  # fmt: skip
     ends = Ends(is_first=False, is_last=True, vocab=words, row_width=0)
     kind = kind_of(model(decoder={"logit_softcap": 3.0}).language.model)
@@ -384,8 +380,9 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         rows = layer(torch.randn(patches // 4, 4 * width, requires_grad=True))
     held = HeldAtEnds(
-        tp=1, tokens=patches, patches=patches, stream_tokens=patches, sequence_parts=1, words=0,
-        through_layers=True, weights_train=True,
+        tp=1, tokens=patches, patches=patches, positions=patches, stream_tokens=patches,
+        sequence_parts=1, words=0, through_layers=True, layers=range(1),
+        passes=Passes(are_compiled=False, bytes=4, cp=1, weights_train=True),
     )  # fmt: skip
     ends = Ends(is_first=False, is_last=True, vocab=0, row_width=out)
     # The table counts the rows as well, which a bridge keeps.

@@ -56,8 +56,8 @@ def test_a_stage_keeps_what_the_estimate_says(
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        # A number per token is a statistic of a norm, and angles are the same for all layers; the
-        # estimate leaves them out. Masks are for CPUs only.
+        # A number per token is a statistic of a norm, which the estimate leaves out. Masks are for
+        # CPUs only.
         if tensor.dim() > 2 and tensor.shape[1] == 1:
             return tensor
         if storage.data_ptr() not in left_out and tensor.numel() > 2 * len(given.own):
@@ -66,5 +66,6 @@ def test_a_stage_keeps_what_the_estimate_says(
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = network(None, given)
-    del out
+    if name == "merger":  # A bridge holds the rows.
+        note(out)
     assert memory_of(made, name).kept == pytest.approx(sum(kept.values()), rel=0.03)

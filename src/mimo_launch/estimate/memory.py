@@ -10,6 +10,7 @@ checkpoint add are not counted.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
@@ -165,9 +166,12 @@ class _Activations:
             compiled = not spec.train.numbers.is_exact or own.backend != "torch"
         self.passes = Passes(
             are_compiled=compiled,
-            are_bf16=spec.train.numbers.is_mixed,
+            bytes=self.bytes,
             cp=own.grid.cp,
             weights_train=own.body_trains or own.adapter is not None,
+            reorders=work.extra_tokens > 0,
+            pads=not module.is_language and work.held * own.grid.cp > work.tokens,
+            packed_keys=_packed_keys(work, own.grid.cp, layout.seq) if module.is_language else None,
         )
 
     @property
@@ -184,7 +188,11 @@ class _Activations:
         """Return the bytes that stay until the backward."""
         total = self._ends() if self.differentiates else 0
         if self.through_blocks:
-            total += self.saved_by_layers() + self.edge + self.masks()
+            # The output, and what came with the input of the first layer.
+            last = self.stage.is_last
+            sent = 0 if last else self.module.stages[self.stage.index + 1].lanes
+            total += self.saved_by_layers() + self.masks()
+            total += self.stream * (1 + sent + self.stage.lanes)
         return total
 
     def masks(self) -> int:
@@ -256,12 +264,13 @@ class _Activations:
         split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
         total = 0
         for each in tensors:
-            width = each.stream * stream + each.query * size.query // tp + each.key * key
+            width = each.stream * stream + each.query * size.query // tp + ceil(each.key * key)
             width += each.inner * size.inner // tp
             width += each.narrow * size.narrow + each.entered * size.entered
             width += (each.made * size.made + each.value * size.value) // tp
             width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
+            total += tokens * each.numbers * max(4, self.bytes)
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
             pairs = min(MOST_SCORES, self.tokens * self.seq)
             total += each.scores * size.heads // tp * pairs * max(4, self.bytes)
@@ -269,20 +278,34 @@ class _Activations:
 
     def _ends(self) -> int:
         """Return the bytes kept by the layers around the blocks: patches, projector, head."""
-        is_copy = self.tp > 1 and not self.module.sequence_parallel
         cp = self.module.grid.size(Axis.CP)
         held = HeldAtEnds(
+            passes=self.passes,
+            layers=self.stage.layers,
             tp=self.tp,
             tokens=self.tokens,
             patches=self.tokens - self.work.extra_tokens,
+            positions=self.seq // cp if self.module.is_language else self.tokens,
             stream_tokens=self.shared_tokens,
             sequence_parts=self.tp if self.module.sequence_parallel else 1,
             words=self.words,
             through_layers=self.through_blocks,
-            weights_train=self.passes.weights_train,
-            gathered=tuple(-(-rows // cp) * is_copy for rows in self.work.reads),
+            reads=tuple(-(-rows // cp) for rows in self.work.reads),
+            gathered=self.tp > 1 and not self.module.sequence_parallel,
         )
         return self.kind.saved_at_ends(self.ends, held) * self.bytes
+
+
+def _packed_keys(work: Workload, cp: int, seq: int) -> float | None:
+    """Return how many keys documents need on a cp rank for each of its tokens; None if not packed.
+
+    A rank has two parts of each sequence. Each part also needs the keys of its first document that
+    come before it: half a document on average, all tokens before it at most.
+    """
+    if work.spans.total() * seq <= work.tokens:
+        return None
+    mean = sum(length**2 * times for length, times in work.spans.items()) / work.tokens
+    return min(cp + 0.5, 1 + cp * mean / seq)
 
 
 def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:

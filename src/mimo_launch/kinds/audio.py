@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape
 from mimo_launch.kinds.layer import Ends, Workload
-from mimo_launch.kinds.saved_activations import IN_ORDER, Saved
 from mimo_launch.kinds.shapes import TABLE, OneShape, table
-from mimo_launch.kinds.transformer_encoder import BLOCK, PatchWork, TransformerEncoderKind
+from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Clips
@@ -78,9 +77,6 @@ class AudioKind(TransformerEncoderKind):
     def _embedded(self, work: Workload) -> int:
         """Return the number of tokens, including tokens that do not fill a row."""
         return work.tokens
-
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        return (*BLOCK, IN_ORDER) if self.model.unpadded else BLOCK
 
     def before(self, ends: Ends) -> FramesShape:
         """Return both convolutions, and the positions."""

@@ -117,7 +117,7 @@ class CustomKind(ModelKind):
         """Return the input of a layer; its other saved tensors are unknown."""
         return RECOMPUTED
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         return RECOMPUTED
 
     def temporary_activations(self, number: int) -> Temporary:

@@ -18,10 +18,6 @@ from mimo_launch.kinds.saved_activations import (
     CAPPED_FORWARD,
     GATED,
     GATED_TEMPORARY,
-    GATHERED_LATENT,
-    RMS,
-    RMS_BF16,
-    ROTATED,
     SILU,
     SUMS,
     Passes,
@@ -42,13 +38,19 @@ LATENT_BLOCK = (
     Saved(name="normed input", stream=1, shared=True, for_weights=True),
     Saved(name="narrow widths, before their norms", narrow=1, shared=True),
     Saved(name="narrow widths, in the region", entered=1, for_weights=True),
-    # Values are a view of this tensor.
-    Saved(name="keys and values without what rotates", made=1),
-    ROTATED,
+    Saved(name="rotated queries", query=1),
     Saved(name="attention output", value=1),
     *ATTENTION_OUT[1:],
     *GATED,
 )
+# With keys and values of this rank alone, or of each cp rank.
+LATENT_ALONE = (
+    # Values are a view of this tensor.
+    Saved(name="keys and values without what rotates", made=1),
+    Saved(name="rotated keys", query=1),
+)
+LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
+LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
 TORCH_ONLY = (
     "mla",
     "sliding_window",
@@ -104,13 +106,13 @@ class DecoderBlocksKind(CausalKind):
             mlp=self.mlp(self.model.mlp_width, out_scale=out_scale),
         )
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        attention = self._saved_projected(rotated=True, normed=self.model.qk_norm)
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        attention = self._saved_projected(passes, rotated=True, normed=self.model.qk_norm)
         return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
-        return (SILU, RMS_BF16 if passes.are_bf16 else RMS, *attention)
+        return (SILU, passes.of_norms(["rms"] * 2), *attention)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
@@ -227,22 +229,31 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             rotary = replace(rotary, theta=window.rope_theta, scaling=None)
         return replace(whole, rotary=rotary, window=window)
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        plain = DecoderBlocksKind._saved_compiled(self, number)
-        block = plain if self.model.mla is None else LATENT_BLOCK
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        if self.model.mla is None:
+            block = DecoderBlocksKind._saved_compiled(self, number, passes)
+        else:
+            block = (
+                *LATENT_BLOCK,
+                *(LATENT_ALONE if passes.cp == 1 else LATENT_GATHERED * passes.cp),
+            )
+            if passes.cp > 1 and passes.packed_keys is None:
+                block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each is not SUMS)
         return (*block, *(UNNORMED if self.model.post_norms else ()))
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
-        norms = RMS_BF16 if passes.are_bf16 else RMS
-        return (*block, *((norms,) if self.model.post_norms else ()))
-
-    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
-        if self.model.mla is not None:
-            return (GATHERED_LATENT,) * cp
-        return DecoderBlocksKind._saved_over_cp(self, number, cp)
+        if self.model.post_norms:
+            block = (*block, passes.of_norms(["rms"] * 2))
+        if (latent := self.model.mla) is not None:
+            # The width that rotates has no norm, and is not kept beside copies of the others.
+            kept = passes.of_norm("rms")
+            others = latent.rope_head_dim * (kept + (passes.wide > 1)) // passes.wide
+            name = "inputs of norms of narrow widths in fp32, and results"
+            block = (*block, Saved(name=name, narrow=kept, numbers=-others, shared=True))
+        return block
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block; also scores if they are capped."""

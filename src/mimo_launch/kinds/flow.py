@@ -88,7 +88,8 @@ class FlowKind(GeneratorKind, BlocksKind):
         model, width, total = self.model, self.model.hidden, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * (model.patch_size + 3 * width)
-            total += ends.numbers_in(held.gathered)
+            total += self._saved_by_maps(ends, held)
         if ends.is_last:
-            total += held.patches // held.sequence_parts * (width + 2 * model.patch_size)
+            norm = width * held.passes.of_norm(self.norm().kind)
+            total += held.patches // held.sequence_parts * (width + 2 * model.patch_size + norm)
         return total

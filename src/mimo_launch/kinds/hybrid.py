@@ -23,8 +23,6 @@ from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
     RETURNED_OF_HEADS,
-    RMS,
-    RMS_BF16,
     SILU,
     Passes,
     Saved,
@@ -56,9 +54,6 @@ SQUARED = (
     Saved(name="up", inner=1),
     Saved(name="its squared ReLU", inner=1, for_weights=True),
 )
-# In addition, if passes are not compiled.
-EAGER = Saved(name="result of the norm", stream=1, shared=True)
-EAGER_BF16 = Saved(name="input and result of the norm, less the stream", stream=3, shared=True)
 # In forward and backward, for MLPs with a gate.
 GATE = Saved(name="gate of the MLP, or its gradient", inner=1)
 FORWARD = (
@@ -167,33 +162,29 @@ class HybridKind(LanguageKind):
     def _attends(self, number: int) -> bool:
         return self.is_depth(number) or self.model.pattern[number] == ATTENTION
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         if (facts := self._recurrent(number)) is not None:
-            return (*_INPUT, *facts.saved)
+            returned = (RETURNED_OF_HEADS,) if passes.cp > 1 else ()
+            return (*_INPUT, *facts.saved, *returned)
         inside = GATED if self.model.gated_mlp else SQUARED
         if not self._attends(number):
             return (*_INPUT, *inside)
         rotated = self.model.rope_theta is not None
-        attention = self._saved_projected(rotated=rotated, normed=self.model.qk_norm)
+        attention = self._saved_projected(passes, rotated=rotated, normed=self.model.qk_norm)
         rest = (*ATTENTION_OUT, *inside) if self.is_depth(number) else ATTENTION_OUT[:2]
         return (*_INPUT, *attention, *rest)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        norm = EAGER_BF16 if passes.are_bf16 else EAGER
+        norm = passes.of_norms(["rms"])
         if (facts := self._recurrent(number)) is not None:
-            return norm, facts.eager_bf16 if passes.are_bf16 else facts.eager
+            return norm, facts.eager_bf16 if passes.wide > 1 else facts.eager
         gate = (SILU,) if self.model.gated_mlp else ()
         if not self._attends(number):
             return (norm, *gate)
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
         if not self.is_depth(number):
             return (norm, *attention)
-        return (RMS_BF16 if passes.are_bf16 else RMS, *attention, *gate)
-
-    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
-        if self._recurrent(number) is not None:
-            return (RETURNED_OF_HEADS,)
-        return LanguageKind._saved_over_cp(self, number, cp)
+        return (passes.of_norms(["rms"] * 2), *attention, *gate)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""

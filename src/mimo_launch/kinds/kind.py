@@ -22,15 +22,13 @@ from mimo_launch.kinds.facts import (
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     DEPTH,
-    DEPTH_NORMS,
-    DEPTH_NORMS_BF16,
-    GATHERED,
     ROUTED,
     SHARED_OUT,
     HeldAtEnds,
     Passes,
     Saved,
     Temporary,
+    of_router,
 )
 from mimo_launch.kinds.weights import LayerShape, Weight, widths_of
 from mimo_launch.spec.encoders import EncoderModel
@@ -251,30 +249,23 @@ class ModelKind(ABC):
 
     def saved_activations(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer saves for its backward."""
-        saved = self._saved_compiled(number)
+        saved = self._saved_compiled(number, passes)
         if not passes.are_compiled:
             saved += self._saved_besides(number, passes)
         if self.moe is not None and self.has_experts(number):
-            saved += ROUTED
+            saved += (*ROUTED, *of_router(self.moe, passes))
             saved += (SHARED_OUT,) if self.moe.gates_shared else ()
         if self.is_depth(number):
-            norms = DEPTH_NORMS_BF16 if passes.are_bf16 else DEPTH_NORMS
-            saved += DEPTH if passes.are_compiled else (*DEPTH, norms)
-        if passes.cp > 1:
-            saved += self._saved_over_cp(number, passes.cp)
+            saved += (*DEPTH, passes.of_norms(["rms"] * 3))
         return tuple(each for each in saved if passes.weights_train or not each.for_weights)
 
     @abstractmethod
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer saves if passes between products are compiled."""
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer also saves if these passes are not compiled."""
         return ()
-
-    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
-        """Return the tensors that a layer also saves on each of `cp` ranks."""
-        return (GATHERED,) * cp
 
     @abstractmethod
     def temporary_activations(self, number: int) -> Temporary:

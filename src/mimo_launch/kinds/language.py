@@ -14,14 +14,12 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
 from mimo_launch.kinds.saved_activations import (
     GATED_OUT,
-    HEAD_NORMS,
-    HEAD_NORMS_BF16,
     HEAD_STATISTICS,
-    ROTATED,
     SIGMOID,
     HeldAtEnds,
     Passes,
     Saved,
+    read_by_attention,
 )
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
@@ -122,19 +120,19 @@ class CausalKind(ModelKind):
         """The activation of the gate of MLPs, if they have one."""
         return "silu"
 
-    def _saved_projected(self, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
+    def _saved_projected(self, passes: Passes, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
         """Return what attention saves before its output; heads may be normed or rotated."""
-        # Values and gates are views of this tensor.
-        fused = Saved(name="queries, keys and values, fused", query=self.model.query_parts, key=2)
-        gated = (GATED_OUT,) if self.model.query_parts > 1 else ()
-        moved = (ROTATED,) if rotated or normed else ()
-        return (fused, *moved, *((HEAD_STATISTICS,) if normed else ()), *gated)
+        parts = self.model.query_parts
+        read = read_by_attention(
+            passes, query_parts=parts, normed=normed, rotated=rotated, causal=True
+        )
+        gated = (GATED_OUT,) if parts > 1 else ()
+        return (*read, *((HEAD_STATISTICS,) if normed else ()), *gated)
 
     def _saved_beside_attention(self, passes: Passes, *, normed: bool) -> tuple[Saved, ...]:
         """Return what attention also saves if passes are not compiled."""
-        norms = HEAD_NORMS_BF16 if passes.are_bf16 else HEAD_NORMS
         gated = (SIGMOID,) if self.model.query_parts > 1 else ()
-        return (*((norms,) if normed else ()), *gated)
+        return (*((passes.of_head_norms(),) if normed else ()), *gated)
 
     def window(self, number: int) -> SlidingWindow | None:
         """Return the last tokens that tokens of a layer attend to, None if all."""
@@ -280,10 +278,25 @@ class LanguageKind(CausalKind):
         return 1 + self.depths
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by the head: its input, the gradient of logits, and logits."""
-        normed = self.model.hidden if held.weights_train else 0
-        words = held.words * (1 + (self.logit_cap is not None))
-        return held.tokens * self._heads * (normed + words) if ends.is_last else 0
+        """Return the numbers saved by angles and the head: input, gradient of logits, logits."""
+        total = self._saved_angles(held) if held.through_layers else 0
+        if not ends.is_last:
+            return total
+        normed = self.model.hidden if held.passes.weights_train else 0
+        words = held.words
+        if self.logit_cap is not None:
+            # A compiled cap keeps what it reads, otherwise it keeps a result in at least 4 bytes.
+            words += words * (1 if held.passes.are_compiled else held.passes.wide)
+        norm = self.model.hidden * held.passes.of_norm("rms")
+        total += held.stream_tokens * norm
+        return total + held.tokens * self._heads * (normed + words)
+
+    def _saved_angles(self, held: HeldAtEnds) -> int:
+        """Return the numbers of the cosines and sines that its layers share."""
+        rotaries = {self.sight(number).rotary for number in held.layers}
+        places = held.positions if self.model.mrope is None else held.tokens
+        sizes = sum(each.size for each in rotaries if each is not None)
+        return 2 * sizes * places * held.passes.wide
 
     @property
     def logit_cap(self) -> float | None:

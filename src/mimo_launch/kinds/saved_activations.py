@@ -8,7 +8,11 @@ torch.compile recomputes their inner tensors. A test compares this with what aut
 Leaves: bytes to `estimate.memory`, the tensors of a kind of layer to the kind.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+from mimo_launch.spec.layers import Moe
 
 # The most scores of a head, one per pair of query and key, that exist together if they are capped.
 MOST_SCORES = 2**22
@@ -24,13 +28,13 @@ class Saved:
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. In latent attention `narrow` and `entered` are whole on every rank, `made` and
     `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
-    4 bytes. A tensor `for_weights` is not kept if the weights are frozen.
+    4 bytes, as `numbers` are. A tensor `for_weights` is not kept if the weights are frozen.
     """
 
     name: str
     stream: int = 0
     query: int = 0
-    key: int = 0
+    key: float = 0
     inner: int = 0
     heads: int = 0
     arrived: int = 0
@@ -40,6 +44,7 @@ class Saved:
     made: int = 0
     value: int = 0
     scores: int = 0
+    numbers: int = 0
     shared: bool = False
     for_weights: bool = False
 
@@ -58,34 +63,71 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The properties of a module's computation that decide its saved tensors."""
+    """The properties of a module's computation that decide its saved tensors.
+
+    A number takes `bytes`. `reorders`: attention reads the tokens of an image from two lists;
+    `pads`: padding follows the tokens of images. If sequences consist of documents, attention over
+    cp reads `packed_keys` keys for each token of a rank.
+    """
 
     are_compiled: bool
-    are_bf16: bool
+    bytes: int
     cp: int
     weights_train: bool
+    reorders: bool = False
+    pads: bool = False
+    packed_keys: float | None = None
+
+    @property
+    def wide(self) -> int:
+        """How many numbers are as large as one of at least 4 bytes."""
+        return max(4, self.bytes) // self.bytes
+
+    def of_norm(self, kind: Literal["rms", "layer"], *, input_stays: bool = False) -> int:
+        """Return how many more numbers a norm keeps of each that it reads if it is not compiled.
+
+        A compiled norm keeps its input. Otherwise it keeps a copy in at least 4 bytes; the input
+        itself stays only for others (`input_stays`). RMSNorm also keeps its result for its weight.
+        """
+        if self.are_compiled:
+            return 0
+        copies = self.wide - 1 + (input_stays and self.wide > 1)
+        return copies + self.wide * (kind == "rms" and self.weights_train)
+
+    def of_norms(self, kinds: Iterable[Literal["rms", "layer"]]) -> Saved:
+        """Return what norms of the stream keep besides their inputs."""
+        name, kept = "inputs of norms in fp32, and results", sum(map(self.of_norm, kinds))
+        return Saved(name=name, stream=kept, shared=True)
+
+    def of_head_norms(self) -> Saved:
+        """Return what norms of query and key heads keep besides their inputs."""
+        kept = self.of_norm("rms", input_stays=True)
+        return Saved(name="inputs of norms of heads in fp32, and results", query=kept, key=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAtEnds:
-    """The sizes on one rank of one forward, before the layers of a module and after them.
+    """The sizes on one rank of one forward of `layers`, before them and after them.
 
     `patches` is the number of `tokens` without class tokens; `words` is the rank's part of the
     vocabulary. Under sequence parallelism `sequence_parts` tp ranks share the tokens between
-    layers, and each has `stream_tokens`. `gathered` counts the rows of each module that is read, if
-    they are a copy gathered from several tp ranks. A backward goes `through_layers` unless only the
-    projector trains.
+    layers, and each has `stream_tokens`. `reads` counts the rows of each module that is read, which
+    are a copy if they are `gathered` from several tp ranks. A backward goes `through_layers` unless
+    only the projector trains. The tokens have `positions`, which sequences may share.
     """
 
+    passes: Passes
+    layers: range
     tp: int
     tokens: int
     patches: int
+    positions: int
     stream_tokens: int
     sequence_parts: int
     words: int
     through_layers: bool
-    weights_train: bool
-    gathered: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    gathered: bool = False
 
 
 SUMS = Saved(name="log-sum-exp of scores", heads=1)
@@ -118,24 +160,34 @@ GATED_TEMPORARY = Temporary(
 # If scores are capped, the backward holds scores, their weights and the gradients of both.
 CAPPED_FORWARD = Saved(name="scores of a block of queries", scores=3)
 CAPPED_BACKWARD = Saved(name="scores of a block of queries, and gradients", scores=4)
-# In addition, if passes are not compiled: the product of SwiGLU has two factors, and norms keep
-# their input in fp32, RMSNorm also the result, while the stream itself is not kept.
+# In addition, if passes are not compiled: the product of SwiGLU has two factors.
 SILU = Saved(name="SiLU of gate", inner=1)
-RMS = Saved(name="results of norms", stream=2, shared=True)
-RMS_BF16 = Saved(name="inputs and results of norms, less the stream", stream=8 - 2, shared=True)
-ROTATED = Saved(name="rotated queries and keys", query=1, key=1)
-# In addition, if passes are not compiled: with a gate of attention, and with norms of heads.
+# In addition, if passes are not compiled, with a gate of attention.
 SIGMOID = Saved(name="sigmoid of the gate of attention", query=1)
-HEAD_NORMS = Saved(name="results of norms of heads", query=1, key=1)
-HEAD_NORMS_BF16 = Saved(name="inputs and results of norms of heads", query=4, key=4)
-# In addition, if the tokens of an image are in two lists: attention reads and writes them together.
-IN_ORDER = Saved(name="attention output, in the order of tokens", query=1)
+# Where attention writes tokens in another order, or in parts.
+IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
 
 # In addition, in a layer of experts; tensors inside the experts are `inner`.
 ROUTED = (
     Saved(name="tokens that came to experts", arrived=1, for_weights=True),
     Saved(name="answers of experts", returned=1),
 )
+
+
+def of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
+    """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
+
+    No product but that of a shared expert keeps the normed stream itself.
+    """
+    copy = passes.wide if passes.wide > 1 else 0
+    unused = copy > 0 and not moe.shared
+    return (
+        Saved(name="normed stream for the router", stream=copy, shared=True, for_weights=True),
+        Saved(name="less the normed stream", stream=-1 if unused else 0, for_weights=True),
+        # Choices and places, each way, take 8 bytes, and weights two more numbers.
+        Saved(name="scores, choices, places", numbers=moe.experts + 8 * moe.top_k, shared=True),
+    )
+
 
 # In addition, if its shared expert has a gate.
 SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True)
@@ -148,17 +200,41 @@ DEPTH = (
     Saved(name="norms of both", stream=2, for_weights=True),
     Saved(name="output of the block", stream=1, shared=True),
 )
-DEPTH_NORMS = Saved(name="results of norms of a depth", stream=3, shared=True)
-DEPTH_NORMS_BF16 = Saved(
-    name="inputs and results of norms of a depth, less the streams", stream=12 - 3, shared=True
-)
 
-# In addition, with cp: keys and values of each cp rank, or in a recurrent layer the output of the
-# recurrence that comes back from other cp ranks.
-GATHERED = Saved(name="gathered keys and values", key=2)
-GATHERED_LATENT = Saved(name="gathered keys and values", query=1, value=1)
+# In addition, with cp in a recurrent layer: what comes back from other cp ranks.
 RETURNED_OF_HEADS = Saved(name="output of the recurrence, by own tokens", query=1)
 
 # With `recompute: full` a block keeps only this; all other tensors exist while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)
 RECOMPUTED_DEPTH = (*RECOMPUTED, TOKEN_AHEAD)
+
+
+def read_by_attention(
+    passes: Passes,
+    *,
+    query_parts: int = 1,
+    normed: bool = False,
+    rotated: bool = False,
+    causal: bool = False,
+    in_windows: bool = False,
+) -> tuple[Saved, ...]:
+    """Return queries, keys and values, as far as they are kept, and copies of the output.
+
+    Queries (with their gates, if they have `query_parts`), keys and values are one tensor. It is
+    kept if something reads a view of it: norms of heads, gates, or attention, unless it reads
+    copies, which are rotated, normed, in another order (by window, or from two lists) or gathered.
+    """
+    reorders = passes.reorders or in_windows
+    copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
+    found = []
+    if normed or query_parts > 1 or not (reorders or (gathers and copied)):
+        name = "queries, keys and values, fused"
+        found.append(Saved(name=name, query=query_parts, key=2))
+    if gathers:
+        keys = (causal and passes.packed_keys) or passes.cp
+        found.append(Saved(name="queries", query=1 if copied else 0))
+        found.append(Saved(name="gathered keys and values", key=2 * keys))
+    elif copied:
+        found.append(Saved(name="copies for attention", query=1, key=2 if reorders else 1))
+    in_parts = causal and gathers and passes.packed_keys is None
+    return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)

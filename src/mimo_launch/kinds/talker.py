@@ -11,7 +11,7 @@ from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.facts import Attending, RowReading
 from mimo_launch.kinds.generator import GeneratorKind, ReadingBeside
 from mimo_launch.kinds.layer import Ends, Flops, Workload
-from mimo_launch.kinds.saved_activations import IN_ORDER, ROTATED, HeldAtEnds, Saved
+from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.shapes import HeadShape, ListShape, NormShape, VocabShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.spec import Codes, TalkerModel
@@ -92,18 +92,15 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
             head = 2.0 * work.rows * model.hidden * model.codebooks * model.vocab
         return Flops(patch=patch, head=head)
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        # Rotated queries and keys are reordered, and only these copies are kept.
-        block = DecoderBlocksKind._saved_compiled(self, number)
-        return *(each for each in block if each is not ROTATED), IN_ORDER
-
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the map before the blocks, and by the heads."""
         model, total = self.model, 0
-        if ends.is_first and held.weights_train:
+        if held.through_layers:
+            total += 2 * model.head_size * held.tokens * held.passes.wide
+        if ends.is_first and held.passes.weights_train:
             total += held.stream_tokens * sum(ends.source_widths)
         if ends.is_last:
             words = model.codebooks * -(-model.vocab // held.tp)
-            normed = model.hidden if held.weights_train else 0
-            total += held.patches * (normed + words)
+            normed = model.hidden if held.passes.weights_train else 0
+            total += held.patches * (normed + words + model.hidden * held.passes.of_norm("rms"))
         return total

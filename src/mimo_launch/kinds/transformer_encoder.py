@@ -16,11 +16,11 @@ from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED_TEMPORARY,
-    IN_ORDER,
     HeldAtEnds,
     Passes,
     Saved,
     Temporary,
+    read_by_attention,
 )
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
@@ -30,12 +30,7 @@ INPUT = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
 )
-QKV = Saved(name="queries, keys and values, fused", query=1, key=2)
 PLAIN = (Saved(name="up", inner=1), Saved(name="its GELU", inner=1, for_weights=True))
-BLOCK = (*INPUT, QKV, *ATTENTION_OUT, *PLAIN)
-# In addition, if passes are not compiled: norms keep their input in fp32, while the stream itself
-# is not kept.
-BF16 = (Saved(name="inputs of norms, less the stream", stream=4 - 2, shared=True),)
 TEMPORARY = Temporary(
     forward=(
         Saved(name="streams", stream=4, shared=True),
@@ -161,11 +156,15 @@ class BlocksKind(ModelKind):
         """Return the operations of the linear maps for the rows that it reads."""
         return 2.0 * self.model.hidden * ends.numbers_in(work.reads)
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        return (*BLOCK, IN_ORDER) if self.reading.beside else BLOCK
+    def _saved_by_maps(self, ends: Ends, held: HeldAtEnds) -> int:
+        """Return the numbers of the rows that it reads, if they are copies, and of their maps."""
+        return ends.numbers_in(held.reads) * held.gathered + sum(held.reads) * self.model.hidden
+
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        return (*INPUT, *read_by_attention(passes), *ATTENTION_OUT, *PLAIN)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        return BF16 if passes.are_bf16 else ()
+        return (passes.of_norms([self.norm().kind] * 2),)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
@@ -232,16 +231,18 @@ class TransformerEncoderKind(BlocksKind):
         model, total = self.model, 0
         if ends.is_first and held.through_layers:
             total += held.patches // held.sequence_parts * self.patch_work.saved
-            total += self._saved_behind_embedding(held) + ends.numbers_in(held.gathered)
+            total += self._saved_behind_embedding(held) + self._saved_by_maps(ends, held)
         if ends.is_last:
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
             rows = held.patches // model.patches_per_row
             total += rows * (model.row_width + inner + out // held.tp)
+            if self.has_final_norm and held.through_layers:
+                total += held.patches * model.hidden * held.passes.of_norm(self.norm().kind)
             if model.projector == "gated":
                 # After the first two maps, the norm and its activation; the gate's SiLU and its
                 # product.
-                total += rows * (4 * out + inner)
+                total += rows * (4 * out + inner + out * held.passes.of_norm("layer"))
         return total
 
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:

@@ -15,20 +15,17 @@ from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     GATED,
-    RMS,
-    RMS_BF16,
-    ROTATED,
     SILU,
     HeldAtEnds,
     Passes,
     Saved,
+    read_by_attention,
 )
 from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape, table
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
     INPUT,
     PLAIN,
-    QKV,
     PatchWork,
     TransformerEncoderKind,
 )
@@ -37,11 +34,6 @@ from mimo_launch.spec.media import Windows
 from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
 
-# Instead of queries, keys and values in their original order.
-REORDERED = (
-    Saved(name="queries, keys and values, by image or window", query=1, key=2),
-    Saved(name="attention output, in the order of tokens", query=1, for_weights=True),
-)
 SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
 # In addition, if passes are not compiled.
 WIDE_NORM = Saved(name="queries and keys over their norm", query=1, key=1)
@@ -292,43 +284,56 @@ class VisionKind(TransformerEncoderKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projectors and the layers between them."""
         total, row = TransformerEncoderKind.saved_at_ends(self, ends, held), self.model.row_width
+        if held.through_layers and self.model.turns_patches:
+            # Cosines and sines.
+            angles = 2 * self.model.hidden // self.model.heads
+            total += held.tokens * angles * held.passes.wide
         if ends.is_last:
-            # The patches of a row together, their norm, and both sides of the MLP.
+            # The norm of a layer's output, which the next layer keeps, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
-            total += rows * (2 * row + 2 * row // held.tp + ends.row_width // held.tp)
+            norm = held.passes.of_norm("layer", input_stays=held.through_layers)
+            norm += not held.through_layers
+            total += rows * (row * (1 + norm) + 2 * row // held.tp + ends.row_width // held.tp)
+            # Of the layers before this stage, norms read copies.
+            copied = self.lanes(held.layers.start, deep_rows=0) * held.passes.are_compiled
+            total += copied * held.stream_tokens * self.model.hidden
             of_patches = self.model.pooling == "linear"
             if self.model.projector_norm_eps is not None:
+                # Without a norm before it, it reads the stream.
                 normed = held.patches // (1 if of_patches else self.model.patches_per_row)
-                total += normed * row
+                norm = held.passes.of_norm(self.model.projector_norm)
+                total += normed * row * (self.has_final_norm + norm)
             if of_patches:
                 total += held.patches * row
         return total
 
-    def _saved_compiled(self, number: int) -> tuple[Saved, ...]:
-        attention: tuple[Saved, ...] = (
-            (QKV, ROTATED) if self.model.turns_patches or self.model.qk_norm else (QKV,)
+    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
+        attention = read_by_attention(
+            passes,
+            normed=self.model.qk_norm,
+            rotated=self.model.turns_patches,
+            in_windows=self.attending.in_windows(number),
         )
-        if self.attending.in_windows(number) or self.tokens.learned:
-            attention = (QKV, *REORDERED) if self.model.qk_norm else REORDERED
         inside = PLAIN if self.mlp().gate is None else GATED
         scaled = () if self.model.layer_scale is None else (SCALED,)
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, number, passes)
-        if self.model.norm == "rms":
-            besides = (RMS_BF16 if passes.are_bf16 else RMS,)
         if self.model.qk_norm:
-            besides = (*besides, WIDE_NORM_BF16 if passes.are_bf16 else WIDE_NORM)
+            besides = (*besides, WIDE_NORM_BF16 if passes.wide > 1 else WIDE_NORM)
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
 
-    def _saved_over_cp(self, number: int, cp: int) -> tuple[Saved, ...]:
-        # Where tokens attend in windows, each rank keeps only the keys of its own windows.
-        if self.attending.in_windows(number):
-            return ()
-        return TransformerEncoderKind._saved_over_cp(self, number, cp)
-
     def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
         norms = self.model.patch_norm + self.model.pre_norm
-        return held.stream_tokens * self.model.hidden * norms
+        kept = 1 + held.passes.of_norm(self.norm().kind)
+        return held.stream_tokens * self.model.hidden * norms * kept + self._saved_by_table(held)
+
+    def _saved_by_table(self, held: HeldAtEnds) -> int:
+        """Return the numbers that learned positions keep: places (8 bytes) and weights (4)."""
+        if self.tokens.table is None or not held.passes.weights_train:
+            return 0
+        read = {"bicubic": 16, "nearest": 1}.get(self.model.interpolation, 4)
+        size = 12 * read + 24
+        return held.patches // held.sequence_parts * size // held.passes.bytes

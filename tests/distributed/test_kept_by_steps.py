@@ -1,0 +1,165 @@
+"""What modules keep for their backward in real steps, beside `estimate.memory`, within 2 %."""
+
+from typing import Any
+
+import pytest
+from tests.support.kept_steps import Kept, kept_in_step
+from tests.support.running_ranks import run_on_running_ranks
+from tests.support.specs import Box, box, spec
+
+from mimo_launch.spec.spec import Spec
+
+# The import of inductor warns about its own use of torch.jit, and dynamo looks at `.grad`.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+SEQ = 256
+# Bytes: copies of the weights of norms in fp32.
+SMALLEST = 4096
+BLOCKS = {"layers": 2, "hidden": 96, "heads": 4, "mlp": 192}
+VIT = {"kind": "vit", **BLOCKS, "patch": 2, "shuffle": 2}
+AUDIO = {"kind": "audio", **BLOCKS, "mels": 16, "frames": 200}
+SIZES = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "mlp": 256, "vocab": 256}
+DECODER = {"kind": "decoder", "layers": 2, **SIZES}
+HYBRID = {
+    "kind": "hybrid", "pattern": "M*G-", **SIZES,
+    "deltanet": {"heads": 8, "head_dim": 16, "key_dim": 16, "key_heads": 2, "chunk": 32},
+    "mamba": {"heads": 8, "head_dim": 32, "state": 32, "groups": 2},
+}  # fmt: skip
+LATENT = {
+    "mla": {"kv_rank": 32, "q_rank": 48, "rope_head_dim": 16, "v_head_dim": 32}, "kv_heads": 4
+}  # fmt: skip
+QWEN2_5 = {
+    "positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"
+}  # fmt: skip
+TILES = {
+    "positions": "learned", "image": [4, 4], "shuffle": 1,
+    "tiles": {"grids": [[1, 2], [2, 2]], "most": 2},
+}  # fmt: skip
+SMALL = {"min_patches": 16, "max_patches": 64}
+Models = dict[str, dict[str, Any]]
+
+
+def step(
+    models: Models | None = None,
+    *,
+    data: dict[str, Any] | None = None,
+    each: Box | None = None,
+    compiled: bool = False,
+    seed: int = 0,
+    **modules: Box,
+) -> Spec:
+    """Return a spec of two microbatches; `each` is for all modules, `modules` for some."""
+    found = {"vision": VIT, "language": DECODER, **(models or {})}
+    reads = {"flow": "language", "talker": "language", "connector": "vision"}
+    boxes = {
+        name: box(
+            0,
+            model=model,
+            compile=compiled,
+            **({"reads": [reads[kind]]} if (kind := model["kind"]) in reads else {}),
+            **(each or {}),
+            **modules.get(name, {}),
+        )
+        for name, model in found.items()
+        if model
+    }
+    usual = {
+        "kind": "synthetic", "text_only": 0.0, "min_patches": 16, "max_patches": 128,
+        "min_frames": 40, "max_frames": 200,
+    }  # fmt: skip
+    return spec(
+        boxes, mbs=2, seq=SEQ, microbatches=2, data={**usual, **(data or {})},
+        train={"steps": 1, "precision": "bf16", "seed": seed},
+    )  # fmt: skip
+
+
+def language(**keys: Any) -> Models:
+    return {"language": DECODER | keys}
+
+
+def vision(**keys: Any) -> Models:
+    return {"vision": VIT | keys}
+
+
+STEPS = {
+    "images of several sizes, some samples without": step(data={"max_images": 3, "text_only": 0.3}),
+    "packed records": step(data={"packing": True, "max_images": 2, **SMALL}, seed=2),
+    "text only": step(data={"text_only": 1.0}),
+    "chats of mixed length": step(data={"min_text": 2, "max_documents": 3}),
+    "windows": step(vision(**QWEN2_5)),
+    "tiles": step(vision(**TILES), data={"max_patches": 256}),
+    "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
+    "a class token": step(vision(class_token=True)),
+    "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
+    "videos": step(
+        {
+            **vision(positions="rope2d", temporal_patch=2, video={"time": "patches"}),
+            **language(mrope=[4, 6, 6]),
+        },
+        data={"max_temporal_patches": 4, **SMALL},
+    ),
+    "audio": step({"vision": {}, "audio": AUDIO}),
+    "audio without padding": step({"vision": {}, "audio": AUDIO | {"unpadded": True}}),
+    "two encoders": step({"audio": AUDIO}),
+    "a resampler": step({"connector": {"kind": "connector", **BLOCKS, "queries": 16}}),
+    "recomputing vision": step(vision={"recompute": "full"}),
+    "a frozen tower": step(vision={"frozen": True}),
+    "a frozen tower with a projector": step(vision={"frozen": "except_projector"}),
+    "frozen language": step(language={"frozen": True}),
+    "multi-token prediction": step(language(mtp={"depth": 1})),
+    "latent attention": step(language(**LATENT)),
+    "gated attention": step(language(gated_attention=True, qk_norm=True, rotary_factor=0.25)),
+    "capped scores and logits": step(language(logit_softcap=30.0, attention_softcap=50.0)),
+    "experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128})),
+    "Mamba and DeltaNet": step({"language": HYBRID}),
+    "a flow generator": step({"flow": {"kind": "flow", **BLOCKS, "patch": 2}}),
+    "a talker": step(
+        {"talker": {"kind": "talker", **BLOCKS, "kv_heads": 2, "codebooks": 2, "vocab": 64}}
+    ),
+    "compiled images of several sizes": step(data={"max_images": 3}, compiled=True),
+    "compiled windows and gates": step(
+        {**vision(**QWEN2_5), **language(gated_attention=True, qk_norm=True)}, compiled=True
+    ),
+    "compiled latent attention and experts": step(
+        language(**LATENT, moe={"experts": 4, "top_k": 2, "width": 128, "shared": 64}),
+        compiled=True,
+    ),
+}
+SP = {"tp": 2, "sequence_parallel": True}
+STEPS_OF_TWO_RANKS = {
+    "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
+    "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
+    "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
+    "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
+    "cp 2, latent attention": step(language(**LATENT), each={"cp": 2}),
+    "cp 2, packed records": step(
+        data={"packing": True, "max_images": 2, **SMALL}, each={"cp": 2}, seed=2
+    ),
+    "pp 2, compiled rows of three layers": step(
+        vision(layers=4, deepstack=[0, 1]), each={"pp": 2}, compiled=True
+    ),
+    "dp 2, fully sharded": step(each={"dp": 2, "sharding": "full"}),
+}
+
+
+def judge(found: list[list[Kept]], tolerance: float = 0.02) -> None:
+    """Compare the fullest rank of each forward with its estimate."""
+    by_forward: dict[tuple[str, int, int], list[Kept]] = {}
+    for kept in (each for rank in found for each in rank):
+        by_forward.setdefault((kept.module, kept.stage, kept.forward), []).append(kept)
+    for place, ranks in by_forward.items():
+        most = max(ranks, key=lambda each: each.measured)
+        assert most.estimated == pytest.approx(most.measured, rel=tolerance, abs=SMALLEST), place
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_keeps_what_the_estimate_says(name: str) -> None:
+    judge(run_on_running_ranks(kept_in_step, STEPS[name], world_size=1, timeout_s=120))
+
+
+@pytest.mark.parametrize("name", STEPS_OF_TWO_RANKS)
+def test_two_ranks_keep_what_the_estimate_says(name: str) -> None:
+    judge(run_on_running_ranks(kept_in_step, STEPS_OF_TWO_RANKS[name], world_size=2))
