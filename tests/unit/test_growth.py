@@ -40,14 +40,31 @@ def test_a_ring_takes_a_hop_to_each_other_rank_some_of_them_between_hosts() -> N
     links = LinkTimes(made(64), GIVEN)
     two_hosts, size = tuple(range(16)), 10**9
     hops = 14 * GIVEN.hop_latency + 1 * GIVEN.network_hop_latency
-    moving = size * 15 / 16 / GIVEN.network_bandwidth / 1e9
+    # Eight adapters of a host move as much as NVLink does.
+    moving = size * 15 / 16 / min(8 * GIVEN.network_bandwidth, GIVEN.collective_bandwidth) / 1e9
     wanted = (GIVEN.collective_latency + hops) * 1e-6 + moving
     assert links.collective(two_hosts, size) == pytest.approx(wanted)
+    pairs = (0, 1, 8, 9)
+    hops = 2 * GIVEN.hop_latency + 1 * GIVEN.network_hop_latency
+    moving = size * 3 / 4 / (2 * GIVEN.network_bandwidth) / 1e9
+    wanted = (GIVEN.collective_latency + hops) * 1e-6 + moving
+    assert links.collective(pairs, size) == pytest.approx(wanted)
     every_eighth = tuple(range(0, 64, 8))
     hops = 7 * GIVEN.short_network_hop_latency
     wanted = (GIVEN.collective_latency + hops) * 1e-6
     assert links.collective(every_eighth, 8) == pytest.approx(wanted, rel=1e-3)
     assert links.collective((3,), size) == 0
+
+
+def test_an_all_to_all_leaves_a_rank_by_its_own_adapter() -> None:
+    links, size = LinkTimes(made(64), GIVEN), 10**9
+    hops = 7 * GIVEN.short_hop_latency + 8 * GIVEN.short_network_hop_latency
+    wanted = (GIVEN.collective_latency + hops) * 1e-6 + size / 2 / GIVEN.network_bandwidth / 1e9
+    assert links.exchange(tuple(range(16)), size) == pytest.approx(wanted)
+    one_host, given = tuple(range(8)), GIVEN.collective_latency + 7 * GIVEN.short_hop_latency
+    wanted = given * 1e-6 + size * 7 / 8 / GIVEN.collective_bandwidth / 1e9
+    assert links.exchange(one_host, size) == pytest.approx(wanted)
+    assert links.exchange((3,), size) == 0
 
 
 def test_a_message_takes_the_protocol_that_is_faster_for_its_size() -> None:

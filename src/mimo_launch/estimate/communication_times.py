@@ -37,21 +37,37 @@ class LinkTimes:
         """Return the seconds of a ring all-gather or reduce-scatter of `size` bytes.
 
         A message passes all ranks, one hop after another. As NCCL does, this takes the faster of
-        two protocols: one with slow hops, one with fast hops and a quarter of the bandwidth.
-
-        An all-to-all takes the same time if each rank sends `size` bytes to all ranks together.
+        two protocols: one with slow hops, one with fast hops and a quarter of the bandwidth. Rings
+        leave a host through the adapters of all of its ranks.
         """
         if len(ranks) == 1:
             return 0.0
         given, hosts = self.constants, self._hosts(ranks)
-        bandwidth = self._between(ranks, given.collective_bandwidth)
-        moving = size * (len(ranks) - 1) / len(ranks) / bandwidth
+        bandwidth = given.collective_bandwidth
+        if hosts > 1:
+            bandwidth = min(bandwidth, len(ranks) / hosts * given.network_bandwidth)
+        moving = size * (len(ranks) - 1) / len(ranks) / bandwidth / GIGA
         inside, across = len(ranks) - hosts, hosts - 1
         large = (inside * given.hop_latency + across * given.network_hop_latency) * MICRO
         short = inside * given.short_hop_latency + across * given.short_network_hop_latency
         return given.collective_latency * MICRO + min(
             large + moving, short * MICRO + moving / _SHORT_BANDWIDTH
         )
+
+    def exchange(self, ranks: tuple[int, ...], size: float) -> float:
+        """Return the seconds of an all-to-all in which each rank sends `size` bytes in all.
+
+        Each of its messages is a short hop. The part for other hosts leaves through the adapter of
+        the rank, while the rest moves inside the host.
+        """
+        if len(ranks) == 1:
+            return 0.0
+        given, hosts = self.constants, self._hosts(ranks)
+        inside = len(ranks) / hosts - 1
+        across = len(ranks) - 1 - inside
+        hops = inside * given.short_hop_latency + across * given.short_network_hop_latency
+        moving = max(inside / given.collective_bandwidth, across / given.network_bandwidth)
+        return (given.collective_latency + hops) * MICRO + size / len(ranks) * moving / GIGA
 
     def sum_of_metrics(self, num_ranks: int) -> float:
         """Return the seconds of an all-reduce of a few numbers over the first ranks of a job.
@@ -65,17 +81,13 @@ class LinkTimes:
 
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the seconds of a transfer of `size` bytes between two of these ranks."""
-        bandwidth = self._between(ranks, self.constants.p2p_bandwidth)
-        hop = self.constants.network_hop_latency if self._hosts(ranks) > 1 else 0.0
-        return (self.constants.p2p_latency + hop) * MICRO + size / bandwidth
+        bandwidth, hop = self.constants.p2p_bandwidth, 0.0
+        if self._hosts(ranks) > 1:
+            bandwidth, hop = self.constants.network_bandwidth, self.constants.network_hop_latency
+        return (self.constants.p2p_latency + hop) * MICRO + size / bandwidth / GIGA
 
     def _hosts(self, ranks: tuple[int, ...]) -> int:
         return _num_hosts(ranks, self.spec.nodes.gpus if self.spec.nodes else None)
-
-    def _between(self, ranks: tuple[int, ...], inside: float) -> float:
-        """Return the bytes per second between increasing ranks; `inside` is GB/s on one host."""
-        crosses = self._hosts(ranks) > 1
-        return (self.constants.network_bandwidth if crosses else inside) * GIGA
 
 
 @lru_cache(maxsize=64)

@@ -215,12 +215,12 @@ class CostModel:
         layers = [kind.layer_widths(number) for number in numbers]
         regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, Axis.TP), tokens)
+        held, cp = work.held / grid.size(Axis.TP) * number, grid.group_of(rank, Axis.CP)
         for layer in layers:
-            # Tokens are exchanged for heads and back: (cp - 1) / cp of what a rank holds.
-            features = layer.exchanges + grid.size(Axis.CP) * layer.gathers
-            traded = work.held * features / grid.size(Axis.TP) * number
-            if traded:
-                seconds += self.links.collective(grid.group_of(rank, Axis.CP), traded)
+            if layer.exchanges:  # Tokens for heads, and back.
+                seconds += self.links.exchange(cp, held * layer.exchanges)
+            if layer.gathers:
+                seconds += self.links.collective(cp, held * len(cp) * layer.gathers)
         if patches := gathered_patches(module, stage, work):
             size = patches * self.spec.row_width(module.name) * number
             seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
@@ -245,7 +245,7 @@ class CostModel:
                 size = kind.moe.top_k * sent
                 # Ranks that split an expert gather each other's tokens, and sum the results.
                 gathered = self.links.collective(split, len(split) * size)
-                seconds += 2 * (self.links.collective(ep, size) + gathered)
+                seconds += 2 * (self.links.exchange(ep, size) + gathered)
         return seconds
 
     def _edge(self, module: ModuleLayout) -> float:
