@@ -18,7 +18,7 @@ from mimo_launch.data.heaviest_steps import heaviest_steps
 from mimo_launch.data.known_order import KnownOrder, known_order
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.packing import best_fit
-from mimo_launch.data.run_records import DrawnRecords, Int64s, Records, Source, records_like
+from mimo_launch.data.run_records import DrawnRecords, Records, Source, records_like
 from mimo_launch.data.sample_order import CHUNK
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
@@ -97,14 +97,10 @@ class ExpectedSteps:
         order = self.order
         if order is None or len(order.ids) > order.records.most:
             return self.sampled
-
-        def by_step(of_records: Int64s) -> Int64s:
-            return order.sums(of_records).reshape(-1, order.batch)
-
         others = [module.name for module in self.layout.modules if not module.is_language]
-        rows = {name: by_step(order.records.rows(name, order.ids)) for name in others}
-        tokens = by_step(order.records.tokens(order.ids))
-        return tuple(map(order.step, heaviest_steps(self.layout, tokens, rows, order.step)))
+        rows = {name: order.rows(name) for name in others}
+        found = heaviest_steps(self.layout, order.tokens, rows, order.step)
+        return tuple(map(order.step, found))
 
     def padding_with(self, *, packing: bool) -> float:
         """Return the padding of the same records with packing, or without."""

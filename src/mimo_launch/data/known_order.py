@@ -7,7 +7,7 @@ Leaves: which of these steps stand for the run to `expected_steps`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import overload
 
@@ -21,12 +21,17 @@ from mimo_launch.spec.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class KnownOrder:
-    """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`."""
+    """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`.
+
+    Steps and sizes are kept: the layouts of a search share them.
+    """
 
     records: Records
     batch: int
     ids: Int64s
     ends: Int64s
+    _steps: dict[int, StepData] = field(default_factory=dict, init=False)
+    _rows: dict[str, Int64s] = field(default_factory=dict, init=False)
 
     @property
     def num_steps(self) -> int:
@@ -35,12 +40,25 @@ class KnownOrder:
 
     def step(self, number: int) -> StepData:
         """Return a step, counted from 0."""
-        samples = range(number * self.batch, (number + 1) * self.batch)
-        return StepData(number, DescribedSamples(self, samples))
+        if number not in self._steps:
+            samples = range(number * self.batch, (number + 1) * self.batch)
+            self._steps[number] = StepData(number, DescribedSamples(self, samples))
+        return self._steps[number]
 
-    def sums(self, of_records: Int64s) -> Int64s:
-        """Return a sum for each sample, given a number for each record."""
-        found: Int64s = np.diff(np.concatenate([[0], np.cumsum(of_records)])[self.ends])
+    @cached_property
+    def tokens(self) -> Int64s:
+        """Tokens of each sample, [steps, samples]."""
+        return self._by_step(self.records.tokens(self.ids))
+
+    def rows(self, module: str) -> Int64s:
+        """Return the rows that a module makes of each sample, [steps, samples]."""
+        if module not in self._rows:
+            self._rows[module] = self._by_step(self.records.rows(module, self.ids))
+        return self._rows[module]
+
+    def _by_step(self, of_records: Int64s) -> Int64s:
+        sums = np.concatenate([[0], np.cumsum(of_records)])[self.ends]
+        found: Int64s = np.diff(sums).reshape(-1, self.batch)
         return found
 
 
