@@ -52,7 +52,7 @@ def errors(spec: Spec) -> list[str]:
 
 
 def test_a_faster_layout_is_taken_and_its_gain_is_what_estimates_say() -> None:
-    data = unplaced("80GB", 16, vision=SMALL_VIT, language=LLAMA)
+    data = unplaced("80GB", 64, vision=SMALL_VIT, language=LLAMA)
     rule, found = placed(data, choose(data, 16)), first_spec(data, 16)
     assert found.gain is not None
     assert found.gain >= LEAST_GAIN
