@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run
 from tests.support.families import FAMILIES
 from tests.support.lists import by_lists
 from tests.support.planted_caps import capped, in_small_blocks
@@ -18,6 +19,8 @@ from tests.support.planted_growth import grown
 from tests.support.planted_images import seen_whole
 from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
 from tests.support.planted_latent import MLA, latent
+from tests.support.planted_nope import MODEL as NOPE_MODEL
+from tests.support.planted_nope import unturned
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -26,6 +29,11 @@ from tests.support.whole_models import deviation, found_logits
 
 from mimo_launch.layers.pointwise import clamped_swiglu
 from mimo_launch.layers.score_attention import queries_at_once
+from mimo_launch.spec.layers import Nope, QueryScaling, SlidingWindow
+from mimo_launch.spec.spec import DecoderModel, Spec
+from mimo_launch.verify.oracle_blocks import Load, RecordText
+from mimo_launch.verify.oracle_language import _attention as attention
+from mimo_launch.verify.oracle_layers import frequencies, text_angles
 
 Layouts = dict[str, dict[str, Any]]
 DOCUMENTS = "tp 2, cp 2, documents"
@@ -129,6 +137,43 @@ GROWTH: Layouts = {
     },
     "further tokens, cp 2": {"cp": 2, "model": {"mtp": {"depth": 1}}},
 }  # fmt: skip  # fmt: skip
+NOPE: Layouts = {
+    **BEHIND_VISION,
+    "experts": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "further tokens, cp 2": {"cp": 2, "model": {"mtp": {"depth": 1}}},
+    "further tokens that rotate": {
+        "model": {
+            "mtp": {"depth": 1}, "nope": {"layers": [0]},
+            "sliding_window": {"size": 5, "chunked": True, "full": [0]},
+        },
+    },
+    # As in a SmolLM3 with windows, which are in its layers without rotary positions.
+    "both in windows, cp 2, documents": {
+        "cp": 2, "data": {"max_documents": 3},
+        "model": {"sliding_window": {"size": 4, "full": [0, 2], "rope_theta": 20.0}},
+    },
+    "growth of the model, tp 2": {
+        "tp": 2,
+        "model": {"query_scaling": {"beta": 0.3, "length": 2}, "nope": {"layers": [0, 3]}},
+    },
+    "images seen whole, cp 2": {"cp": 2, "model": {"bidirectional_images": True}},
+    "three axes, capped, sinks": {
+        "model": {"mrope": [2, 2, 2], "attention_softcap": 5.0, "attention_sinks": True},
+    },
+    "norms and gates, sequence parallel": {
+        "tp": 2, "sequence_parallel": True, "model": {"qk_norm": True, "gated_attention": True},
+    },
+    "latent attention, tp 2": {
+        "tp": 2,
+        "model": {
+            "kv_heads": 4, "head_dim": 10,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+        },
+    },
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -152,6 +197,18 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         set(),
         by_lists,
     ),
+    "layers without positions": (
+        unturned,
+        NOPE,
+        {DOCUMENTS, "further tokens, cp 2", "both in windows, cp 2, documents"},
+        None,
+    ),
+    "chunks over lists": (
+        unturned,
+        {"cp 4, packed": NOPE["cp 4, packed"]},
+        {"cp 4, packed"},
+        by_lists,
+    ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),
 }
 
@@ -167,6 +224,59 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
 def test_gradients_are_those_of_one_rank(name: str, layout: str) -> None:
     made, layouts, _, prepare = VARIANTS[name]
     assert failures(verdicts(made(**layouts[layout]), prepare=prepare)) == []
+
+
+def test_layers_without_positions_go_on_on_another_layout(tmp_path: Path) -> None:
+    """The last steps are those of a run on one rank."""
+
+    def saving(layout: str, steps: int) -> Spec:
+        keys = ("nope", "sliding_window", "rope_theta")
+        model = LANGUAGE | {key: NOPE_MODEL[key] for key in keys}
+        return make_spec(layout, steps, modules={("language", "model"): model})
+
+    alone = numbers(run(saving("one rank", 5), tmp_path / "alone"))
+    run(saving("cp2 tp2 sp", 3), tmp_path / "run")
+    went_on = numbers(run(saving("pp2", 5), tmp_path / "run"))
+    assert sorted(went_on) == [4, 5]
+    for step, values in went_on.items():
+        assert values == pytest.approx(alone[step], rel=1e-9)
+
+
+def test_chunks_and_layers_without_positions_are_those_of_llama_4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its attention alone: without norms of heads, whose experts no decoder here has."""
+    from transformers import Llama4TextConfig
+    from transformers.masking_utils import create_causal_mask, create_chunked_causal_mask
+    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+    settings = {
+        "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12,
+        "num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_qk_norm": False,
+        "attention_chunk_size": 5, "floor_scale": 3, "attn_scale": 0.5,
+    }  # fmt: skip
+    config = Llama4TextConfig(**settings, attn_implementation="eager")
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model = DecoderModel(
+        kind="decoder", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=12, vocab=9,
+        rotary_interleaved=True, sliding_window=SlidingWindow(size=5, chunked=True, full=(1,)),
+        nope=Nope(
+            layers=(1,), query_scaling=QueryScaling(beta=0.5, length=3, first_position=1)
+        ),
+    )  # fmt: skip
+    x = torch.randn(1, 17, 32, dtype=torch.float64)
+    angle = text_angles(17, frequencies(12, 500.0))
+    text = RecordText(torch.zeros(17), torch.ones(17, dtype=torch.bool), Load(), angles=angle)
+    for layer, mask in enumerate((create_chunked_causal_mask, create_causal_mask)):
+        theirs = Llama4TextAttention(config, layer).double()
+        allowed = mask(config, inputs_embeds=x, attention_mask=None, cache=None)
+        turn = torch.polar(torch.ones_like(angle), angle)[None]
+        wanted, _ = theirs(x, turn, allowed)
+        weights = {
+            f"a.{name.replace('_proj', '')}": each for name, each in theirs.named_parameters()
+        }
+        found = attention(weights, x[0], "a", model, text, layer)
+        torch.testing.assert_close(found, wanted[0], rtol=1e-12, atol=1e-12)
 
 
 def test_clamped_gates_are_those_of_transformers() -> None:

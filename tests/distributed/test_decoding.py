@@ -45,9 +45,16 @@ def choices_of(made: Spec) -> Choices:
         }
 
 
-def made(language: dict[str, Any], mbs: int) -> Spec:
+# The second layer has no rotary positions, the first attends in chunks.
+UNTURNED = {
+    "nope": {"layers": [1], "query_scaling": {"beta": 0.5, "length": 3, "first_position": 1}},
+    "sliding_window": {"size": 5, "chunked": True, "full": [1]},
+}  # fmt: skip
+
+
+def made(language: dict[str, Any], mbs: int, **model: Any) -> Spec:
     ranks = language.pop("first")
-    modules = {"vision": box(0, dp=2), "language": box(ranks, model=DECODER, **language)}
+    modules = {"vision": box(0, dp=2), "language": box(ranks, model=DECODER | model, **language)}
     return spec(modules, microbatches=2, mbs=mbs, seq=24)
 
 
@@ -56,6 +63,14 @@ def right() -> Choices:
     """The choices of one rank."""
     [found] = run_ranks(choices_of, alone(), world_size=1)
     return found
+
+
+def test_layers_without_rotary_positions_choose_the_same_tokens_over_cp(right: Choices) -> None:
+    [one] = run_on_running_ranks(choices_of, alone(**UNTURNED), world_size=1)
+    assert one != right
+    asked = made({"first": 2, "cp": 2}, 4, **UNTURNED)
+    for found in run_on_running_ranks(choices_of, asked, world_size=4)[2:]:
+        assert found == one
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,6 @@ def test_every_layout_chooses_the_same_tokens(language: dict[str, Any], right: C
     assert sorted({sample for each in found for sample in each}) == sorted(right)
 
 
-def alone() -> Spec:
-    modules = {"vision": box(0), "language": box(0, model=DECODER)}
+def alone(**model: Any) -> Spec:
+    modules = {"vision": box(0), "language": box(0, model=DECODER | model)}
     return spec(modules, microbatches=2, mbs=4, seq=24)

@@ -31,6 +31,10 @@ HYBRID = {
 LATENT = {
     "mla": {"kv_rank": 32, "q_rank": 48, "rope_head_dim": 16, "v_head_dim": 32}, "kv_heads": 4
 }  # fmt: skip
+NOPE = {
+    "layers": 3,
+    "nope": {"layers": [1, 2], "query_scaling": {"beta": 0.5, "length": 16, "first_position": 1}},
+}  # fmt: skip
 QWEN2_5 = {
     "positions": "rope2d", "windows": {"side": 4}, "norm": "rms", "activation": "swiglu"
 }  # fmt: skip
@@ -112,6 +116,7 @@ STEPS = {
     "multi-token prediction": step(language(mtp={"depth": 1})),
     "latent attention": step(language(**LATENT)),
     "gated attention": step(language(gated_attention=True, qk_norm=True, rotary_factor=0.25)),
+    "layers without rotary positions": step(language(**NOPE)),
     "capped scores and logits": step(language(logit_softcap=30.0, attention_softcap=50.0)),
     "experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128})),
     "Mamba and DeltaNet": step({"language": HYBRID}),
@@ -134,6 +139,7 @@ STEPS_OF_TWO_RANKS = {
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
     "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
+    "cp 2, layers without rotary positions": step(language(**NOPE), each={"cp": 2}),
     "cp 2, latent attention": step(language(**LATENT), each={"cp": 2}),
     "cp 2, packed records": step(
         data={"packing": True, "max_images": 2, **SMALL}, each={"cp": 2}, seed=2

@@ -112,6 +112,8 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
     else:
         found |= {"query, key and value biases"} if model.qkv_bias else set()
         found |= {"sliding windows"} if model.sliding_window else set()
+        found |= {"chunks"} if model.sliding_window and model.sliding_window.chunked else set()
+        found |= {"layers without rotary positions"} if model.nope else set()
         found |= {"bidirectional images"} if model.bidirectional_images else set()
         found |= {"norms on both sides"} if model.post_norms else set()
         found |= {"latent attention"} if model.mla else set()

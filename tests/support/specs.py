@@ -503,6 +503,13 @@ def one_module(
                 model |= draw(_as_deepseek(model["heads"]))
             if draw(seldom):
                 model["query_scaling"] = {"beta": 0.5, "length": draw(st.sampled_from([1, 3, 99]))}
+            if draw(seldom):
+                model["nope"] = {
+                    "layers": [draw(st.integers(0, layers - 1))],
+                    "query_scaling": draw(
+                        st.sampled_from([None, {"beta": 0.5, "length": 3, "first_position": 1}])
+                    ),
+                }
             model |= {"attention_sinks": draw(seldom), "output_bias": draw(seldom)}
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
         if draw(seldom) and not model.get("bidirectional_images"):
@@ -580,6 +587,7 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "size": draw(st.integers(2, 9)),
         "full": [number for number in range(layers) if draw(st.booleans())][: layers - 1],
         "rope_theta": draw(st.sampled_from([None, 20.0])),
+        "chunked": draw(st.booleans()),
     }
     return {
         "sliding_window": window,

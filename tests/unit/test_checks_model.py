@@ -47,6 +47,9 @@ def codes(*overrides: str) -> list[str]:
         ),
         (["model.sliding_window={size: 4, full: [1]}"], []),
         (["model.sliding_window={size: 4, full: [0, 1]}"], ["setting-without-effect"]),
+        (["model.sliding_window={size: 4, chunked: true, full: [2]}"], ["full-layer-not-in-model"]),
+        (["model.nope={layers: [0, 1]}"], []),
+        (["model.nope={layers: [1, 2]}"], ["full-layer-not-in-model"]),
         (["model.bidirectional_images=true"], []),
         (["model.rope_scaling={rope_type: linear, factor: 2.0}"], []),
         (

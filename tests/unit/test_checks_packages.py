@@ -69,6 +69,7 @@ def test_a_missing_backend_is_found_before_the_run(
         (["modules.language.model.head_dim=256"], None),
         (["modules.language.model.head_dim=8"], None),
         (["modules.language.model.sliding_window={size: 4}"], "`sliding_window`"),
+        (["modules.language.model.nope={layers: [0]}"], "`nope`"),
         (["modules.language.model.activation=gelu_tanh"], "`activation`"),
         (["modules.language.model.bidirectional_images=true"], "`bidirectional_images`"),
         (["modules.language.model.post_norms=true"], "`post_norms`"),

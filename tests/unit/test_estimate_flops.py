@@ -166,6 +166,22 @@ def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
     assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 62]
 
 
+def test_chunks_are_counted_by_the_pairs_that_attend() -> None:
+    """Two sequences of 32 tokens; of chunks of 12 the last one is shorter, and 40 is the whole."""
+    found = []
+    for size, full in ((12, [1]), (16, []), (40, [])):
+        window = {"size": size, "full": full, "chunked": True}
+        made = spec(
+            {"language": box(0, model={**DECODER, "sliding_window": window})}, mbs=2, seq=32
+        )
+        layout = build_layout(made)
+        (stage,) = layout.language.stages
+        work = workload(layout, layout.language, nominal(made))
+        found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2))
+    whole = 32**2 / 2
+    assert found == [2 * (2 * 12**2 + 8**2) / 2 + whole, 3 * 16**2, 3 * whole]
+
+
 def test_images_that_see_each_other_add_the_pairs_behind_a_token() -> None:
     """Two sequences of 32 tokens with one image of 12 rows each."""
     found = []

@@ -168,6 +168,7 @@ NORMED = {
     "score_size": 20.0,
     "of_mlp": {"gate": "gelu_tanh"},
 }
+NORMED_HEADS = {"qk_norm": True}
 GATES = {"gated_attention": True, "qk_norm": True, "rotary_factor": 0.25}
 
 
@@ -278,6 +279,22 @@ def test_queries_that_grow_keep_no_more(compiled: bool) -> None:
     assert got == kept_by_block(block, sequences(dtype), dtype)
     made = model(compiled=compiled, decoder={"query_scaling": {"beta": 0.1, "length": 16}})
     assert per_block(made, "language") == got
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("keys", [{}, {"query_scaling": {"beta": 0.1, "length": 16}}, NORMED_HEADS])
+def test_a_layer_without_rotary_positions_keeps_what_the_table_says(
+    keys: dict[str, Any], compiled: bool
+) -> None:
+    """Queries and keys are parts of a tensor that is kept; larger queries are another one."""
+    dtype, shape = torch.bfloat16, {"qk_norm": True} if keys is NORMED_HEADS else {}
+    block = block_of("language", dtype, compiled=compiled, **shape)
+    context = sequence_context(2, torch.arange(256), None, dtype, documents=None)
+    if "query_scaling" in keys:
+        context = replace(context, factors=torch.rand(256))
+    layers = range(model().language.model.layers)
+    made = model(compiled=compiled, decoder={"nope": {"layers": list(layers)}, **keys})
+    assert per_block(made, "language") == kept_by_block(block, context, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

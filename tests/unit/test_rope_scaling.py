@@ -9,7 +9,11 @@ import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.rotary_angles import scaled
+from mimo_launch.layers.sequence_contexts import query_factors
+from mimo_launch.spec.layers import QueryScaling
+from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 from mimo_launch.verify.oracle_layers import attention_factor, frequencies
 
@@ -99,3 +103,25 @@ def test_an_export_says_what_it_would_read() -> None:
     assert found is not None
     assert found.name == "LlamaForCausalLM"
     assert found.parts["language"].keys()["rope_scaling"] == LLAMA.model_dump()
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, None), (1, 1 + 0.5 * math.log(2))])
+def test_the_last_token_of_one_length_grows_if_positions_begin_at_1(
+    first: Any, last: float | None
+) -> None:
+    scaling = QueryScaling(beta=0.5, length=8, first_position=first)
+    found = query_factors(scaling, None, torch.arange(8), 8, torch.float64)
+    assert (found is None) == (last is None)
+    assert found is None or found.tolist() == pytest.approx([1.0] * 7 + [last])
+
+
+def test_a_depth_of_further_tokens_rotates_as_the_last_layer_does() -> None:
+    model = model_from_data({
+        "kind": "decoder", "layers": 2, "hidden": 32, "heads": 4, "vocab": 9, "mtp": {"depth": 1},
+        "nope": {"layers": [1]},
+    })  # fmt: skip
+    kind = kind_of(model)
+    assert [kind.sight(number).rotary is None for number in range(3)] == [False, True, True]
+    assert [kind.layer_name(number) for number in range(3)] == [
+        "block", "NoPE block", "mtp NoPE block",
+    ]  # fmt: skip

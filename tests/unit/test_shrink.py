@@ -135,11 +135,16 @@ def test_windows_caps_and_growth_are_small_enough_to_be_seen() -> None:
     """Windows end within documents, caps cut small scores; what is small enough stays."""
     caps = {"attention_softcap": 50.0, "logit_softcap": 30.0}
     growth = {"query_scaling": {"beta": 0.1, "length": 8192}}
-    made = spec({"language": box(0, model={"sliding_window": {"size": 4096}, **caps, **growth})})
+    more = {"layers": 8, "nope": {"layers": [3, 7], **growth}}
+    made = spec(
+        {"language": box(0, model={"sliding_window": {"size": 4096}, **caps, **growth, **more})}
+    )
     small = shrink(made).language.model
     assert small.sliding_window.size == 5
     assert (small.attention_softcap, small.logit_softcap) == (2.0, 2.0)
-    assert (small.query_scaling.beta, small.query_scaling.length) == (0.5, 3)
+    for found in (small.query_scaling, small.nope.query_scaling):
+        assert (found.beta, found.length) == (0.5, 3)
+    assert small.nope.layers == (small.layers - 1,)
     again = shrink(spec({"language": box(0, model={
         "sliding_window": {"size": 2}, "attention_softcap": 1.5, "logit_softcap": 1.0,
         "query_scaling": {"beta": 0.75, "length": 2},

@@ -51,9 +51,11 @@ LATENT_ALONE = (
 )
 LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
 LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
+GROWN = Saved(name="queries that grow", query=1)
 TORCH_ONLY = (
     "mla",
     "sliding_window",
+    "nope",
     "bidirectional_images",
     "activation",
     "post_norms",
@@ -107,8 +109,13 @@ class DecoderBlocksKind(CausalKind):
         )
 
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        attention = self._saved_projected(passes, rotated=True, normed=self.model.qk_norm)
+        copied = self._copies(number, passes)
+        attention = self._saved_projected(passes, rotated=copied, normed=self.model.qk_norm)
         return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
+
+    def _copies(self, number: int, passes: Passes) -> bool:
+        """Return whether attention reads queries and keys that positions changed."""
+        return True
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
@@ -217,17 +224,30 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def layer_name(self, number: int) -> str:
         """Return the name of a layer in tables."""
         name = LanguageKind.layer_name(self, number)
+        name = f"NoPE {name}" if self.sight(number).rotary is None else name
         return f"mtp {name}" if self.is_depth(number) else name
 
     def sight(self, number: int) -> Sight:
-        """Return the sight of a layer; a layer with windows may have another rotary base."""
-        whole, window = LanguageKind.sight(self, number), self.model.sliding_window
-        if window is None or not self.attending.in_windows(number):
-            return whole
-        rotary = whole.rotary
-        if rotary is not None and window.rope_theta is not None:
-            rotary = replace(rotary, theta=window.rope_theta, scaling=None)
-        return replace(whole, rotary=rotary, window=window)
+        """Return the sight of a layer, which may have a window, another rotary base, or none."""
+        found, window, nope = (
+            LanguageKind.sight(self, number),
+            self.model.sliding_window,
+            self.model.nope,
+        )
+        if window is not None and self.attending.in_windows(number):
+            rotary = found.rotary
+            if rotary is not None and window.rope_theta is not None:
+                rotary = replace(rotary, theta=window.rope_theta, scaling=None)
+            found = replace(found, rotary=rotary, window=window)
+        if nope is not None and self._like(number) in nope.layers:
+            found = replace(found, rotary=None, growth=nope.query_scaling or found.growth)
+        return found
+
+    def _copies(self, number: int, passes: Passes) -> bool:
+        """Return whether attention reads queries and keys that positions changed."""
+        sight = self.sight(number)
+        # Over cp keys are gathered, so larger queries alone are all that is kept.
+        return sight.rotary is not None or (sight.growth is not None and passes.cp > 1)
 
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         if self.model.mla is None:
@@ -241,6 +261,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each is not SUMS)
+        if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
+            block = (*block, *((GROWN,) if self.sight(number).growth else ()))
         return (*block, *(UNNORMED if self.model.post_norms else ()))
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
-from mimo_launch.layers.pointwise import rotated, rotated_interleaved
+from mimo_launch.layers.pointwise import grown, rotated, rotated_interleaved
 from mimo_launch.layers.rotary_angles import angles, cos_and_sin
 from mimo_launch.layers.router import RoutingContext
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -69,7 +69,7 @@ class SequenceContext:
         Queries are multiplied by their factors. `fused` calls a function in one pass over memory.
         """
         if self.cos is None or self.sin is None:
-            return q, k
+            return (q if self.factors is None else fused(grown, q, self.factors)), k
         turn = rotated_interleaved if interleaved else rotated
         factors = () if self.factors is None else (self.factors,)
         return fused(turn, q, self.cos, self.sin, *factors), fused(turn, k, self.cos, self.sin)
@@ -101,7 +101,19 @@ def in_window(
     """Return the context of layers with a window, for sequences of `seq` tokens."""
     if window is None or window.size >= seq:
         return sequences
-    return replace(sequences, reach=window.size)
+    if not window.chunked:
+        return replace(sequences, reach=window.size)
+    # A chunk is a document of its own, but for positions.
+    documents, size = sequences.documents, window.size
+    numbers = places(documents, seq, sequences.device) // size
+    numbers = (
+        numbers.expand(sequences.batch, seq)
+        if documents is None
+        else documents.numbers.long() * seq + numbers
+    )
+    lengths = sequences.lengths(seq)
+    chunks = (min(size, each - first) for each in lengths for first in range(0, each, size))
+    return replace(sequences, documents=Documents(numbers, tuple(chunks)))
 
 
 def with_images(
@@ -117,6 +129,9 @@ def with_images(
     if sequences.reach is not None:
         place = torch.arange(seq, device=images_BS.device)
         same &= place[:, None] - place < sequences.reach
+    if sequences.documents is not None:
+        numbers = sequences.documents.numbers
+        same &= numbers[:, :, None] == numbers[:, None, :]
     allowed = everywhere | same[:, None]
     added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     added.masked_fill_(~allowed, -math.inf)
@@ -139,6 +154,15 @@ def zigzag_positions(seq: int, cp: int, cp_size: int, device: torch.device) -> T
     return torch.cat([chunks[cp], chunks[2 * cp_size - 1 - cp]])
 
 
+def places(documents: Documents | None, seq: int, device: torch.device) -> Tensor:
+    """Return the place of each token in its document, [B, S]; without documents, [S]."""
+    found = torch.arange(seq, device=device)
+    if documents is None:
+        return found
+    begins = documents.numbers.diff(dim=1, prepend=documents.numbers[:, :1]) != 0
+    return found - torch.where(begins, found, 0).cummax(dim=1).values
+
+
 def query_factors(
     scaling: QueryScaling | None,
     documents: Documents | None,
@@ -148,16 +172,12 @@ def query_factors(
 ) -> Tensor | None:
     """Return the factors of queries at the places `held` of sequences of `seq` tokens.
 
-    Positions count from 0 in each document. None if all factors are 1. Shapes: [S] for S places;
+    Positions count anew in each document. None if all factors are 1. Shapes: [S] for S places;
     with documents [B, S].
     """
-    if scaling is None or seq <= scaling.length:
+    if scaling is None or seq - 1 + scaling.first_position < scaling.length:
         return None
-    positions = held
-    if documents is not None:
-        places = torch.arange(seq, device=held.device)
-        begins = documents.numbers.diff(dim=1, prepend=documents.numbers[:, :1]) != 0
-        positions = (places - torch.where(begins, places, 0).cummax(dim=1).values)[:, held]
+    positions = places(documents, seq, held.device)[..., held] + scaling.first_position
     steps = (positions // scaling.length).to(torch.promote_types(dtype, torch.float32))
     return 1 + scaling.beta * torch.log1p(steps)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, Layers, Strict, Tokens
-from mimo_launch.spec.layers import Mla, Moe, Mtp, QueryScaling, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import Mla, Moe, Mtp, Nope, QueryScaling, RopeScaling, SlidingWindow
 
 
 class CausalModel(Strict):
@@ -197,6 +197,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Attention to the last tokens only in some layers, as in Gemma 3: cheaper on "
         "long sequences.",
         examples=["{size: 1024, full: [5, 11, 17, 23], rope_theta: 10000.0}"],
+    )
+    nope: Nope | None = Field(
+        None,
+        description="Layers without rotary positions, as every fourth one in SmolLM3, Llama 4 and "
+        "Command A.",
+        examples=["{layers: [3, 7, 11, 15]}"],
     )
     bidirectional_images: bool = Field(
         False,

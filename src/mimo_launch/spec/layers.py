@@ -116,6 +116,27 @@ class QueryScaling(Strict):
         description="Tokens over which the factor is the same; over the first ones it is 1.",
         examples=[16384],
     )
+    first_position: Literal[0, 1] = Field(
+        0, description="Position of the first token of a document: 1 in Llama 4."
+    )
+
+
+class Nope(LayerChoice):
+    """Layers without rotary positions (NoPE), among others that have them."""
+
+    chosen = "layers"
+    meaning = "is to have no rotary positions"
+    layers: Annotated[LayerNumbers, Field(min_length=1)] = Field(
+        description="The layers, counted from 0, in which no query or key rotates.",
+        examples=["[3, 7, 11, 15]"],
+        strict=False,
+    )
+    query_scaling: QueryScaling | None = Field(
+        None,
+        description="In these layers in place of the model's `query_scaling`, as in Llama 4, which "
+        "has `attn_scale` for `beta` and `floor_scale` for `length`.",
+        examples=["{beta: 0.1, length: 8192, first_position: 1}"],
+    )
 
 
 class SlidingWindow(LayerChoice):
@@ -127,6 +148,11 @@ class SlidingWindow(LayerChoice):
     # With one token, queries and keys would have no gradients.
     size: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
         description="Tokens that a token attends to: itself and those before it.", examples=[1024]
+    )
+    chunked: bool = Field(
+        False,
+        description="The window does not slide: each document is cut into chunks of `size` tokens, "
+        "and a token attends to itself and those before it in its chunk, as in Llama 4.",
     )
     full: LayerNumbers = Field(
         (),
@@ -143,6 +169,9 @@ class SlidingWindow(LayerChoice):
 
     def pairs(self, tokens: int) -> float:
         """Return how many pairs of tokens attend in a sequence; half of each diagonal counts."""
+        if self.chunked:
+            chunks, rest = divmod(tokens, self.size)
+            return (chunks * self.size**2 + rest**2) / 2
         seen = min(tokens, self.size)
         return seen * (tokens - seen / 2)
 

@@ -179,6 +179,7 @@ def _attention(
     heads, kv_heads, norm = model.heads, model.num_kv_heads, _norm_of(weights, model)
     angles, factor, window, size, cap, sinks = text.angles, 1.0, None, None, None, None
     growth: Tensor | None = None
+    chunked = False
     if isinstance(model, DecoderBlocks):
         factor = attention_factor(model.rope_scaling)
     if isinstance(model, DecoderModel):
@@ -186,9 +187,13 @@ def _attention(
         growth = query_growth(model.query_scaling, text.documents)
         sinks = weights[f"{name}.sinks.weight"] if model.attention_sinks else None
         if model.sliding_window is not None and number not in model.sliding_window.full:
-            window = model.sliding_window.size
+            window, chunked = model.sliding_window.size, model.sliding_window.chunked
             if text.local_angles is not None:
                 angles, factor = text.local_angles, 1.0
+        if model.nope is not None and number in model.nope.layers and angles is not None:
+            angles, factor = torch.zeros_like(angles), 1.0
+            own = model.nope.query_scaling or model.query_scaling
+            growth = query_growth(own, text.documents)
     gates: Sequence[Tensor] = ()
     if isinstance(model, DecoderModel) and model.mla and angles is not None:
         q, k, v = latent_heads(weights, y, f"{name}.latent", model, angles, factor)
@@ -207,7 +212,7 @@ def _attention(
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     scale = (size or q.shape[-1]) ** -0.5
-    hidden = hidden_from(text.documents, text.images, window)
+    hidden = hidden_from(text.documents, text.images, window, chunked=chunked)
     attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks)
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())

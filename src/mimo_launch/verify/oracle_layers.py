@@ -41,18 +41,33 @@ def rms_norm(weights: Weights, x: Tensor, name: str, eps: float, *, offset: bool
     return scaled * (weights[f"{name}.weight"] + int(offset))
 
 
-def hidden_from(documents: Tensor, images: Tensor | None, window: int | None) -> Tensor:
+def places_in(documents: Tensor) -> list[int]:
+    """Return the place of each token in its document, from 0."""
+    seen, found = Counter[int](), list[int]()
+    for document in documents.tolist():
+        found.append(seen[document])
+        seen[document] += 1
+    return found
+
+
+def hidden_from(
+    documents: Tensor, images: Tensor | None, window: int | None, *, chunked: bool = False
+) -> Tensor:
     """Return [S, S], true where a token does not see another: later ones, other documents.
 
     Tokens with the same number in `images`, except 0, see each other. With `window`, tokens that
-    are `window` or more places earlier are hidden.
+    are `window` or more places earlier are hidden; if `chunked`, those that are not in the same
+    chunk of `window` tokens of their document.
     """
     tokens = len(documents)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
     if images is not None:
         hidden &= (images[:, None] != images) | (images == 0)
     hidden |= documents[:, None] != documents
-    if window is not None:
+    if window is not None and chunked:
+        chunks = torch.tensor([place // window for place in places_in(documents)])
+        hidden |= chunks[:, None] != chunks
+    elif window is not None:
         for token in range(window, tokens):
             hidden[token, : token + 1 - window] = True
     return hidden
@@ -205,10 +220,10 @@ def query_growth(scaling: QueryScaling | None, documents: Tensor) -> Tensor | No
     """Return the factor on the query of each token, [S], from the document of each token."""
     if scaling is None:
         return None
-    seen, found = Counter[int](), list[float]()
-    for document in documents.tolist():
-        found.append(1 + scaling.beta * math.log(1 + math.floor(seen[document] / scaling.length)))
-        seen[document] += 1
+    found = list[float]()
+    for place in places_in(documents):
+        steps = math.floor((place + scaling.first_position) / scaling.length)
+        found.append(1 + scaling.beta * math.log(1 + steps))
     return torch.tensor(found, dtype=torch.float64)
 
 
