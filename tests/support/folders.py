@@ -57,6 +57,11 @@ _MINISTRAL: Config = {
     **dense("ministral3", 34, 4096, 32, 8, 14336, 131072), "head_dim": 128, "rms_norm_eps": 1e-5,
     "rope_parameters": GROWING, "sliding_window": None, "tie_word_embeddings": False,
 }  # fmt: skip
+_SMOLLM3: Config = {
+    **dense("smollm3", 4, 64, 4, 2, 96, 300),
+    "use_sliding_window": True,
+    "sliding_window": 16,
+}
 _GEMMA3_1B: Config = {
     **dense("gemma3_text", 26, 1152, 4, 1, 6912, 262144), "head_dim": 256, "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": None,
@@ -131,6 +136,13 @@ FORMS: dict[str, Config] = {
     "gemma-2 without caps": {
         "model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None,
     },
+    "SmolLM3 with windows": _SMOLLM3,
+    "SmolLM3 with windows by type": {
+        **_SMOLLM3, "no_rope_layers": [1, 1, 1, 0], "layer_types": [
+            "full_attention", "full_attention", "full_attention", "sliding_attention",
+        ],
+    },
+    "SmolLM3 with all layers turned": {**_SMOLLM3, "no_rope_layers": [1] * 4},
     "gemma-3-1b": _GEMMA3_1B,
     "gemma-3-1b with a cap": {**_GEMMA3_1B, "final_logit_softcapping": 30.0},
     "GLM-4.6": {
@@ -237,7 +249,7 @@ FORMS: dict[str, Config] = {
     **{
         f"{kind}, bare": {"model_type": kind}
         for kind in (
-            "gemma2", "glm4", "ministral3", "gpt_oss", "radio", "dinov3_vit",
+            "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model",
         )
     },
@@ -290,7 +302,9 @@ SAME = [
     ("GLM-4.1V-9B", "GLM-4.1V of version 5"), ("GLM-4.1V-9B", "GLM-4.6V-Flash"),
     ("GLM-4.6V-Flash", "GLM-4.6V-Flash with types"), ("Qwen3-MoE, small", "Qwen3-MoE of version 5"),
     ("Nemotron-H", "Nemotron-H, layers by name"), ("Kimi-K2-Instruct", "Kimi-K2 as DeepSeek-V3"),
-    ("gpt-oss-20b", "gpt-oss-20b with all said"), ("Qwen2-VL-7B", "Qwen2-VL of version 4.52"),
+    ("gpt-oss-20b", "gpt-oss-20b with all said"),
+    ("SmolLM3 with windows", "SmolLM3 with windows by type"),
+    ("Qwen2-VL-7B", "Qwen2-VL of version 4.52"),
 ]  # fmt: skip
 # How language gets the times of frames: `time` and `per_second`; None: its type reads no videos.
 VIDEOS = {
@@ -360,6 +374,18 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "head_dim": 192,
         },
     },
+    "SmolLM3-3B": {
+        "decoder": {
+            "nope": {"layers": tuple(range(3, 36, 4)), "query_scaling": None},
+            "sliding_window": None, "rope_theta": 5e6, "tied": True,
+        },
+    },
+    "SmolLM3 with windows": {
+        "decoder": {
+            "nope.layers": (3,), "sliding_window.full": (0, 1, 2), "sliding_window.size": 16,
+        },
+    },
+    "SmolLM3 with all layers turned": {"decoder": {"nope": None, "sliding_window": None}},
     "Ministral 3, text": {
         "decoder": {
             "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
@@ -499,6 +525,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Kimi-K2-Instruct", "decoder", ""): [
         {"scoring_func": "softmax"}, {"topk_method": "greedy"}, {"moe_layer_freq": 2},
         {"rope_interleave": False}, {"num_key_value_heads": 8}, AWQ,
+    ],
+    ("SmolLM3 with windows", "decoder", ""): [
+        {"attention_bias": True}, {"mlp_bias": True}, _layers("chunked_attention"), AWQ,
     ],
     ("Ministral 3, text", "decoder", ""): [
         {"attention_bias": True}, {"hidden_act": "gelu"}, _layers("sliding_attention", 33),

@@ -70,6 +70,18 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    # The second layer has no rotary positions.
+    "smollm3": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "tied": True, "rope_theta": 500.0,
+            "nope": {"layers": [1]},
+        },
+        {
+            "rms_norm_eps": 1e-3, "tie_word_embeddings": True, "no_rope_layers": [1, 0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+        },
+    ),
     "glm": (
         {
             "norm_eps": 1e-3, "qkv_bias": True, "head_dim": 12, "rotary_factor": 0.5,
@@ -257,9 +269,9 @@ def model_keys(kind: str) -> dict[str, Any]:
 def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     transformers = theirs()
-    name = "".join(part.capitalize() for part in kind.split("_"))
-    config = getattr(transformers, f"{name}Config")
-    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    config = transformers.CONFIG_MAPPING[kind]
+    name = config.__name__.removesuffix("Config").removesuffix("Text")
+    model = getattr(transformers, f"{name}ForCausalLM")
     made = model(config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings)))
     return shaken(made, dtype, lambda name: float("norm" in name))
 

@@ -163,6 +163,15 @@ MODELS: dict[str, tuple[Config, int]] = {
     "Qwen3-0.6B": (qwen3(28, 1024, 16, 8, 3072, 151936, tie_word_embeddings=True), 8),
     "Qwen3-8B": (qwen3(*QWEN3_8B), 16),
     "Qwen3-32B": (qwen3(64, 5120, 64, 8, 25600, 151936), 32),
+    "SmolLM3-3B": (
+        dense(
+            "smollm3", 36, 2048, 16, 4, 11008, 128256, rms_norm_eps=1e-6, rope_theta=5e6,
+            rope_scaling=None, no_rope_layer_interval=4, sliding_window=None,
+            no_rope_layers=[1, 1, 1, 0] * 9, use_sliding_window=False,
+            layer_types=["full_attention"] * 36, pretraining_tp=2, max_window_layers=28,
+        ),
+        8,
+    ),
     "Qwen3-30B-A3B": (
         qwen3(
             48, 2048, 32, 4, 6144, 151936, model_type="qwen3_moe", num_experts=128,

@@ -210,6 +210,14 @@ def test_queries_may_grow_without_yarn() -> None:
     assert part.family.config(model_of(part))["rope_parameters"] == rope
 
 
+@pytest.mark.parametrize(
+    "settings", [{"no_rope_layers": 3}, {"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 0}]
+)
+def test_a_smollm3_says_of_every_layer_whether_it_has_positions(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"`no_rope_layers` is .*, not a list of 4 numbers"):
+        part_of({**CONFIGS["SmolLM3 with windows"], **settings}, "decoder").keys()
+
+
 def test_a_model_whose_two_lengths_differ_is_no_ministral3() -> None:
     keys = part_of(CONFIGS["Ministral 3, text"], "decoder").keys()
     keys["query_scaling"] = {"beta": 0.1, "length": 8192}
